@@ -1,0 +1,71 @@
+"""The errors that a user can meet: each names the value, what was allowed, and the next step.
+
+The command line prints the message without a traceback and exits with the error's `exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class BabeltuneError(Exception):
+    """Anything that babeltune refuses or gives up on, in words for its user."""
+
+    exit_code = 1
+
+
+class SpecError(BabeltuneError):
+    """A sweep or cluster file that cannot be run as written."""
+
+    exit_code = 2
+
+
+class DataError(BabeltuneError):
+    """A corpus that cannot be read as its source says, with file and line."""
+
+    exit_code = 2
+
+
+class TeacherError(BabeltuneError):
+    """A teacher or student that cannot be found, loaded or verified."""
+
+    exit_code = 2
+
+
+class MethodError(BabeltuneError):
+    """A method that is unknown, or a configuration that it cannot train."""
+
+    exit_code = 2
+
+
+class StoreError(BabeltuneError):
+    """A store on disk that cannot be built or trusted."""
+
+
+class TrainingError(BabeltuneError):
+    """A trial that had to stop: a loss that is not finite, a batch without negatives."""
+
+
+class CheckpointError(BabeltuneError):
+    """A checkpoint that is missing, half-written or altered."""
+
+
+class ClusterError(BabeltuneError):
+    """A cluster that cannot be reached or cannot hold what was asked for."""
+
+
+class SweepError(BabeltuneError):
+    """A sweep that is unknown, already running, or ended without a finished trial."""
+
+
+class PromotionError(BabeltuneError):
+    """A checkpoint that was refused, with the reason."""
+
+    exit_code = 3
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The words `; did you mean 'x'?`, or nothing when no allowed name is close."""
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""

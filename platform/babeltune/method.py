@@ -1,0 +1,172 @@
+"""The contract between a paper's method and the platform.
+
+A method is a module (its heads, queues and temperatures are parameters and buffers, saved and resumed with the
+checkpoint). It receives an encoder, this rank's part of a global batch, and a `gather`; it returns this rank's
+share of the global loss. The platform sums loss shares and gradients over the ranks, so the result does not depend
+on their number: a method divides by `batch.total`, never by its own row count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from babeltune.errors import MethodError, nearest
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+GROUP = "babeltune.methods"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sentences without padding: token ids end to end, and each sentence's length."""
+
+    ids: Int[Tensor, tokens]
+    lengths: Int[Tensor, sentences]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+class Encode(Protocol):
+    """The student: one vector per sentence, as the exported model gives it (L2-normalised where it normalises)."""
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]: ...
+
+
+class Gather(Protocol):
+    """The rows of all ranks. See `gather.py`."""
+
+    rank: int
+    world: int
+
+    def __call__(self, rows: Float[Tensor, "local dim"]) -> Float[Tensor, "global dim"]:
+        """All ranks' rows in rank order, whatever their number per rank, with exact gradients."""
+        ...
+
+    def offset(self, local: int) -> int:
+        """Where this rank's rows start among all ranks' rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's rows of a global batch of pairs. The source is the anchor side (`data.anchor_priority`)."""
+
+    source: Tokens
+    target: Tokens
+    source_ids: Int[Tensor, local]
+    """Text ids: equal ids mean the same sentence."""
+    target_ids: Int[Tensor, local]
+    total: int
+    """Pairs in the global batch."""
+    teacher_source: Float[Tensor, "local teacher_dim"] | None = None
+    teacher_target: Float[Tensor, "local teacher_dim"] | None = None
+    negatives: Tokens | None = None
+    """`needs.hard_negatives` sentences per pair, pair by pair."""
+    negatives_mask: Tensor | None = None
+    """[local, needs.hard_negatives], False where fewer were found."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """This rank's share: summed over ranks it is the loss of the global batch."""
+
+    total: Float[Tensor, ""]
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """Named shares for the log, detached."""
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    """Shares of global means: label entropy, duplicate rate, mean cosine."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the platform must prepare."""
+
+    teacher: frozenset[Literal["source", "target"]] = frozenset()
+    """Sides whose teacher vectors the loss reads."""
+    hard_negatives: int = 0
+    """Mined per pair with the teacher."""
+    hard_negatives_below: float = 1.0
+    """Mined candidates are less similar to the pair's own text than this (teacher cosine)."""
+    same_dimension: bool = False
+    """The student's vectors are compared with the teacher's, so their widths must agree."""
+    in_batch_negatives: bool = False
+
+
+class Method(nn.Module, ABC):
+    """A paper's training objective."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    """A frozen dataclass; every field's docstring cites its equation or section."""
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.student_dim = student_dim
+        self.teacher_dim = teacher_dim
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, config: Any) -> Needs:
+        """What this configuration asks of the platform."""
+
+    @abstractmethod
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """This rank's share of the loss of one global batch."""
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        """Negatives that each anchor sees, recorded with every run."""
+        return global_batch - 1 if cls.needs(config).in_batch_negatives else 0
+
+
+def available() -> Mapping[str, str]:
+    """Method name -> `module:class`, of every installed distribution that offers methods."""
+    return {entry.name: entry.value for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
+
+
+def load_method(name: str) -> type[Method]:
+    """The method class of that name; `MethodError` names the nearest one when there is none."""
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            loaded: type[Method] = entry.load()
+            return loaded
+    names = list(available())
+    raise MethodError(
+        f"no method {name!r} is installed{nearest(name, names)} available: {', '.join(names) or 'none'}; "
+        "`babeltune methods` lists them"
+    )
+
+
+def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
+    """The method's `Config` with these fields; unknown fields and wrong values raise `MethodError`."""
+    known = {f.name for f in dataclasses.fields(method.Config)}
+    for key in values:
+        if key not in known:
+            raise MethodError(
+                f"method {method.name!r} has no setting {key!r}{nearest(key, known)} "
+                f"available: {', '.join(sorted(known))}"
+            )
+    try:
+        return method.Config(**values)
+    except (TypeError, ValueError) as error:
+        raise MethodError(f"method {method.name!r}: {error}") from error
+
+
+def tokens_from(sentences: list[list[int]]) -> Tokens:
+    """Tokens of these sentences, for tests and small inputs."""
+    return Tokens(
+        ids=torch.tensor([t for s in sentences for t in s], dtype=torch.long),
+        lengths=torch.tensor([len(s) for s in sentences], dtype=torch.long),
+    )

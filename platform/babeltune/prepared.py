@@ -1,0 +1,94 @@
+"""What `prepare` leaves for the trials: one frozen record and the memory-mapped arrays that it names.
+
+A folder `prepared/<digest>/` holds `prepared.json` and the arrays. Every distinct (language, text) of the training
+and dev data has one text id, a row number; pairs, tasks, token stores and teacher stores all speak in text ids.
+Sealed test sets are not in here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from babeltune.records import plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTask:
+    """A dev set in text ids. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair."""
+
+    name: str
+    kind: Literal["bitext", "sts"]
+    subset: str
+    """`fra-eng` or `eng`: the metric is `dev/<name>/<subset>/<metric>`."""
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    scores: tuple[float, ...] = ()
+    k: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The record. Paths are absolute folders on storage that every worker sees."""
+
+    folder: str
+    digest: str
+    texts: int
+    groups: tuple[str, ...]
+    """Language pairs `anchor-other`; `groups.npy` numbers them."""
+    group_rows: tuple[int, ...]
+    tokens: dict[str, str]
+    """Token store folders by `tokenizer_key` (see `tokens.py`)."""
+    teacher: str | None
+    """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
+    teacher_dim: int
+    negatives: dict[str, str]
+    """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
+    tasks: tuple[EvalTask, ...]
+    counts: dict[str, Any]
+    """Rows left after each cleaning step, per source; overlap counts; recorded with the run."""
+    digests: dict[str, str]
+    """Digest of every source and task."""
+
+    def pairs(self) -> NDArray[np.int32]:
+        """[pairs, 2] text ids, source (anchor) side first."""
+        array: NDArray[np.int32] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
+        return array
+
+    def pair_groups(self) -> NDArray[np.int16]:
+        """[pairs] index into `groups`."""
+        array: NDArray[np.int16] = np.load(Path(self.folder) / "groups.npy", mmap_mode="r")
+        return array
+
+    def pair_weights(self) -> NDArray[np.float32]:
+        """[pairs] the weight of the pair's source."""
+        array: NDArray[np.float32] = np.load(Path(self.folder) / "weights.npy", mmap_mode="r")
+        return array
+
+    def teacher_rows(self) -> NDArray[np.int32]:
+        """[texts] the teacher store's row of each text id, -1 where the teacher was not asked."""
+        array: NDArray[np.int32] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
+        return array
+
+
+def write_prepared(record: Prepared) -> None:
+    """Writes `prepared.json` beside its arrays."""
+    (Path(record.folder) / "prepared.json").write_text(json.dumps(plain(record)), encoding="utf-8")
+
+
+def read_prepared(folder: Path) -> Prepared:
+    """Reads what `write_prepared` wrote."""
+    values = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    values["tasks"] = tuple(
+        EvalTask(**{**t, "left": tuple(t["left"]), "right": tuple(t["right"]), "scores": tuple(t["scores"])})
+        for t in values["tasks"]
+    )
+    values["groups"], values["group_rows"] = tuple(values["groups"]), tuple(values["group_rows"])
+    return Prepared(**values)

@@ -1,0 +1,336 @@
+"""The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
+
+A sweep file is a `Sweep` (validated by `spec.py`); one proposal makes it a `Trial`; training yields `Report`s.
+Field names are the keys of the sweep file, and their docstrings are its reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+Number = int | float
+Scalar = bool | int | float | str | None
+
+
+class Strict:
+    """A record that pydantic, where it is at the door, refuses unknown keys for."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Strict):
+    """Where text comes from: one file or data set that holds some languages side by side.
+
+    `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
+    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set by id or
+    saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language or equal id.
+    """
+
+    name: str
+    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot"] = "tsv"
+    path: str | None = None
+    columns: dict[str, str] | None = None
+    """Language code -> column name (or, with `header: false`, column number from 0)."""
+    paths: dict[str, str] | None = None
+    """Language code -> file."""
+    column: str = "text"
+    """The text's column in each of `paths`."""
+    header: bool = True
+    id: str | None = None
+    """The column that names a row, for `join: id`."""
+    join: str = "id"
+    """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+    left: str | None = None
+    right: str | None = None
+    pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
+    """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
+    cap: int | None = None
+    """At most this many pairs per language pair, drawn with the sweep's seed."""
+    weight: float = 1.0
+    """How often its pairs are drawn, relative to the other sources of the same language pair."""
+    on_error: Literal["fail", "drop"] = "fail"
+    """A broken row stops the run, or is dropped and counted."""
+    synthetic: bool = False
+    """Written by rule or machine: kept out of `split`, marked in the data digest."""
+    train: bool = True
+    """False for a source that only feeds a pivot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Strict):
+    """A named dev or test set: bitext retrieval over a `source`'s pairs, or graded sentence pairs of one language."""
+
+    name: str
+    task: Literal["bitext", "sts"] = "bitext"
+    source: Source | None = None
+    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored."""
+    path: str | None = None
+    """STS: a TSV with the three columns below."""
+    language: str | None = None
+    sentence1: str = "sentence1"
+    sentence2: str = "sentence2"
+    score: str = "score"
+    limit: int | None = None
+    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
+    k: int = 4
+    """Neighbours of the xSIM margin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Strict):
+    """How batches are drawn. Decides results, so it is part of a sweep's id."""
+
+    batches: Literal["one_pair", "mixed"] = "one_pair"
+    """One language pair per global batch, or all pairs mixed (LaBSE)."""
+    temperature: float = 1.0
+    """A language pair of n rows is drawn with weight n ** (1 / temperature): 1 is proportional, large is uniform."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Strict):
+    """Holds out rows of the training text as a dev set named `heldout`, by connected component of shared sentences."""
+
+    pairs: int = 500
+    """About this many pairs per language pair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Strict):
+    """Everything that is read: training sources, dev tasks, and sealed test tasks."""
+
+    root: str = "."
+    """Relative paths start here; itself relative to the repository root. `${NAME:-default}` is replaced."""
+    anchor_priority: tuple[str, ...] = ("eng",)
+    """The anchor of a pair is its language that comes first here."""
+    train: tuple[Source, ...]
+    dev: tuple[Task, ...] = ()
+    test: tuple[Task, ...] = ()
+    split: Split | None = None
+    sampling: Sampling = Sampling()
+    max_characters: int = 1200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student(Strict):
+    """The encoder that is trained: a Hugging Face model, or a Transformer from scratch."""
+
+    model: str | None = None
+    """A hub id or folder; absent: from scratch, with the next six fields."""
+    revision: str | None = None
+    layers: int = 2
+    width: int = 256
+    heads: int = 4
+    feed_forward: int = 1024
+    vocabulary: int = 16_000
+    dropout: float = 0.0
+    max_tokens: int = 128
+    pooling: Literal["mean", "cls", "max"] = "mean"
+    projection: int | Literal["teacher"] | None = None
+    """Width of a linear layer after pooling; `teacher` means the teacher's width."""
+    normalize: bool = True
+    prompt: str = ""
+    """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher(Strict):
+    """The frozen encoder that gives the targets."""
+
+    model: str = "bundled:all-MiniLM-L6-v2"
+    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder."""
+    revision: str | None = None
+    languages: tuple[str, ...] = ("eng",)
+    """What it knows. A plan that needs more is refused."""
+    pooling: Literal["model", "mean", "cls", "max"] = "model"
+    """`model`: as its sentence-transformers folder says."""
+    normalize: bool = True
+    prompt: str = ""
+    max_tokens: int = 128
+    target_side: Literal["encode", "copy_anchor"] = "encode"
+    """Where a method needs the other side too: encode it (the teacher must know it), or copy the anchor's vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Strict):
+    """How dev sets are encoded during training."""
+
+    prompt: str | None = None
+    """The student's prompt when absent."""
+    teacher_prompt: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Strict):
+    """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
+
+    pairs: int = 200_000
+    reports: int = 5
+    """Evaluations and checkpoints at equal shares of `pairs`."""
+    global_batch: int = 64
+    """Pairs per step over all workers."""
+    chunk: int | None = None
+    """Pairs per forward pass and worker (gradient caching); absent: the whole batch at once."""
+    learning_rate: float = 5e-4
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup: float = 0.05
+    """Share of the steps."""
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip: float | None = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    patience: int | None = None
+    """Stop after this many reports without a better first objective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter(Strict):
+    """One searched setting. Exactly one of the kinds is given; `when` makes it conditional."""
+
+    float: tuple[Number, Number] | None = None
+    int: tuple[Number, Number] | None = None
+    log_float: tuple[Number, Number] | None = None
+    log_int: tuple[Number, Number] | None = None
+    choice: tuple[Scalar, ...] | None = None
+    const: Scalar = None
+    when: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
+    """Parameter name -> the value or values under which this one exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(Strict):
+    metric: str
+    goal: Literal["maximize", "minimize"] = "maximize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler(Strict):
+    kind: Literal["asha", "none"] = "asha"
+    grace: int = 1
+    """Reports that every trial may make."""
+    reduction: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(Strict):
+    kind: Literal["tpe", "random"] = "tpe"
+    startup: int = 8
+    """Random trials before TPE models the results."""
+    points: tuple[dict[str, Scalar], ...] = ()
+    """Proposed first, in order; what a point leaves out is drawn."""
+    warm_start: str | None = None
+    """An earlier sweep whose finished trials inform the proposals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Strict):
+    """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
+
+    trials: int = 8
+    minutes: float | None = None
+    """No new trial starts after this much wall time."""
+    workers: int | None = None
+    """Workers per trial; absent: the cluster file's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Strict):
+    """A whole sweep file."""
+
+    version: Literal[1] = 1
+    name: str
+    description: str = ""
+    method: str
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fixed fields of the method's `Config`."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    """A bare name is a field of the method's `Config`; `method`, `training.x`, `student.x` and `data.sampling.x`
+    name the rest."""
+    objectives: tuple[Objective, ...]
+    data: Data
+    student: Student = Student()
+    teacher: Teacher = Teacher()
+    evaluation: Evaluation = Evaluation()
+    training: Training = Training()
+    scheduler: Scheduler = Scheduler()
+    sampler: Sampler = Sampler()
+    budget: Budget = Budget()
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One proposal, resolved: all that a training process needs besides the stores. Plain JSON both ways."""
+
+    number: int
+    seed: int
+    method: str
+    config: dict[str, Any]
+    student: Student
+    training: Training
+    sampling: Sampling
+    objectives: tuple[Objective, ...]
+    params: dict[str, Scalar] = field(default_factory=dict)
+    """The searched values by their names in the sweep file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Metrics at one optimizer step."""
+
+    step: int
+    time_ms: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a trial says at an evaluation: its number from 1, the scores, the training points since the last one."""
+
+    index: int
+    step: int
+    pairs: int
+    seconds: float
+    metrics: dict[str, float]
+    points: tuple[Point, ...] = ()
+    checkpoint: str = ""
+    last: bool = False
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    """World size, backend, effective negatives, threads: recorded with the run."""
+
+
+def plain(record: Any) -> Any:
+    """The record as dictionaries, lists and scalars, ready for JSON."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, dict):
+        return {str(key): plain(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [plain(value) for value in record]
+    return record
+
+
+def trial_from(values: dict[str, Any]) -> Trial:
+    """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
+    return Trial(
+        **{
+            **values,
+            "student": Student(**values["student"]),
+            "training": Training(**values["training"]),
+            "sampling": Sampling(**values["sampling"]),
+            "objectives": tuple(Objective(**o) for o in values["objectives"]),
+        }
+    )
+
+
+def report_from(values: dict[str, Any]) -> Report:
+    """The `Report` that `plain` wrote."""
+    return Report(**{**values, "points": tuple(Point(**p) for p in values["points"])})
