@@ -30,8 +30,8 @@ GROUP = "babeltune.methods"
 class Tokens:
     """Sentences without padding: token ids end to end, and each sentence's length."""
 
-    ids: Int[Tensor, tokens]
-    lengths: Int[Tensor, sentences]
+    ids: Int[Tensor, "tokens"]
+    lengths: Int[Tensor, "sentences"]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,9 +64,9 @@ class Batch:
 
     source: Tokens
     target: Tokens
-    source_ids: Int[Tensor, local]
+    source_ids: Int[Tensor, "local"]
     """Text ids: equal ids mean the same sentence."""
-    target_ids: Int[Tensor, local]
+    target_ids: Int[Tensor, "local"]
     total: int
     """Pairs in the global batch."""
     teacher_source: Float[Tensor, "local teacher_dim"] | None = None

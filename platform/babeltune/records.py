@@ -25,8 +25,8 @@ class Source(Strict):
     """Where text comes from: one file or data set that holds some languages side by side.
 
     `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
-    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set by id or
-    saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language or equal id.
+    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
+    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language or equal id.
     """
 
     name: str
