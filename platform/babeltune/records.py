@@ -26,7 +26,8 @@ class Source(Strict):
 
     `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
     joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
-    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language or equal id.
+    saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language, or on
+    equal id.
     """
 
     name: str
