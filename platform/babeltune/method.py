@@ -102,6 +102,11 @@ class Needs:
     """The student's vectors are compared with the teacher's, so their widths must agree."""
     in_batch_negatives: bool = False
 
+    @property
+    def negatives_key(self) -> str:
+        """Names the mined negatives among those that `prepare` left."""
+        return f"k={self.hard_negatives},below={self.hard_negatives_below:g}"
+
 
 class Method(nn.Module, ABC):
     """A paper's training objective."""
@@ -162,6 +167,12 @@ def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
         return method.Config(**values)
     except (TypeError, ValueError) as error:
         raise MethodError(f"method {method.name!r}: {error}") from error
+
+
+def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
+    """The vectors of several sides from one packed forward pass, which groups equal lengths best."""
+    joined = Tokens(torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides]))
+    return list(torch.split(encode(joined), [len(side) for side in sides]))
 
 
 def tokens_from(sentences: list[list[int]]) -> Tokens:

@@ -1,6 +1,6 @@
 """What `prepare` leaves for the trials: one frozen record and the memory-mapped arrays that it names.
 
-A folder `prepared/<digest>/` holds `prepared.json` and the arrays. Every distinct (language, text) of the training
+A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct (language, text) of the training
 and dev data has one text id, a row number; pairs, tasks, token stores and teacher stores all speak in text ids.
 Sealed test sets are not in here.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from babeltune.records import plain
+from babeltune.checkpoint import write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -46,9 +46,13 @@ class Prepared:
     group_rows: tuple[int, ...]
     tokens: dict[str, str]
     """Token store folders by `tokenizer_key` (see `tokens.py`)."""
+    eval_tokens: dict[str, str]
+    """The same for evaluation, whose prompt may differ."""
     teacher: str | None
     """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
     teacher_dim: int
+    copy_anchor: bool
+    """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
     negatives: dict[str, str]
     """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
     tasks: tuple[EvalTask, ...]
@@ -78,14 +82,14 @@ class Prepared:
         return array
 
 
-def write_prepared(record: Prepared) -> None:
-    """Writes `prepared.json` beside its arrays."""
-    (Path(record.folder) / "prepared.json").write_text(json.dumps(plain(record)), encoding="utf-8")
+def write_prepared(record: Prepared, path: Path) -> None:
+    """Writes the record as JSON; its arrays are in the stores that it names."""
+    write_json(path, record)
 
 
-def read_prepared(folder: Path) -> Prepared:
+def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote."""
-    values = json.loads((folder / "prepared.json").read_text(encoding="utf-8"))
+    values = json.loads(path.read_text(encoding="utf-8"))
     values["tasks"] = tuple(
         EvalTask(**{**t, "left": tuple(t["left"]), "right": tuple(t["right"]), "scores": tuple(t["scores"])})
         for t in values["tasks"]

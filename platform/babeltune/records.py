@@ -26,8 +26,8 @@ class Source(Strict):
 
     `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
     joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
-    saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a language, or on
-    equal id.
+    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
+    language, or on equal id.
     """
 
     name: str
@@ -243,6 +243,24 @@ class Budget(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gate(Strict):
+    """What a sealed bitext test must show, in each subset and direction averaged, before a model is promoted."""
+
+    test: str
+    times_chance: float = 0.0
+    times_untrained: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion(Strict):
+    """Promotion's rules. They judge results and do not decide them, so they are not part of a sweep's id."""
+
+    name: str | None = None
+    """The registered model; the sweep's name when absent."""
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sweep(Strict):
     """A whole sweep file."""
 
@@ -264,6 +282,7 @@ class Sweep(Strict):
     scheduler: Scheduler = Scheduler()
     sampler: Sampler = Sampler()
     budget: Budget = Budget()
+    promotion: Promotion = Promotion()
     seed: int = 0
 
 

@@ -1,0 +1,35 @@
+"""The two rows of every leaderboard that no trial made: the untrained student and the raw teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.evaluate import evaluate
+from babeltune.gather import Ranks
+from babeltune.prepared import Prepared
+from babeltune.records import Trial
+from babeltune.store import open_matrix
+from babeltune.train import dev_scores, make_student
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
+    """Dev metrics of the trial's student before its first step."""
+    return dev_scores(make_student(trial, prepared), trial, prepared, Ranks.alone(), torch.device("cpu"))
+
+
+def teacher_scores(prepared: Prepared) -> dict[str, float]:
+    """Dev metrics of the teacher's own vectors, in every language, known to it or not."""
+    assert prepared.teacher is not None
+    matrix, rows = open_matrix(Path(prepared.teacher)), prepared.teacher_rows()
+
+    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return matrix.rows(rows[ids]).astype(np.float32)
+
+    return evaluate(prepared.tasks, embed)

@@ -1,0 +1,343 @@
+"""The student: a Transformer encoder, pooling, an optional projection, an optional L2 norm.
+
+It reads packed sentences (`method.Tokens`) and gives one vector each, the same that the exported model gives. It is
+built from a hub model, a folder (such as a promoted model), or from scratch.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
+from transformers.utils import cached_file
+from transformers.utils import logging as transformers_logging
+
+from babeltune.errors import TeacherError
+from babeltune.method import Tokens
+from babeltune.packing import Packing, enable_packing, pack, run_packed, run_padded
+from babeltune.records import Student
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from numpy.typing import NDArray
+
+Pooling = Literal["mean", "cls", "max"]
+
+
+class Encoder(nn.Module):
+    """A backbone and what turns its token states into sentence vectors.
+
+    Runs packed where the backbone allows it (`packs`), else on padded batches; the vectors are the same.
+    """
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        *,
+        pooling: Pooling = "mean",
+        projection: nn.Linear | None = None,
+        tanh: bool = False,
+        normalize: bool = True,
+        pad_token_id: int = 0,
+    ) -> None:
+        """`tanh` follows the projection (LaBSE's pooler)."""
+        super().__init__()
+        self.backbone = backbone
+        self.projection = projection
+        self.pooling = pooling
+        self.tanh = tanh
+        self.normalize = normalize
+        self.pad_token_id = pad_token_id
+        self.offset = enable_packing(backbone, pad_token_id)
+
+    @property
+    def packs(self) -> bool:
+        """Whether sentences run without padding."""
+        return self.offset is not None
+
+    @property
+    def dim(self) -> int:
+        """Width of a sentence vector."""
+        return int(self.projection.out_features if self.projection else self.backbone.config.hidden_size)
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
+        if len(tokens) == 0:
+            return next(self.backbone.parameters()).flatten()[:0].reshape(0, self.dim)
+        packing = pack(tokens)
+        if self.offset is None:
+            states = run_padded(self.backbone, packing, self.pad_token_id)
+        else:
+            states = run_packed(self.backbone, packing, self.offset)
+        vectors = pool(states, packing, self.pooling)[packing.rank]
+        with torch.autocast(vectors.device.type, enabled=False):
+            if self.projection is not None:
+                vectors = self.projection(vectors)
+                vectors = vectors.tanh() if self.tanh else vectors
+            return normalize(vectors, dim=-1) if self.normalize else vectors
+
+
+def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:
+    """Each sentence's states as one fp32 vector, in the packing's order; zeros for a sentence without a token."""
+    parts = []
+    for (count, length), flat in zip(packing.groups, states.split(packing.sizes), strict=True):
+        group = flat.view(count, length, states.shape[1])
+        if length == 0:
+            parts.append(states.new_zeros(count, states.shape[1], dtype=torch.float32))
+        elif how == "mean":
+            parts.append(group.mean(1, dtype=torch.float32))
+        elif how == "cls":
+            parts.append(group.select(1, 0).float())
+        else:
+            parts.append(group.max(1).values.float())
+    return torch.cat(parts)
+
+
+def build_student(
+    student: Student, *, vocabulary_size: int, pad_token_id: int, teacher_dim: int | None, seed: int
+) -> Encoder:
+    """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
+
+    `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
+    its own projection. The global random state is left as it was.
+
+    Raises:
+        TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if student.model is None:
+            backbone, dense = _from_scratch(student, vocabulary_size, pad_token_id), None
+        else:
+            backbone = _from_hub(student, vocabulary_size)
+            dense = _saved_projection(student, backbone.config.hidden_size)
+        width = _projection_width(student, teacher_dim)
+        projection, tanh = dense or (None, False)
+        if width is not None and projection is None:
+            projection = nn.Linear(backbone.config.hidden_size, width)
+        elif width is not None and projection is not None and projection.out_features != width:
+            raise TeacherError(
+                f"student.projection is {width}, but {student.model} comes with a projection to "
+                f"{projection.out_features}; set student.projection to {projection.out_features}, or leave it out"
+            )
+    encoder = Encoder(
+        backbone,
+        pooling=student.pooling,
+        projection=projection,
+        tanh=tanh,
+        normalize=student.normalize,
+        pad_token_id=pad_token_id,
+    )
+    _check_length(student, encoder)
+    return encoder
+
+
+def _projection_width(student: Student, teacher_dim: int | None) -> int | None:
+    if student.projection != "teacher":
+        return student.projection
+    if teacher_dim is None:
+        raise TeacherError(
+            "student.projection is 'teacher', but this sweep has no teacher; give a number, or a teacher"
+        )
+    return teacher_dim
+
+
+def _from_scratch(student: Student, vocabulary_size: int, pad_token_id: int) -> PreTrainedModel:
+    if student.width % student.heads:
+        raise TeacherError(
+            f"student.width {student.width} does not divide by student.heads {student.heads}; "
+            "choose a width that is a multiple of the heads"
+        )
+    config = BertConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=student.width,
+        num_hidden_layers=student.layers,
+        num_attention_heads=student.heads,
+        intermediate_size=student.feed_forward,
+        hidden_dropout_prob=student.dropout,
+        attention_probs_dropout_prob=student.dropout,
+        max_position_embeddings=-(-student.max_tokens // 64) * 64,
+        type_vocab_size=1,
+        pad_token_id=pad_token_id,
+    )
+    model: PreTrainedModel = BertModel(config, add_pooling_layer=False)
+    return model
+
+
+def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
+    """The model's backbone without its pooler; weights from safetensors only, no code from the hub."""
+    name = f"student.model {student.model!r}" + (f" (revision {student.revision})" if student.revision else "")
+    where = {"revision": student.revision or "main", "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(student.model, **where)
+        if getattr(config, "is_encoder_decoder", False):
+            raise TeacherError(f"{name} is an encoder-decoder ({config.model_type}); name an encoder, such as XLM-R")
+        with _quiet_loading():
+            model, report = AutoModel.from_pretrained(
+                student.model,
+                **where,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **_without_pooler(config),
+            )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise TeacherError(
+            f"{name} cannot be loaded as an encoder in safetensors: {str(error).strip().splitlines()[0]} "
+            "Name a hub model that is reachable from here, or the path of a folder with a model.safetensors"
+        ) from error
+    missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)
+    if missing:
+        raise TeacherError(
+            f"{name} lacks {len(missing)} weights of a {config.model_type} encoder, such as {missing[0]}; "
+            "name a checkpoint of the whole encoder"
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if vocabulary_size > rows:
+        raise TeacherError(
+            f"{name} has {rows} token embeddings, its tokenizer {vocabulary_size} tokens; use its own one"
+        )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _without_pooler(config: Any) -> dict[str, bool]:
+    kind = AutoModel._model_mapping[type(config)]
+    known = inspect.signature(kind.__init__).parameters if inspect.isclass(kind) else {}
+    return {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """No progress bar over the weights: a sweep loads a student per trial."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _saved_projection(student: Student, width: int) -> tuple[nn.Linear, bool] | None:
+    """The dense layer of a sentence-transformers model, and whether tanh follows; None for a plain model."""
+    modules = _saved_json(student, "modules.json")
+    for module in modules or ():
+        kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
+        if kind == "Pooling":
+            pooling = pooling_of(_saved_json(student, f"{path}/config.json") or {})
+            if pooling != student.pooling:
+                raise TeacherError(
+                    f"student.pooling is {student.pooling!r}, but {student.model} was trained with {pooling!r}; "
+                    f"set student.pooling to {pooling!r}"
+                )
+        if kind == "Dense":
+            settings = _saved_json(student, f"{path}/config.json") or {}
+            return _read_dense(student, path, settings, width)
+    return None
+
+
+def _read_dense(student: Student, path: str, settings: dict[str, Any], width: int) -> tuple[nn.Linear, bool]:
+    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
+    if activation not in ("Identity", "Tanh") or settings.get("use_residual") or settings["in_features"] != width:
+        raise TeacherError(
+            f"{student.model}: the dense layer {path!r} ({settings}) is not a linear layer on the pooled vector, "
+            "with tanh or nothing after it; name a model without it"
+        )
+    weights = _saved_file(student, f"{path}/model.safetensors")
+    if weights is None:
+        raise TeacherError(f"{student.model}: {path}/model.safetensors is missing; name a model saved as safetensors")
+    linear = nn.Linear(width, settings["out_features"], bias=settings.get("bias", True))
+    state = load_file(weights)
+    linear.load_state_dict({name.removeprefix("linear."): tensor.float() for name, tensor in state.items()})
+    return linear, activation == "Tanh"
+
+
+def pooling_of(settings: dict[str, Any]) -> str:
+    """The pooling that a sentence-transformers `Pooling` config names, in today's or the older form."""
+    if "pooling_mode" in settings:
+        mode = settings["pooling_mode"]
+        return mode if isinstance(mode, str) else "+".join(mode)
+    older = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
+    found = [
+        older.get(key.removeprefix("pooling_mode_"), key)
+        for key, value in settings.items()
+        if key.startswith("pooling_mode_") and value
+    ]
+    return "+".join(found) or "mean"
+
+
+def _saved_file(student: Student, name: str) -> str | None:
+    found: str | None = cached_file(
+        student.model,
+        name,
+        revision=student.revision,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found
+
+
+def _saved_json(student: Student, name: str) -> Any:
+    path = _saved_file(student, name)
+    return None if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _check_length(student: Student, encoder: Encoder) -> None:
+    limit = getattr(encoder.backbone.config, "max_position_embeddings", None)
+    usable = limit - (encoder.offset or 0) if limit else student.max_tokens
+    if student.max_tokens > usable:
+        raise TeacherError(f"student.max_tokens {student.max_tokens} exceeds the {usable} positions of {student.model}")
+
+
+def encode_all(
+    encoder: Encoder,
+    ragged_take: Callable[[NDArray[np.integer[Any]]], tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]],
+    ids: Int[Tensor, "texts"] | NDArray[np.integer[Any]],
+    *,
+    batch_tokens: int = 16_384,
+    device: torch.device | str,
+) -> NDArray[np.float32]:
+    """[texts, dim] vectors of these texts, in order: fp32, evaluation mode, about `batch_tokens` tokens at a time.
+
+    `ragged_take` gives the token ids of texts end to end, and their lengths. The encoder, which is on `device`, keeps
+    its training flag.
+    """
+    values, lengths = ragged_take(np.asarray(ids))
+    whole = pack(Tokens(torch.from_numpy(values.astype(np.int64)), torch.from_numpy(lengths.astype(np.int64))))
+    vectors = torch.empty(len(lengths), encoder.dim)
+    training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad(), torch.autocast(torch.device(device).type, enabled=False):
+            at = taken = 0
+            for count in _batches(whole.lengths, batch_tokens):
+                part = whole.lengths[at : at + count]
+                end = taken + int(part.sum())
+                batch = Tokens(whole.ids[taken:end].to(device), part.to(device))
+                vectors[at : at + count] = encoder(batch).cpu()
+                at, taken = at + count, end
+    finally:
+        encoder.train(training)
+    ordered: NDArray[np.float32] = vectors[whole.rank].numpy()
+    return ordered
+
+
+def _batches(lengths: Tensor, batch_tokens: int) -> list[int]:
+    """Sentences per batch: each batch is closed by the sentence that reaches the next multiple of `batch_tokens`."""
+    batch = (lengths.cumsum(0) - 1).clamp(min=0) // batch_tokens
+    counts: list[int] = batch.unique_consecutive(return_counts=True)[1].tolist()
+    return counts

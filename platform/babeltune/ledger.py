@@ -1,0 +1,184 @@
+"""A sweep's folder: where everything of a sweep is, and the leaderboard that is read from it.
+
+    <storage>/sweeps/<id>/
+        sweep.json  prepared.json  facts.json  baselines.json  state.json
+        study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
+        trials/t0007/trial.json  reports.jsonl  outcome.json  checkpoints/000003/
+
+Any process that sees the storage can read it while the sweep runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from babeltune.checkpoint import best_report, read_reports, write_json
+from babeltune.errors import SweepError, nearest
+from babeltune.records import Objective, Report, Scalar, Sweep, plain
+from babeltune.spec import sweep_from
+
+State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The paths of one sweep."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def prepared(self) -> Path:
+        return self.path / "prepared.json"
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.db"
+
+    @property
+    def stop_request(self) -> Path:
+        """`babeltune stop` makes this file; the driver sees it."""
+        return self.path / "stop"
+
+    def trial(self, number: int) -> Path:
+        return self.path / "trials" / f"t{number:04d}"
+
+    def trials(self) -> list[Path]:
+        parent = self.path / "trials"
+        return sorted(parent.glob("t[0-9]*")) if parent.exists() else []
+
+    def read(self, name: str) -> Any:
+        """The JSON file of that name; None where it is not there yet."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value)
+
+    def sweep(self) -> Sweep:
+        values = self.read("sweep.json")
+        if values is None:
+            raise SweepError(f"{self.path} has no sweep.json; it is not a sweep's folder")
+        return sweep_from(values)
+
+    def set_state(self, state: str, **more: Scalar) -> None:
+        self.write("state.json", {"state": state, "time": time.time(), **more})
+
+    def state(self) -> str:
+        values = self.read("state.json")
+        return str(values["state"]) if values else "new"
+
+
+def sweep_folders(storage: Path) -> list[SweepFolder]:
+    """All sweeps of a storage, the latest first."""
+    parent = storage / "sweeps"
+    found = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
+    return sorted(found, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
+
+
+def find_sweep(storage: Path, name: str | None) -> SweepFolder:
+    """The sweep with this id or name (its latest), or the latest of all; `SweepError` names the nearest."""
+    folders = sweep_folders(storage)
+    if not folders:
+        raise SweepError(f"no sweep in {storage}; start one with `babeltune submit search_spaces/quickstart.yaml`")
+    if name is None:
+        return folders[0]
+    for folder in folders:
+        if name in (folder.id, folder.id.rpartition("-")[0]):
+            return folder
+    ids = [folder.id for folder in folders]
+    raise SweepError(f"no sweep {name!r} in {storage}{nearest(name, ids)} sweeps: {', '.join(ids)}")
+
+
+def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
+    """A sweep, or one trial of it named `<sweep>/t0007` or `<sweep>/7`."""
+    sweep, _, trial = name.partition("/")
+    folder = find_sweep(storage, sweep)
+    if not trial:
+        return folder, None
+    number = trial.removeprefix("t")
+    if not number.isdigit() or not folder.trial(int(number)).exists():
+        have = ", ".join(p.name for p in folder.trials()) or "none yet"
+        raise SweepError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
+    return folder, int(number)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the leaderboard: a trial or a baseline."""
+
+    name: str
+    state: State
+    params: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the best report by the first objective."""
+    reports: int = 0
+    step: int = 0
+    pairs: int = 0
+    seconds: float = 0.0
+    best: int | None = None
+    """The best report's number: its checkpoint is what promotion takes."""
+    reason: str = ""
+
+
+def trial_row(path: Path, objective: Objective) -> Row:
+    """The leaderboard's line of the trial in this folder."""
+    trial = json.loads((path / "trial.json").read_text(encoding="utf-8"))
+    outcome_path = path / "outcome.json"
+    outcome = json.loads(outcome_path.read_text(encoding="utf-8")) if outcome_path.exists() else {}
+    reports = read_reports(path)
+    best: Report | None = best_report(reports, objective.metric, objective.goal)
+    last = reports[-1] if reports else None
+    return Row(
+        name=path.name,
+        state=outcome.get("state", "running"),
+        params=trial["params"],
+        metrics=dict(best.metrics) if best else {},
+        reports=len(reports),
+        step=last.step if last else 0,
+        pairs=last.pairs if last else 0,
+        seconds=last.seconds if last else 0.0,
+        best=best.index if best else None,
+        reason=outcome.get("reason", ""),
+    )
+
+
+def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
+    """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last."""
+    sweep = folder.sweep()
+    objective = sweep.objectives[0]
+    chosen = metric or objective.metric
+    goal = next((o.goal for o in sweep.objectives if o.metric == chosen), None)
+    goal = goal or ("minimize" if chosen.endswith(("error", "loss")) else "maximize")
+    rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
+    for name, scores in (folder.read("baselines.json") or {}).items():
+        rows.append(Row(name=name, state="finished", metrics=scores))
+    known = {key for row in rows for key in row.metrics}
+    if metric is not None and metric not in known and known:
+        raise SweepError(f"no metric {metric!r} in sweep {folder.id}{nearest(metric, known)} known: {', '.join(sorted(known))}")
+    sign = 1 if goal == "minimize" else -1
+    return sorted(rows, key=lambda r: (chosen not in r.metrics, sign * r.metrics.get(chosen, 0.0), r.name))
+
+
+def winner(folder: SweepFolder) -> Row:
+    """The best finished trial by the first objective; `SweepError` when none has finished."""
+    for row in leaderboard(folder):
+        if row.state == "finished" and row.best is not None:
+            return row
+    states = {path.name: trial_row(path, folder.sweep().objectives[0]).state for path in folder.trials()}
+    raise SweepError(
+        f"sweep {folder.id} has no finished trial to promote; states: {states or 'no trials'}; "
+        f"`babeltune resume {folder.id}` goes on"
+    )
+
+
+def outcome(folder: Path, state: State, reason: str = "", **more: Scalar) -> None:
+    """Records how a trial ended."""
+    write_json(folder / "outcome.json", plain({"state": state, "reason": reason, "time": time.time(), **more}))

@@ -1,0 +1,198 @@
+"""Runs an encoder without padding: a batch is one row of tokens, and attention looks within each sentence only.
+
+At real lengths most of a padded batch is padding. Here the sentences are laid end to end, sorted by length, so that
+linear layers see real tokens only and attention is one dense call per distinct length. It needs no change to a model:
+transformers lets a model's attention be replaced by a registered function, which receives the `Packing` of the batch
+through the model's keyword arguments. Models that do not pass it on are found when loaded, by comparing the packed
+output with the padded one, and run on padded batches instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from babeltune.method import Tokens
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+NAME = "babeltune_packed"
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the sentences of one batch lie in its row of tokens: shortest first, equal lengths side by side."""
+
+    ids: Int[Tensor, "tokens"]
+    """Token ids in that order."""
+    positions: Int[Tensor, "tokens"]
+    """Of each token in its sentence, from 0."""
+    rank: Int[Tensor, "sentences"]
+    """Where the i-th sentence of the batch went."""
+    lengths: Int[Tensor, "sentences"]
+    """In that order."""
+    groups: tuple[tuple[int, int], ...]
+    """(sentences, length) of each distinct length."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens of each group."""
+        return [count * length for count, length in self.groups]
+
+
+def pack(tokens: Tokens) -> Packing:
+    """The packing of these sentences, on the device of their ids. Sentences without a token are allowed."""
+    lengths = tokens.lengths.to(tokens.ids.device)
+    ordered, order = torch.sort(lengths, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=order.device)
+    first = (lengths.cumsum(0) - lengths)[order]
+    positions = torch.arange(len(tokens.ids), device=order.device)
+    positions = positions - torch.repeat_interleave(ordered.cumsum(0) - ordered, ordered, output_size=len(tokens.ids))
+    taken = torch.repeat_interleave(first, ordered, output_size=len(tokens.ids)) + positions
+    groups = tuple((len(list(same)), length) for length, same in groupby(ordered.tolist()))
+    return Packing(tokens.ids[taken], positions, rank, ordered, groups)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Float[Tensor, "1 heads tokens width"],
+    key: Float[Tensor, "1 heads tokens width"],
+    value: Float[Tensor, "1 heads tokens width"],
+    attention_mask: Tensor | None,
+    *,
+    packing: Packing,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
+    """Attention within each sentence, in the shape that transformers asks of a registered function.
+
+    `sliding_window` w lets a token see those at a distance below w. On CPU the work is done in fp32 under autocast
+    too: half-precision kernels for short sentences are slower there.
+    """
+    dtype = query.dtype
+    if query.device.type == "cpu" and dtype != torch.float32:
+        with torch.autocast("cpu", enabled=False):
+            parts = _by_length(query.float(), key.float(), value.float(), packing, scaling, dropout, sliding_window)
+    else:
+        parts = _by_length(query, key, value, packing, scaling, dropout, sliding_window)
+    return torch.cat(parts).to(dtype).unsqueeze(0), None
+
+
+def _by_length(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    scaling: float | None,
+    dropout: float,
+    sliding_window: int | None,
+) -> list[Tensor]:
+    """One dense attention per length. `split`, because the backward of a slice writes zeros of the full size."""
+    sizes = packing.sizes
+    rows = [states.squeeze(0).transpose(0, 1).split(sizes) for states in (query, key, value)]
+    parts = []
+    for (count, length), *states in zip(packing.groups, *rows, strict=True):
+        if length == 0:
+            parts.append(states[-1])
+            continue
+        q, k, v = (s.unflatten(0, (count, length)).transpose(1, 2) for s in states)
+        mask = None
+        if sliding_window is not None and length > sliding_window:
+            at = torch.arange(length, device=q.device)
+            mask = (at[:, None] - at).abs() < sliding_window
+        grouped = q.shape[1] != k.shape[1]
+        out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
+        parts.append(out.transpose(1, 2).flatten(0, 1))
+    return parts
+
+
+AttentionInterface.register(NAME, packed_attention)
+
+
+def run_packed(model: PreTrainedModel, packing: Packing, offset: int) -> Float[Tensor, "tokens width"]:
+    """Last hidden states of a model whose attention is `packed_attention`, in the packing's order.
+
+    `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0.
+    """
+    out = model(
+        input_ids=packing.ids.unsqueeze(0), position_ids=(packing.positions + offset).unsqueeze(0), packing=packing
+    )
+    states: Tensor = out.last_hidden_state
+    return states.squeeze(0)
+
+
+def run_padded(model: PreTrainedModel, packing: Packing, pad_token_id: int) -> Float[Tensor, "tokens width"]:
+    """The same from a model with its own attention, by way of a padded batch."""
+    width = max(packing.groups[-1][1], 1)
+    at = torch.arange(width, device=packing.ids.device)
+    mask = at < packing.lengths[:, None]
+    padded = torch.full(mask.shape, pad_token_id, dtype=torch.long, device=mask.device)
+    padded[mask] = packing.ids
+    seen = at < packing.lengths.clamp(min=1)[:, None]  # a row that sees nothing would be NaN, and so its gradient
+    states: Tensor = model(input_ids=padded, attention_mask=seen.long()).last_hidden_state
+    return states[mask]
+
+
+def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
+    """Switches a model to packed attention, if its packed and padded outputs agree; else leaves it as it was.
+
+    Returns the position offset for `run_packed`, or None where the model must run padded. Sentences of mixed lengths,
+    longer than a local attention window where the model has one, are compared once, in evaluation mode, to 1e-4.
+    """
+    training, own = model.training, model.config._attn_implementation
+    probe = _probe(model, pad_token_id)
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = run_padded(model, probe, pad_token_id)
+            model.set_attn_implementation(NAME)
+            for offset in (0, pad_token_id + 1):
+                if _agrees(model, probe, offset, expected):
+                    return offset
+        model.set_attn_implementation(own)
+        return None
+    finally:
+        model.train(training)
+
+
+def supports_packing(model: PreTrainedModel, pad_token_id: int) -> bool:
+    """Whether the model's packed outputs equal its padded ones. The model is left as it was."""
+    own = model.config._attn_implementation
+    supported = enable_packing(model, pad_token_id) is not None
+    model.set_attn_implementation(own)
+    return supported
+
+
+def _probe(model: PreTrainedModel, pad_token_id: int) -> Packing:
+    config = model.config
+    longest = 24
+    window = getattr(config, "sliding_window", None) or 0
+    if window:
+        longest = window + 24
+    limit = getattr(config, "max_position_embeddings", None) or longest
+    longest = max(2, min(longest, limit - pad_token_id - 1))
+    lengths = torch.tensor([longest, 2, min(9, longest), 2, min(5, longest)])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, config.vocab_size - 1, (int(lengths.sum()),), generator=generator)
+    ids = ids + (ids >= pad_token_id)
+    return pack(Tokens(ids.to(model.device), lengths.to(model.device)))
+
+
+def _agrees(model: PreTrainedModel, probe: Packing, offset: int, expected: Tensor) -> bool:
+    try:
+        packed = run_packed(model, probe, offset)
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        # A model that takes no positions, does not pass keywords on, or builds masks of its own.
+        return False
+    return packed.shape == expected.shape and bool((packed - expected).abs().max() <= TOLERANCE)

@@ -1,0 +1,129 @@
+"""Which pairs each step sees: a pure function of the seed and the step, the same on every rank.
+
+Each language pair has an endless stream of epochs, every epoch a fresh permutation; a step takes the next rows of
+one stream (`one_pair`) or of all streams (`mixed`). Streams are random access, so a trial resumes from its step
+number alone.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.errors import TrainingError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.records import Sampling
+
+
+class Stream:
+    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average."""
+
+    def __init__(self, rows: NDArray[np.int64], weights: NDArray[np.float32], seed: tuple[int, ...]) -> None:
+        self.rows = rows
+        self.weights = weights
+        self.seed = seed
+        self.even = bool((weights == 1).all())
+        self.ends = [0]
+        self.epoch = lru_cache(maxsize=2)(self._epoch)
+
+    def _epoch(self, number: int) -> NDArray[np.int64]:
+        generator = np.random.default_rng((*self.seed, number))
+        if self.even:
+            return generator.permutation(self.rows)
+        times = np.floor(self.weights + generator.random(len(self.rows))).astype(np.int64)
+        drawn = generator.permutation(np.repeat(self.rows, times))
+        return drawn if len(drawn) else generator.permutation(self.rows)
+
+    def take(self, start: int, count: int) -> NDArray[np.int64]:
+        """The rows at stream positions `start` to `start + count`."""
+        while self.ends[-1] < start + count:
+            self.ends.append(self.ends[-1] + len(self.epoch(len(self.ends) - 1)))
+        parts = []
+        number = int(np.searchsorted(self.ends, start, side="right")) - 1
+        while count:
+            epoch = self.epoch(number)[start - self.ends[number] :][:count]
+            parts.append(epoch)
+            start, count, number = start + len(epoch), count - len(epoch), number + 1
+        return np.concatenate(parts) if parts else self.rows[:0]
+
+
+class Schedule:
+    """All global batches of a trial that sees exactly `total_pairs` pairs.
+
+    A language pair smaller than `global_batch` gives smaller batches, so that no batch repeats a pair; the last batch
+    is cut to end at `total_pairs`.
+    """
+
+    def __init__(
+        self,
+        groups: NDArray[np.int16],
+        weights: NDArray[np.float32],
+        sampling: Sampling,
+        *,
+        global_batch: int,
+        total_pairs: int,
+        seed: int,
+    ) -> None:
+        present = np.unique(groups)
+        if not len(present):
+            raise TrainingError("no training pairs; give data.train at least one source with rows")
+        self.streams = [
+            Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)))
+            for group in present
+        ]
+        mass = np.array([float(s.weights.sum()) for s in self.streams]) ** (1.0 / sampling.temperature)
+        share = mass / mass.sum()
+        sizes = np.array([min(global_batch, len(s.rows)) for s in self.streams])
+        generator = np.random.default_rng((seed, 8))
+        if sampling.batches == "one_pair":
+            steps = int(np.ceil(total_pairs / sizes.min())) + 1
+            chosen = generator.choice(len(share), size=steps, p=share)
+            counts = np.zeros((steps, len(share)), dtype=np.int64)
+            counts[np.arange(steps), chosen] = sizes[chosen]
+        else:
+            steps = int(np.ceil(total_pairs / min(global_batch, len(groups)))) + 1
+            counts = generator.multinomial(min(global_batch, len(groups)), share, size=steps)
+        seen = np.cumsum(counts.sum(axis=1))
+        self.steps = int(np.searchsorted(seen, total_pairs)) + 1
+        self.counts = counts[: self.steps]
+        overshoot = int(seen[self.steps - 1] - total_pairs)
+        for group in range(len(share)):
+            cut = min(overshoot, int(self.counts[-1, group]))
+            self.counts[-1, group] -= cut
+            overshoot -= cut
+        self.seen: NDArray[np.int64] = np.cumsum(self.counts.sum(axis=1))
+        """[steps] pairs seen after each step."""
+        self.starts = np.cumsum(self.counts, axis=0) - self.counts
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def rows(self, step: int) -> NDArray[np.int64]:
+        """The pairs of global batch `step`, counted from 0."""
+        parts = [
+            stream.take(int(start), int(count))
+            for stream, start, count in zip(self.streams, self.starts[step], self.counts[step], strict=True)
+            if count
+        ]
+        return np.concatenate(parts)
+
+    def milestones(self, reports: int) -> list[int]:
+        """The number of steps done at each of `reports` equal shares of the pairs."""
+        total = int(self.seen[-1])
+        targets = [total * (i + 1) // reports for i in range(reports)]
+        return [int(np.searchsorted(self.seen, target)) + 1 for target in targets]
+
+
+def own_rows(rows: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:
+    """This rank's part of a global batch: rows rank*N//W to (rank+1)*N//W."""
+    return rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
+
+
+def local_sizes(total: int, world: int) -> list[int]:
+    """Every rank's number of rows of a global batch of `total`."""
+    return [(r + 1) * total // world - r * total // world for r in range(world)]
