@@ -149,8 +149,8 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[K
 class WithoutAnchors(yaml.BaseLoader):
     """Composes nodes without resolving or constructing anything, and refuses `&name` and `*name`."""
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) is not None:
             raise yaml.MarkedYAMLError(
                 problem=f"the anchor or alias {event.anchor!r} is not used here; write the value out",
@@ -227,9 +227,10 @@ def written_key(values: Any, problem: Any) -> Key:
     key: list[str | int] = []
     current = values
     for part in problem["loc"]:
-        if isinstance(current, dict) and part in current:
-            current = current[part]
-        elif isinstance(current, list) and isinstance(part, int) and part < len(current):
+        inside = (isinstance(current, dict) and part in current) or (
+            isinstance(current, list) and isinstance(part, int) and part < len(current)
+        )
+        if inside:
             current = current[part]
         elif problem["type"] == "missing" and part == problem["loc"][-1]:
             current = None

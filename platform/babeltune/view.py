@@ -1,0 +1,231 @@
+"""What people see: the live table of a running sweep, leaderboards, decisions. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from babeltune.ledger import Row, SweepFolder, leaderboard
+from babeltune.method import load_method
+from babeltune.promote import Decision
+from babeltune.records import Scalar, Sweep
+from babeltune.sweep import Board, is_driven
+
+COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
+LINES_EVERY = 15.0
+"""Seconds between progress lines where the output is not a terminal."""
+
+
+def number(value: Scalar) -> str:
+    """A value as short as it can be read."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
+    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values."""
+    objectives = [o.metric for o in sweep.objectives]
+    metrics = ([metric] if metric and metric not in objectives else []) + objectives
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("trial", "state", "report", "step", "time"):
+        table.add_column(title, no_wrap=True)
+    for title in metrics:
+        table.add_column(title.removeprefix("dev/"), justify="right")
+    table.add_column("settings / reason", overflow="fold")
+    for row in rows:
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        state = Text(row.state, style=COLORS.get(row.state, ""))
+        is_trial = row.reports or row.params or row.state != "finished"
+        far = [f"{row.reports}/{sweep.training.reports}", str(row.step), minutes(row.seconds)] if is_trial else ["", "", ""]
+        values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
+        reason = f" [{row.reason.splitlines()[0][:80]}]" if row.reason and row.state == "failed" else ""
+        table.add_row(row.name, state, *far, *values, escape(settings + reason))
+    return table
+
+
+def picture(board: Board) -> RenderableType:
+    """The live view: stage, progress bar, time gone and left, trials."""
+    gone = time.monotonic() - board.started
+    searching = board.stage in ("searching", "done")
+    rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
+    left = ""
+    if searching and board.ended:
+        share = sum(r.reports / board.sweep.training.reports for r in rows if r.state == "running")
+        rate = (board.ended + share) / gone
+        left = f" · about {minutes((board.of - board.ended - share) / rate)} left"
+    head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {minutes(gone)} gone{left}")
+    bar = ProgressBar(total=max(board.of, 1), completed=board.done, width=60)
+    return Group(head, bar, *([table_of(rows, board.sweep)] if rows else []))
+
+
+class _Picture:
+    """Redraws at each refresh of the live view."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+
+    def __rich__(self) -> RenderableType:
+        return picture(self.board)
+
+
+@contextmanager
+def live(console: Console) -> Iterator[Callable[[Board], None]]:
+    """Shows a board while the body runs: a live table on a terminal, a line now and then elsewhere."""
+    if console.is_terminal:
+        with Live(Text("starting"), console=console, refresh_per_second=2, transient=True) as display:
+            yield lambda board: display.update(_Picture(board))
+        return
+    with _lines(console) as watch:
+        yield watch
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Callable[[Board], None]]:
+    import threading
+
+    ended = threading.Event()
+    boards: list[Board] = []
+
+    def work() -> None:
+        last = ("", -1.0)
+        while not ended.wait(0.5):
+            for board in boards:
+                now = time.monotonic()
+                if board.stage != last[0] or now - last[1] > LINES_EVERY:
+                    last = (board.stage, now)
+                    running = ", ".join(f"t{n:04d}" for n in sorted(board.running))
+                    console.print(
+                        f"[{minutes(now - board.started)}] {board.stage} {board.done}/{board.of}"
+                        + (f" · running {running}" if running else ""),
+                        markup=False,
+                    )
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield boards.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+def attach(folder: SweepFolder, console: Console) -> SweepFolder:
+    """Shows a sweep that another process runs until it ends."""
+    sweep = folder.sweep()
+    with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
+        while is_driven(folder):
+            display.update(table_of(leaderboard(folder), sweep))
+            time.sleep(1)
+    return folder
+
+
+def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
+    console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
+
+
+def show_status(folder: SweepFolder, state: str, console: Console) -> None:
+    console.print(f"sweep {folder.id}: {state}")
+    show_leaderboard(folder, console)
+
+
+def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
+    """One line per sweep."""
+    if not documents:
+        console.print("no sweep yet; start one with `babeltune submit search_spaces/quickstart.yaml`", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("sweep", "state", "trials", "best"):
+        table.add_column(title)
+    for document in documents:
+        trials = [r for r in document["leaderboard"] if r["reports"] or r["params"] or r["state"] != "finished"]
+        best = trials[0]["name"] if trials else ""
+        table.add_row(document["sweep"], document["state"], str(len(trials)), best)
+    console.print(table)
+
+
+def show_scores(scores: dict[str, float], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+
+
+def show_decision(decision: Decision, console: Console) -> None:
+    """The verdict, its reasons, and where the model is."""
+    color = "green" if decision.verdict == "promote" else "red"
+    console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
+    for reason in decision.reasons:
+        console.print(f"  {reason}", markup=False)
+    if decision.test:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("sealed test", "model", "untrained", "chance"):
+            table.add_column(title, justify="left" if title == "sealed test" else "right")
+        for name, value in decision.test.items():
+            if name.endswith("/accuracy") or name.endswith("/spearman"):
+                untrained, chance = decision.untrained.get(name), decision.chance.get(name)
+                table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
+        console.print(table)
+    console.print(f"model: {decision.folder}", markup=False)
+    if decision.registered:
+        console.print(f"registered: {decision.registered}", markup=False)
+
+
+def method_document(name: str) -> dict[str, Any]:
+    """A method's docstring, and its settings with type, default and source in the paper."""
+    method = load_method(name)
+    notes = field_notes(method.Config)
+    module = inspect.getmodule(method)
+    settings = [
+        {
+            "name": f.name,
+            "type": str(f.type),
+            "default": f.default if f.default is not dataclasses.MISSING else None,
+            "source": notes.get(f.name, ""),
+        }
+        for f in dataclasses.fields(method.Config)
+    ]
+    return {"name": name, "paper": inspect.cleandoc((module and module.__doc__) or ""), "settings": settings}
+
+
+def field_notes(record: type) -> dict[str, str]:
+    """The docstrings that stand under a dataclass's fields."""
+    source = textwrap.dedent(inspect.getsource(record))
+    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def show_methods(listed: dict[str, str], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    table.add_column("")
+    for name, text in listed.items():
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def show_method(document: dict[str, Any], console: Console) -> None:
+    console.print(document["paper"], markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("setting", "default", "type", "source"):
+        table.add_column(title, overflow="fold")
+    for setting in document["settings"]:
+        table.add_row(*(escape(str(setting[key])) for key in ("name", "default", "type", "source")))
+    console.print(table)
