@@ -251,15 +251,20 @@ def sentence(document: Document, record: type[Any], key: Key, problems: list[Any
     if "missing" in kinds and len(kinds) == 1:
         what = "a second value" if isinstance(key[-1], int) else "this key"
         return f"{what} is missing; add it"
+    return refusal(value, problems)
+
+
+def refusal(value: Any, problems: list[Any]) -> str:
+    """One value that pydantic refused, what it wanted instead, and the nearest of the words that it offered."""
     allowed: list[str] = []
-    names: list[str] = []
+    words: list[str] = []
     for problem in problems:
         literal = problem.get("ctx", {}).get("expected", "") if problem["type"] == "literal_error" else ""
-        names += re.findall(r"'([^']*)'", literal)
+        words += re.findall(r"'([^']*)'", literal)
         expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
         if expected not in allowed:
             allowed.append(expected)
-    near = nearest(value, names) if isinstance(value, str) else ""
+    near = nearest(value, words) if isinstance(value, str) else ""
     return f"{describe(value)} is not possible; allowed: {' or '.join(allowed)}{near}"
 
 

@@ -73,20 +73,23 @@ class Encoder(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
-        if len(tokens) == 0:
-            nothing: Tensor = next(self.backbone.parameters()).flatten()[:0]
-            return nothing.reshape(0, self.dim)
-        packing = pack(tokens)
-        if self.offset is None:
-            states = run_padded(self.backbone, packing, self.pad_token_id)
-        else:
-            states = run_packed(self.backbone, packing, self.offset)
-        vectors = pool(states, packing, self.pooling)[packing.rank]
+        vectors = self._pooled(tokens)
         with torch.autocast(vectors.device.type, enabled=False):
             if self.projection is not None:
                 vectors = self.projection(vectors)
                 vectors = vectors.tanh() if self.tanh else vectors
             return normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def _pooled(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
+        if len(tokens.ids) == 0:
+            nothing: Tensor = next(self.backbone.parameters()).flatten()[:0]
+            return nothing.reshape(len(tokens), 0, self.backbone.config.hidden_size).sum(1)
+        packing = pack(tokens)
+        if self.offset is None:
+            states = run_padded(self.backbone, packing, self.pad_token_id)
+        else:
+            states = run_packed(self.backbone, packing, self.offset)
+        return pool(states, packing, self.pooling)[packing.rank]
 
 
 def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:

@@ -162,7 +162,9 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
         rows.append(Row(name=name, state="finished", metrics=scores))
     known = {key for row in rows for key in row.metrics}
     if metric is not None and metric not in known and known:
-        raise SweepError(f"no metric {metric!r} in sweep {folder.id}{nearest(metric, known)} known: {', '.join(sorted(known))}")
+        raise SweepError(
+            f"no metric {metric!r} in sweep {folder.id}{nearest(metric, known)} known: {', '.join(sorted(known))}"
+        )
     sign = 1 if goal == "minimize" else -1
     return sorted(rows, key=lambda r: (chosen not in r.metrics, sign * r.metrics.get(chosen, 0.0), r.name))
 

@@ -84,7 +84,7 @@ def bitext_accuracy(left: Vectors, right: Vectors) -> tuple[float, float]:
 
 
 def bitext_f1(left: Vectors, right: Vectors) -> tuple[float, float]:
-    """mteb's main score for bitext mining in both directions: F1 with the predicted row as class, weighted by support."""
+    """mteb's main score for bitext mining, both directions: F1 with the predicted row as class, weighted by support."""
     matches = match(left, right, k=1)
     return weighted_f1(matches.forward), weighted_f1(matches.backward)
 
@@ -111,7 +111,7 @@ def xsim_error(
     texts: tuple[Sequence[int], Sequence[int]] | None = None,
     margin: Margin = "ratio",
 ) -> tuple[float, float]:
-    """xSIM error rates (0 to 1) of both directions, left to right first; see `xsim`. `texts` are the ids of both sides."""
+    """xSIM error rates (0 to 1), left to right and back; see `xsim`. `texts` are the text ids of both sides."""
     matches = match(left, right, k)
     left_texts, right_texts = texts or (None, None)
     return xsim(matches, right_texts, margin), xsim(matches.turned(), left_texts, margin)

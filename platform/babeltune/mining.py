@@ -77,7 +77,7 @@ def _mine_pool(
         cosines = x[rows] @ x.T
         # A translation of the same anchor text counts as similar without limit, and so does whatever repeats it.
         cosines.masked_fill_(anchors[rows, None] == anchors[None], torch.inf)
-        cosines.index_reduce_(1, firsts, cosines[:, repeats], "amax")
+        cosines.scatter_reduce_(1, firsts.expand(len(cosines), -1), cosines[:, repeats], "amax")
         cosines[:, repeats] = -torch.inf
         cosines.masked_fill_(cosines >= below, -torch.inf)
         for column in range(min(k, len(x))):

@@ -5,6 +5,7 @@ Everything is content-addressed, so a second sweep over the same text and teache
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Callable
@@ -16,13 +17,13 @@ import numpy as np
 
 from babeltune.corpus import Corpus, build_corpus
 from babeltune.mining import mine_negatives
-from babeltune.prepared import Prepared
+from babeltune.prepared import Prepared, TokenSet
 from babeltune.records import Sweep, plain
 from babeltune.space import possible_needs, preparations
 from babeltune.spec import data_root
 from babeltune.store import Contents, build, digest_of_texts, key_of, open_matrix
-from babeltune.teacher import RunShards, build_teacher_store, inline_shards
-from babeltune.tokens import build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
+from babeltune.teacher import RunShards, build_teacher_store
+from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,7 @@ class Wanted:
 
 
 def prepare(
-    sweep: Sweep, storage: Path, *, run_shards: RunShards = inline_shards, progress: Progress = silent
+    sweep: Sweep, storage: Path, *, run_shards: RunShards | None = None, progress: Progress = silent
 ) -> Prepared:
     """Builds or finds everything that the sweep's trials read.
 
@@ -65,13 +66,12 @@ def prepare(
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
     progress("reading and cleaning the corpus", 1, 1)
     wanted = Wanted.of(sweep)
-    text_digest = key_of({"texts": corpus.texts, "languages": corpus.languages})
-    tokens, eval_tokens = build_tokens(sweep, corpus, text_digest, stores, progress)
-    teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
-    asked = np.flatnonzero(teacher_rows >= 0)
+    text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
+    tokens = build_tokens(sweep, corpus, text_digest, stores, progress)
+    asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
         stores,
-        [corpus.texts[i] for i in asked],
+        asked,
         sweep.teacher,
         run_shards=run_shards,
         progress=lambda done, total: progress("encoding with the teacher", done, total),
@@ -80,10 +80,8 @@ def prepare(
     description = {
         "data": corpus.digests,
         "texts": text_digest,
-        "pairs": key_of({"pairs": corpus.pairs.tolist(), "groups": corpus.pair_groups.tolist()}),
-        "weights": key_of({"weights": corpus.weights.tolist()}),
+        "arrays": [digest_of(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
         "tasks": key_of({"tasks": plain(corpus.tasks)}),
-        "tokens": [tokens, eval_tokens],
         "teacher": teacher.name,
         "teacher_settings": plain(sweep.teacher),
         "negatives": plain(wanted.negatives),
@@ -98,20 +96,22 @@ def prepare(
         for key, k, below in wanted.negatives:
             progress("mining hard negatives", 0, 1)
             vectors = matrix.rows(teacher_rows[corpus.pairs[:, 0]])
-            mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below)
+            mined = mine_negatives(
+                vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=sweep.seed
+            )
             np.save(folder / f"negatives-{key}.npy", mined)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
     folder = build(stores, "prepared", description, write)
-    record = Prepared(
+    return Prepared(
         folder=str(folder),
         digest=key_of(description),
         texts=len(corpus.texts),
         groups=corpus.groups,
         group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
+        text_digest=text_digest,
         tokens=tokens,
-        eval_tokens=eval_tokens,
         teacher=str(teacher),
         teacher_dim=matrix.width,
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
@@ -120,4 +120,58 @@ def prepare(
         counts={"rows": corpus.counts, "overlap": corpus.overlap},
         digests=corpus.digests,
     )
-    return record
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """SHA-256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def build_tokens(
+    sweep: Sweep, corpus: Corpus, text_digest: str, stores: Path, progress: Progress
+) -> dict[str, TokenSet]:
+    """A tokenizer and its token stores for every student that the sweep can propose.
+
+    A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
+    """
+    train_texts = [corpus.texts[i] for i in np.unique(corpus.pairs)]
+    students = preparations(sweep)
+    sets: dict[str, TokenSet] = {}
+    for done, student in enumerate(students):
+        progress("tokenizing", done, len(students))
+        trained = None
+        if student.model is None:
+            trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+        tokenizer = load_tokenizer(student, trained)
+        prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
+        train, evaluation = (
+            str(build_token_store(stores, corpus.texts, tokenizer, text, student.max_tokens))
+            for text in (student.prompt, prompt)
+        )
+        sets[tokenizer_key(student, text_digest)] = TokenSet(
+            tokenizer=str(trained or student.model),
+            vocabulary=len(tokenizer),
+            pad=tokenizer.pad_token_id,
+            train=train,
+            evaluation=evaluation,
+        )
+    progress("tokenizing", len(students), len(students))
+    return sets
+
+
+def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:
+    """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
+
+    Asked are the sides that the methods read and all dev texts, which give the raw teacher's row of the leaderboard.
+    Equal sentences of two languages are asked once.
+    """
+    ids = {i for task in corpus.tasks for side in (task.left, task.right) for i in side}
+    if "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
+        ids.update(np.unique(corpus.pairs[:, 0]).tolist())
+    if "target" in wanted.sides and not copy_anchor:
+        ids.update(np.unique(corpus.pairs[:, 1]).tolist())
+    places: dict[str, int] = {}
+    rows = np.full(len(corpus.texts), -1, np.int32)
+    for i in sorted(ids):
+        rows[i] = places.setdefault(corpus.texts[i], len(places))
+    return list(places), rows

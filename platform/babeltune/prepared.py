@@ -35,6 +35,20 @@ class EvalTask:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenSet:
+    """A tokenizer and what it made of all texts."""
+
+    tokenizer: str
+    """Folder of the tokenizer, or the hub id of the student that it comes with."""
+    vocabulary: int
+    pad: int
+    train: str
+    """Token store with the student's prompt."""
+    evaluation: str
+    """Token store with the evaluation prompt; the same one where the prompts agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """The record. Paths are absolute folders on storage that every worker sees."""
 
@@ -44,10 +58,10 @@ class Prepared:
     groups: tuple[str, ...]
     """Language pairs `anchor-other`; `groups.npy` numbers them."""
     group_rows: tuple[int, ...]
-    tokens: dict[str, str]
-    """Token store folders by `tokenizer_key` (see `tokens.py`)."""
-    eval_tokens: dict[str, str]
-    """The same for evaluation, whose prompt may differ."""
+    text_digest: str
+    """Digest of all texts; part of the keys of `tokens`."""
+    tokens: dict[str, TokenSet]
+    """By `tokenizer_key` (see `tokens.py`)."""
     teacher: str | None
     """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
     teacher_dim: int
@@ -94,5 +108,6 @@ def read_prepared(path: Path) -> Prepared:
         EvalTask(**{**t, "left": tuple(t["left"]), "right": tuple(t["right"]), "scores": tuple(t["scores"])})
         for t in values["tasks"]
     )
+    values["tokens"] = {key: TokenSet(**tokens) for key, tokens in values["tokens"].items()}
     values["groups"], values["group_rows"] = tuple(values["groups"]), tuple(values["group_rows"])
     return Prepared(**values)

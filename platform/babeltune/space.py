@@ -231,7 +231,7 @@ def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
 
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
-    found = [sweep.student]
+    found = [_section(sweep.student, "student", default_params(sweep))]
     for params in combinations(sweep.parameters, TOKENIZED):
         student = _section(sweep.student, "student", {name: params[name] for name in TOKENIZED if name in params})
         if student not in found:
@@ -293,7 +293,8 @@ def default_params(sweep: Sweep) -> Params:
             ]
             params[name] = getattr(record, last)
         else:
-            params[name] = {"method": method.name, "seed": sweep.seed}.get(name, config.get(name))
+            named: Params = {"method": method.name, "seed": sweep.seed}
+            params[name] = named[name] if name in named else config[name]
     return params
 
 

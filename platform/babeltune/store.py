@@ -153,7 +153,7 @@ def _build(
             "files": files,
         }
         record = building / "store.json"
-        record.write_text(json.dumps(values, indent=1, ensure_ascii=False), encoding="utf-8")
+        record.write_text(json.dumps({**values, "seal": key_of(values)}, indent=1), encoding="utf-8")
         _sync(record)
         _sync(building)
         building.rename(folder)
@@ -226,14 +226,8 @@ def _free(root: Path) -> int:
     return shutil.disk_usage(root).free
 
 
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            break
-        count /= 1000
-    else:
-        unit = "TB"
-    return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 # Verifying
@@ -246,11 +240,11 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
     """What is wrong with the folder's files; None when every one is as `store.json` says."""
     try:
         record = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-        files, written = record["files"], record["format"]
+        seal, files = record.pop("seal"), record["files"]
     except (OSError, ValueError, KeyError) as error:
         return f"store.json cannot be read: {error}"
-    if written != FORMAT:
-        return f"format {written}, not {FORMAT}"
+    if seal != key_of(record):
+        return "store.json was altered"
     for name, expected in files.items():
         path = folder / name
         try:
@@ -300,9 +294,11 @@ class Matrix:
     def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
         """[len(ids), width] in the order of `ids`, a copy in memory. `StoreError` for a row that does not exist."""
         _check_range(ids, len(self))
-        places = ids if self._order is None else self._order[ids]
+        places: NDArray[Any] = ids if self._order is None else self._order[ids]
+        found: NDArray[Any]
         if len(self._parts) == 1:
-            return self._parts[0][places]
+            found = np.take(self._parts[0], places, axis=0)
+            return found
         found = np.empty((len(places), self.width), self._parts[0].dtype)
         shard = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(shard):

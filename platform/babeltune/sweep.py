@@ -94,7 +94,9 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool)
         n=0,
     )
     raise SweepError(
-        f"sweep {folder.id} began with other code or packages:\n" + "\n".join(lines) + "\nits finished trials would not "
+        f"sweep {folder.id} began with other code or packages:\n"
+        + "\n".join(lines)
+        + "\nits finished trials would not "
         "compare with new ones; go back to that version, give the sweep another name, or pass --accept-changes"
     )
 
@@ -225,14 +227,17 @@ def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> N
     workers = sweep.budget.workers or cluster.workers
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
-    with Tracking(sweep, folder, prepared, tracker) as tracking, Lanes(
-        count=cluster.lanes,
-        workers=workers,
-        cpus_per_worker=cluster.cpus_per_worker,
-        gpus_per_worker=cluster.gpus_per_worker,
-        run_trial="babeltune.trial:run",
-        storage=folder.path / "train",
-    ) as lanes:
+    with (
+        Tracking(sweep, folder, prepared, tracker) as tracking,
+        Lanes(
+            count=cluster.lanes,
+            workers=workers,
+            cpus_per_worker=cluster.cpus_per_worker,
+            gpus_per_worker=cluster.gpus_per_worker,
+            run_trial="babeltune.trial:run",
+            storage=folder.path / "train",
+        ) as lanes,
+    ):
         deadline = time.monotonic() + sweep.budget.minutes * 60 if sweep.budget.minutes else None
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> None:
@@ -323,9 +328,11 @@ class Tracking:
         if kind == "start":
             trial = info["trial"]
             settings = {**flat({"config": trial["config"], "training": trial["training"], "student": trial["student"]})}
-            self.tracker.start_trial(number, {**settings, **{f"search.{k}": v for k, v in trial["params"].items()}}, {
-                "babeltune.method": trial["method"], **self.tags
-            })
+            self.tracker.start_trial(
+                number,
+                {**settings, **{f"search.{k}": v for k, v in trial["params"].items()}},
+                {"babeltune.method": trial["method"], **self.tags},
+            )
         elif kind == "report":
             report = report_from(info)
             now = report.points[-1].time_ms if report.points else int(time.time() * 1000)
@@ -337,10 +344,16 @@ class Tracking:
             row = trial_row(place, self.sweep.objectives[0])
             status = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}.get(info["state"], "KILLED")
             facts = {str(k): str(v) for k, v in info.get("facts", {}).items()}
-            self.tracker.end_trial(number, status, {
-                "babeltune.state": info["state"], "babeltune.reason": info.get("reason", ""),
-                "babeltune.best_report": str(row.best), **facts,
-            })
+            self.tracker.end_trial(
+                number,
+                status,
+                {
+                    "babeltune.state": info["state"],
+                    "babeltune.reason": info.get("reason", ""),
+                    "babeltune.best_report": str(row.best),
+                    **facts,
+                },
+            )
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -124,8 +124,8 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TeacherError(
-            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; give student.model as an existing "
-            "folder or a reachable hub id, or leave it out to train a student from scratch"
+            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; give student.model as an "
+            "existing folder or a reachable hub id, or leave it out to train a student from scratch"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TeacherError(

@@ -38,12 +38,12 @@ from babeltune.method import Batch, Method, Tokens, load_method, make_config
 from babeltune.records import Point, Report, Trial, plain
 from babeltune.sampler import Schedule, local_sizes, own_rows
 from babeltune.store import Matrix, Ragged, open_matrix, open_ragged
-from babeltune.tokens import load_vocabulary, tokenizer_key
+from babeltune.tokens import tokenizer_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.prepared import Prepared
+    from babeltune.prepared import Prepared, TokenSet
     from babeltune.records import Training
 
 POINTS_PER_REPORT = 20
@@ -192,13 +192,18 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
+    """The tokenizer and token stores of a trial's student."""
+    return prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
+
+
 def make_student(trial: Trial, prepared: Prepared) -> Encoder:
     """The untrained student of a trial; the same weights on every rank."""
-    vocabulary = load_vocabulary(Path(prepared.tokens[tokenizer_key(trial.student)]))
+    tokens = token_set(trial, prepared)
     return build_student(
         trial.student,
-        vocabulary_size=vocabulary.size,
-        pad_token_id=vocabulary.pad,
+        vocabulary_size=tokens.vocabulary,
+        pad_token_id=tokens.pad,
         teacher_dim=prepared.teacher_dim,
         seed=trial.seed,
     )
@@ -210,9 +215,7 @@ def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.d
     encoder = make_student(trial, prepared)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        objective = method(
-            make_config(method, trial.config), student_dim=encoder.dim, teacher_dim=prepared.teacher_dim
-        )
+        objective = method(make_config(method, trial.config), student_dim=encoder.dim, teacher_dim=prepared.teacher_dim)
     return Learner(encoder, objective, trial.training, ranks, device)
 
 
@@ -223,16 +226,18 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
     return Reader(
         prepared,
-        open_ragged(Path(prepared.tokens[tokenizer_key(trial.student)])),
+        open_ragged(Path(token_set(trial, prepared).train)),
         open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device,
         np.load(mined, mmap_mode="r") if mined else None,
     )
 
 
-def dev_scores(encoder: Encoder, trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> dict[str, float]:
+def dev_scores(
+    encoder: Encoder, trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device
+) -> dict[str, float]:
     """All dev metrics of the student. The unique sentences are shared out over the ranks; every rank gets the scores."""
-    tokens = open_ragged(Path(prepared.eval_tokens[tokenizer_key(trial.student)]))
+    tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         order = np.random.default_rng(0).permutation(len(ids))
@@ -300,7 +305,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "effective_negatives": method.negatives(config, trial.training.global_batch),
             "student_parameters": sum(p.numel() for p in self.learner.encoder.parameters()),
-            "packed": self.learner.encoder.packed,
+            "packed": self.learner.encoder.packs,
         }
         self.reports = self.resume()
 
@@ -366,7 +371,11 @@ class Run:
                 step=end,
                 pairs=pairs,
                 seconds=spent,
-                metrics={**metrics, "train/pairs": pairs, "train/pairs_per_second": (pairs - self.seen(done)) / trained},
+                metrics={
+                    **metrics,
+                    "train/pairs": pairs,
+                    "train/pairs_per_second": (pairs - self.seen(done)) / trained,
+                },
                 points=meter.take(),
                 checkpoint=str(checkpoint_folder(self.folder, index)),
                 last=index == len(milestones) or self.out_of_patience(metrics),

@@ -36,7 +36,14 @@ def load_prepared(path: Path) -> Prepared:
 def run(payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
     """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`."""
     trial = trial_from(payload["trial"])
-    train(trial, load_prepared(Path(payload["prepared"])), Path(payload["folder"]), reporter, Ranks(), torch.device(device))
+    train(
+        trial,
+        load_prepared(Path(payload["prepared"])),
+        Path(payload["folder"]),
+        reporter,
+        Ranks(),
+        torch.device(device),
+    )
 
 
 @dataclass

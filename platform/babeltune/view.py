@@ -52,7 +52,11 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
         state = Text(row.state, style=COLORS.get(row.state, ""))
         is_trial = row.reports or row.params or row.state != "finished"
-        far = [f"{row.reports}/{sweep.training.reports}", str(row.step), minutes(row.seconds)] if is_trial else ["", "", ""]
+        far = (
+            [f"{row.reports}/{sweep.training.reports}", str(row.step), minutes(row.seconds)]
+            if is_trial
+            else ["", "", ""]
+        )
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
         reason = f" [{row.reason.splitlines()[0][:80]}]" if row.reason and row.state == "failed" else ""
         table.add_row(row.name, state, *far, *values, escape(settings + reason))

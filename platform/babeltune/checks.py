@@ -1,0 +1,426 @@
+"""Checks a sweep against the methods that it can propose, and those methods' needs against the teacher and the data.
+
+Pure but for reading a model's configuration file: a sweep goes in, `(key, problem)` pairs come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from babeltune.document import describe, refusal
+from babeltune.errors import MethodError, SpecError, nearest
+from babeltune.method import Method, Needs, available, load_method
+from babeltune.reach import model_width
+from babeltune.records import Parameter, Student, Sweep, Task, plain
+from babeltune.rules import RANGES, Key, Problem, kind_of, languages, record_problems, source_pairs
+from babeltune.space import (
+    SECTIONS,
+    TOKENIZED,
+    accepted_values,
+    allows,
+    check_point,
+    combinations,
+    config_for,
+    configurations,
+    fields_of,
+    is_bare,
+    ordered,
+    proposable_methods,
+    same,
+    split_name,
+    values_of,
+    words_for,
+)
+
+BITEXT_METRICS = ("accuracy", "accuracy_forward", "accuracy_backward", "xsim_error")
+STS_METRICS = ("spearman",)
+COMPARED = ("training.pairs", "training.reports")
+"""Settings by which trials are compared, so they are the same in all of them."""
+
+
+def method_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Everything that the proposable methods, the teacher and the dev tasks have against the sweep.
+
+    Later checks build on earlier ones, so the first stage that finds something is the last.
+    """
+    for stage in (_names, _values, _needs, _scores):
+        found = list(stage(sweep))
+        yield from found
+        if found:
+            return
+
+
+# --- Names ----------------------------------------------------------------------------------------------------------
+
+
+def _names(sweep: Sweep) -> Iterator[Problem]:
+    unknown = list(_method_names(sweep))
+    yield from unknown
+    if unknown:
+        return
+    methods = [load_method(name) for name in proposable_methods(sweep)]
+    known = set().union(*(fields_of(method) for method in methods))
+    for name in sweep.config:
+        if name not in known:
+            yield (
+                ("config", name),
+                f"method {_listed(methods)} has no setting {name!r}; allowed: {', '.join(sorted(known))}"
+                f"{nearest(name, known)}",
+            )
+    for name, parameter in sweep.parameters.items():
+        yield from _parameter_name(sweep, name, parameter, methods)
+    yield from _conditions(sweep)
+
+
+def _method_names(sweep: Sweep) -> Iterator[Problem]:
+    """Methods that are not installed, and a `method` parameter that is not a choice."""
+    installed = list(available())
+    parameter = sweep.parameters.get("method")
+    if parameter is not None and kind_of(parameter) not in ("choice", "const"):
+        yield ("parameters", "method", kind_of(parameter)), "methods have names; give a choice or a const"
+        return
+    proposed = [(("parameters", "method", kind_of(parameter)), v) for v in values_of(parameter, 0)] if parameter else []
+    for key, name in [(("method",), sweep.method), *proposed]:
+        try:
+            load_method(str(name))
+        except MethodError as error:
+            yield key, f"{describe(name)}: {error}"
+    if not installed:
+        yield ("method",), "no method is installed; install babeltune, or another distribution that offers methods"
+
+
+def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list[type[Method]]) -> Iterator[Problem]:
+    """Whether a parameter names something that can be searched."""
+    key: Key = ("parameters", name)
+    if "." in name:
+        yield from _section_name(sweep, name, parameter)
+        return
+    if not is_bare(name):
+        return
+    lacking = [method for method in methods if name not in fields_of(method)]
+    if len(lacking) == len(methods):
+        known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
+        dotted = [f"{prefix}.{f.name}" for prefix, record in SECTIONS.items() for f in dataclasses.fields(record)]
+        near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
+        yield (
+            key,
+            f"{name!r} is not a setting of method {_listed(methods)}; allowed: {', '.join(known)}, or a key of "
+            f"{', '.join(SECTIONS)} such as training.learning_rate{near}",
+        )
+        return
+    for method in lacking:
+        accepted = accepted_values(parameter.when["method"]) if "method" in parameter.when else None
+        if accepted is None or method.name in accepted:
+            having = [other.name for other in methods if other not in lacking]
+            yield (
+                key,
+                f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{', '.join(having)}]}}`",
+            )
+    if name in sweep.config and not parameter.when:
+        yield key, f"{name!r} is fixed in `config` and searched here; keep one"
+
+
+def _same_ending(name: str, dotted: list[str]) -> str:
+    found = [full for full in dotted if full.rpartition(".")[2] == name]
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
+    """Whether a name with a dot is a key of a section that can be searched."""
+    key: Key = ("parameters", name)
+    prefix, last = split_name(name)
+    dotted = [f"{section}.{f.name}" for section, record in SECTIONS.items() for f in dataclasses.fields(record)]
+    if name not in dotted:
+        inside = [field for field in dotted if field.startswith(f"{prefix}.")] or [f"{s}.*" for s in SECTIONS]
+        yield key, f"{name!r} cannot be searched; allowed: {', '.join(inside)}{nearest(name, dotted)}"
+    elif name in TOKENIZED and kind_of(parameter) in RANGES:
+        yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
+    elif name in COMPARED and sweep.scheduler.kind == "asha" and kind_of(parameter) != "const":
+        yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
+    elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
+        yield key, "counts reports; give a choice of whole numbers"
+
+
+def _conditions(sweep: Sweep) -> Iterator[Problem]:
+    """Conditions on what is not a parameter, or on values that never occur, and circles of them."""
+    for name, parameter in sweep.parameters.items():
+        for other, values in parameter.when.items():
+            key: Key = ("parameters", name, "when", other)
+            if other not in sweep.parameters:
+                yield (
+                    key,
+                    f"{other!r} is not a parameter; allowed: {', '.join(n for n in sweep.parameters if n != name)}"
+                    f"{nearest(other, sweep.parameters)}",
+                )
+                continue
+            for value in accepted_values(values):
+                if not allows(sweep.parameters[other], value):
+                    words = words_for(sweep.parameters[other])
+                    near = nearest(str(value), [str(v) for v in values_of(sweep.parameters[other], 0)])
+                    yield key, f"{other} is never {value!r}; allowed: {words}{near}"
+    try:
+        ordered(sweep.parameters)
+    except SpecError as error:
+        yield ("parameters",), str(error)
+
+
+def _listed(methods: list[type[Method]]) -> str:
+    return " or ".join(repr(method.name) for method in methods)
+
+
+# --- Values ---------------------------------------------------------------------------------------------------------
+
+
+def _values(sweep: Sweep) -> Iterator[Problem]:
+    for name, parameter in sweep.parameters.items():
+        if "." in name:
+            yield from _section_values(sweep, name, parameter)
+        if name == "seed":
+            for end in (0, 1):
+                for value in values_of(parameter, end):
+                    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+                        yield ("parameters", "seed"), f"{describe(value)} must be a whole number from 0 to 2**32 - 1"
+    for method in [load_method(name) for name in proposable_methods(sweep)]:
+        yield from _config_types(sweep, method)
+        try:
+            config_for(sweep, method, {})
+        except MethodError as error:
+            yield _blamed(sweep.config, "config", str(error)), str(error)
+    yield from _config_combinations(sweep)
+
+
+def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
+    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it."""
+    prefix, last = split_name(name)
+    section: Any = {"training": sweep.training, "student": sweep.student, "data.sampling": sweep.data.sampling}[prefix]
+    adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
+    key: Key = ("parameters", name, kind_of(parameter))
+    for value in dict.fromkeys((*values_of(parameter, 0), *values_of(parameter, 1))):
+        try:
+            record = adapter.validate_json(json.dumps(plain(section) | {last: value}), strict=True)
+        except ValidationError as error:
+            yield key, refusal(value, error.errors(include_url=False))
+            continue
+        if last != "heads":  # judged together with the widths
+            yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
+
+
+def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
+    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time."""
+    known = fields_of(method)
+    fixed = [(("config", name), name, value) for name, value in sweep.config.items()]
+    searched = [
+        (("parameters", name, kind_of(parameter)), name, value)
+        for name, parameter in sweep.parameters.items()
+        if is_bare(name)
+        for end in (0, 1)
+        for value in values_of(parameter, end)
+    ]
+    try:
+        hints = typing.get_type_hints(method.Config)
+    except NameError:
+        return  # a type that only checkers import: the constructor alone judges
+    for key, name, value in [*fixed, *searched]:
+        if name not in known:
+            continue
+        try:
+            TypeAdapter(hints[name]).validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            yield key, f"{refusal(value, error.errors(include_url=False))} (method {method.name!r})"
+        except PydanticUserError:
+            continue  # a type that pydantic does not know: the constructor alone judges
+
+
+def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
+    """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
+    names = [name for name in sweep.parameters if is_bare(name) or name == "method"]
+    for end in (0, 1):
+        for params in combinations(sweep.parameters, names, end=end):
+            method = load_method(str(params.get("method", sweep.method)))
+            try:
+                config_for(sweep, method, params)
+            except MethodError as error:
+                yield _blamed(params, "parameters", str(error)), str(error)
+    for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
+        student = _student(sweep, params)
+        if student.model is None and student.width % student.heads:
+            yield (
+                ("parameters", "student.heads" if "student.heads" in params else "student.width"),
+                f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
+                "together; choose values that always do, or tie them with `when`",
+            )
+
+
+def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
+    """The key of the setting that a method's message speaks of, or the section."""
+    named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", message)]
+    return (section, named[0]) if named else (section,)
+
+
+def _student(sweep: Sweep, params: Mapping[str, Any]) -> Student:
+    given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
+    return replace(sweep.student, **given)
+
+
+# --- What methods need ----------------------------------------------------------------------------------------------
+
+
+def _needs(sweep: Sweep) -> Iterator[Problem]:
+    yield from _needs_of_ranges(sweep)
+    teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
+    anchors, others = taught_languages(sweep)
+    extra = ("student.width", "student.projection", "student.model")
+    for params, method, config in configurations(sweep, extra):
+        needs = method.needs(config)
+        student = _student(sweep, params)
+        yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
+        width = student_width(student)
+        if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
+            yield (
+                ("student", "projection"),
+                f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
+                f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`",
+            )
+
+
+def _needs_of_ranges(sweep: Sweep) -> Iterator[Problem]:
+    """Ranges over settings that decide what is prepared once for all trials."""
+    for params, method, config in configurations(sweep):
+        for name in params:
+            if is_bare(name) and kind_of(sweep.parameters[name]) in RANGES:
+                for end in (0, 1):
+                    value = values_of(sweep.parameters[name], end)[0]
+                    other = config_for(sweep, method, {**params, name: value})
+                    if method.needs(other) != method.needs(config):
+                        yield (
+                            ("parameters", name, kind_of(sweep.parameters[name])),
+                            f"decides what method {method.name!r} needs prepared before the first trial; "
+                            "give a choice or a const",
+                        )
+
+
+def _teacher_languages(
+    sweep: Sweep, needs: Needs, who: str, anchors: tuple[str, ...], others: tuple[str, ...]
+) -> Iterator[Problem]:
+    """Whether the teacher knows the text that it is asked to encode."""
+    known = sweep.teacher.languages
+    says = f"the teacher {sweep.teacher.model!r} knows {', '.join(known)}"
+    strange = [language for language in anchors if language not in known]
+    if strange and ("source" in needs.teacher or needs.hard_negatives):
+        yield (
+            ("teacher", "languages"),
+            f"{says}, and {who} needs its vectors of the anchor side, which is in {', '.join(strange)} too; put a "
+            "language that it knows first in data.anchor_priority, leave out the pairs without one, or name a "
+            "multilingual teacher and list its languages",
+        )
+    strange = [language for language in others if language not in known]
+    if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
+        yield (
+            ("teacher", "languages"),
+            f"{says}, so it can teach only that side, and {who} needs its vectors of {', '.join(strange)} too; "
+            "either name a multilingual teacher and list its languages (for example a student distilled beforehand "
+            "with mse_distillation), or let the target side copy the anchor's vectors with "
+            "`teacher.target_side: copy_anchor`",
+        )
+
+
+def _chosen(sweep: Sweep, params: Mapping[str, Any]) -> str:
+    """The fixed and chosen settings of a configuration, in words."""
+    chosen = dict(sweep.config) | {
+        name: value for name, value in params.items() if is_bare(name) and kind_of(sweep.parameters[name]) not in RANGES
+    }
+    return f" with {', '.join(f'{name} {value}' for name, value in chosen.items())}" if chosen else ""
+
+
+def taught_languages(sweep: Sweep) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The languages of the training pairs: those on the anchor side, and those on the other."""
+    by_name = {source.name: source for source in sweep.data.train}
+    pairs = [
+        pair
+        for source in sweep.data.train
+        if source.train
+        for pair in source_pairs(source, by_name, sweep.data.anchor_priority)
+    ]
+    return tuple(dict.fromkeys(a for a, _ in pairs)), tuple(dict.fromkeys(b for _, b in pairs))
+
+
+def student_width(student: Student) -> int | None:
+    """The width of the student's vectors, or None where it follows the teacher's or cannot be told yet."""
+    if student.projection is not None:
+        return student.projection if isinstance(student.projection, int) else None
+    return student.width if student.model is None else model_width(student.model, student.revision)
+
+
+# --- Scores ---------------------------------------------------------------------------------------------------------
+
+
+def _scores(sweep: Sweep) -> Iterator[Problem]:
+    metrics = dev_metrics(sweep)
+    for index, objective in enumerate(sweep.objectives):
+        if objective.metric not in metrics:
+            offered = ", ".join(_shortened(metrics)) or "none, because data.dev is empty and data.split is absent"
+            yield (
+                ("objectives", index, "metric"),
+                f"{objective.metric!r} is not scored; allowed: {offered}{nearest(objective.metric, metrics)}",
+            )
+    for index, point in enumerate(sweep.sampler.points):
+        try:
+            check_point(sweep, point)
+        except SpecError as error:
+            yield ("sampler", "points", index), str(error)
+    earlier = [
+        index
+        for index, point in enumerate(sweep.sampler.points)
+        if any(_equal(point, other) for other in sweep.sampler.points[:index])
+    ]
+    for index in earlier:
+        yield ("sampler", "points", index), "is given twice; keep one"
+
+
+def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+
+
+def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
+    return [*metrics[:most], f"and {len(metrics) - most} more"] if len(metrics) > most else list(metrics)
+
+
+def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
+    """The names of all metrics that the dev tasks produce: means over a task's subsets first, then each subset."""
+    means, single = list[str](), list[str]()
+    tasks = [(task.name, task.task == "sts", task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev]
+    if sweep.data.split is not None:
+        tasks.append(("heldout", False, _heldout_subsets(sweep)))
+    for name, graded, subsets in tasks:
+        for metric in STS_METRICS if graded else BITEXT_METRICS:
+            means.append(f"dev/{name}/{metric}")
+            single += [f"dev/{name}/{subset}/{metric}" for subset in subsets]
+    return (*means, *single)
+
+
+def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
+    """A task's subsets: `fra-eng` (the anchor second, unless `pairs` spells it otherwise), or its one language."""
+    if task.source is None:
+        return (task.language,) if task.language is not None else ()
+    if isinstance(task.source.pairs, tuple):
+        return task.source.pairs
+    return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
+
+
+def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:
+    by_name = {source.name: source for source in sweep.data.train}
+    subsets = [
+        f"{other}-{anchor}"
+        for source in sweep.data.train
+        if source.train and not source.synthetic and languages(source, by_name)
+        for anchor, other in source_pairs(source, by_name, sweep.data.anchor_priority)
+    ]
+    return tuple(dict.fromkeys(subsets))

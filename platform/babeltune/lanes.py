@@ -1,0 +1,346 @@
+"""Warm lanes: long-lived Ray Train groups that take trial after trial. The only door to Ray Train.
+
+Each lane is one `TorchTrainer` run whose ranks wait at the desk (`desk.py`), run a trial together, and wait again. So
+a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands it the same
+trial, and the trial resumes from its own checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from torch import distributed
+
+from babeltune.desk import DIED, POLL, Desk, Ending
+from babeltune.errors import BabeltuneError, ClusterError
+
+NAMESPACE = "babeltune"
+WARM = ("numpy", "safetensors.torch", "tokenizers", "transformers", "babeltune.train")
+"""Imported by every rank before its first trial."""
+RESPAWNS = 3
+"""How often a lane whose Ray Train run itself ended is started again."""
+ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+}
+"""What Ray Train reads in the process that calls `fit`; relative paths keep their meaning in the workers."""
+
+
+class RunTrial(Protocol):
+    """The function that a lane's ranks call for each trial."""
+
+    def __call__(self, payload: dict[str, Any], desk: Reporter, rank: int, world: int, device: str) -> None: ...
+
+
+class Reporter:
+    """A trial's line to the desk. Every rank calls `report` for every report."""
+
+    def __init__(self, desk: Any, trial: str, rank: int, world: int, device: str) -> None:
+        self._desk, self._trial, self._rank, self._world, self._device = desk, trial, rank, world, device
+
+    def report(self, report: dict[str, Any]) -> bool:
+        """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
+
+        `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
+        trial. A resumed trial may repeat its last report: it is recognised by its index.
+        """
+        words = ""
+        if self._rank == 0:
+            words = json.dumps(ray.get(self._desk.report.remote(self._trial, report)))
+        return bool(json.loads(_from_rank_0(words, self._rank, self._world, self._device)))
+
+
+def _from_rank_0(words: str, rank: int, world: int, device: str) -> str:
+    """Rank 0's string on every rank, as bytes: nothing is pickled."""
+    if world == 1:
+        return words
+    data = torch.tensor(list(words.encode()), dtype=torch.uint8)
+    size = torch.tensor([len(data)], device=device)
+    distributed.broadcast(size, 0)
+    if rank:
+        data = torch.empty(int(size.item()), dtype=torch.uint8)
+    data = data.to(device)
+    distributed.broadcast(data, 0)
+    return bytes(data.cpu().tolist()).decode()
+
+
+def _fresh(seed: int, threads: int) -> None:
+    """Puts the process's random and torch state where a new process would have it, so that no trial sees the last."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy").random.seed(seed % 2**32)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _ending(error: Exception) -> Ending:
+    if isinstance(error, BabeltuneError):
+        return "refused"
+    words = str(error).lower()
+    broken = any(name in words for name in ("gloo", "nccl", "by peer", "store->", "tcpstore"))
+    if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and broken):
+        return "peer"
+    return "raised"
+
+
+def _reason(error: Exception) -> str:
+    """The exception's type and message, with where it was raised unless it is one of ours."""
+    words = str(error) if isinstance(error, BabeltuneError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BabeltuneError):
+        return words
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
+
+
+def load(path: str) -> Callable[..., Any]:
+    """The function that an import path such as `babeltune.trial:run` names."""
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _warm(run_trial: str) -> RunTrial:
+    for module in WARM:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    return load(run_trial)
+
+
+def lane_loop(settings: dict[str, Any]) -> None:
+    """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    device = str(ray.train.torch.get_device())
+    lane = settings["lane"]
+    desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
+    try:
+        run = _warm(settings["run_trial"])
+    except Exception as error:
+        ray.get(desk.refuse.remote(lane, _reason(error)))
+        return
+    while True:
+        words = json.dumps(ray.get(desk.next.remote(lane))) if rank == 0 else ""
+        answer = json.loads(_from_rank_0(words, rank, world, device))
+        if answer.get("closed"):
+            return
+        if answer:
+            trial, payload = answer["trial"], answer["payload"]
+            _fresh(int(payload.get("seed", 0)), settings["threads"])
+            reporter = Reporter(desk, trial, rank, world, device)
+            ending, reason, error = _attempt(run, payload, reporter, rank, world, device)
+            if not ray.get(desk.leave.remote(lane, trial, rank, world, ending, reason)):
+                raise ClusterError(f"lane {lane} restarts after trial {trial}: {reason or DIED}") from error
+
+
+def _attempt(
+    run: RunTrial, payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
+) -> tuple[Ending, str, Exception | None]:
+    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane."""
+    try:
+        run(payload, reporter, rank, world, device)
+    except Exception as error:
+        return _ending(error), _reason(error), error
+    return "done", "", None
+
+
+class _Lane:
+    """The process that calls `fit`, which wants a main thread of its own."""
+
+    def run(self, settings: dict[str, Any], scaling: dict[str, Any]) -> None:
+        os.environ.update(ENVIRONMENT)
+        gpu = scaling["use_gpu"]
+        ray.train.torch.TorchTrainer(
+            lane_loop,
+            train_loop_config=settings,
+            scaling_config=ray.train.ScalingConfig(**scaling),
+            torch_config=ray.train.torch.TorchConfig(backend="nccl" if gpu else "gloo"),
+            run_config=ray.train.RunConfig(
+                name=settings["lane"],
+                storage_path=settings["storage"],
+                failure_config=ray.train.FailureConfig(max_failures=-1),
+            ),
+        ).fit()
+
+
+class Lanes:
+    """A sweep's desk and lanes, from `with` to the end of its block.
+
+    `count` lanes of `workers` ranks each, or as many as the cluster holds (`auto`). Raises `ClusterError` when not
+    even one fits, or when `run_trial` (an import path) cannot be loaded on the workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int | Literal["auto"],
+        workers: int,
+        cpus_per_worker: float,
+        gpus_per_worker: float,
+        run_trial: str,
+        storage: str | Path,
+    ) -> None:
+        self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
+        fit = lanes_that_fit(workers, cpus_per_worker, gpus_per_worker)
+        self.count = fit if count == "auto" else min(count, fit)
+        resources = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
+        self._scaling = {"num_workers": workers, "use_gpu": gpus_per_worker > 0, "resources_per_worker": resources}
+        self._settings = {
+            "desk": self.desk_name,
+            "run_trial": run_trial,
+            "storage": str(storage),
+            "threads": max(1, int(cpus_per_worker)),
+        }
+        self._lanes: dict[str, Any] = {}
+        self._runs: dict[str, Any] = {}
+        self._respawns = 0
+
+    def __enter__(self) -> Self:
+        self._desk = ray.remote(Desk).options(name=self.desk_name, namespace=NAMESPACE, num_cpus=0).remote()
+        try:
+            for index in range(self.count):
+                self._start(f"{self.desk_name}-lane-{index}")
+            ready = self._desk.ready.remote()
+            ray.wait([ready, *self._runs.values()], num_returns=1)
+            self.mend()
+        except BaseException:
+            self._tear_down(patience=0)
+            raise
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._tear_down(patience=0 if kind else 2 * POLL)
+
+    def _start(self, lane: str) -> None:
+        process = ray.remote(_Lane).options(num_cpus=0).remote()
+        self._lanes[lane] = process
+        self._runs[lane] = process.run.remote({**self._settings, "lane": lane}, self._scaling)
+
+    def mend(self) -> None:
+        """Starts a lane again whose run ended; its trial goes on in the new one. `ClusterError` when that is in vain."""
+        ended, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
+        if not ended:
+            return
+        broken = ray.get(self._desk.broken.remote())
+        for lane in [name for name, run in self._runs.items() if run in ended]:
+            try:
+                ray.get(self._runs[lane])
+                reason = broken.get(lane, "its training loop ended")
+            except Exception as error:
+                reason = str(error).strip().splitlines()[-1]
+            self._respawns += 1
+            if lane in broken or self._respawns > RESPAWNS:
+                raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
+            ray.kill(self._lanes[lane])
+            self._start(lane)
+
+    def offer(self, trial: str, payload: dict[str, Any]) -> None:
+        """Hands a trial (a JSON payload) to the next free lane."""
+        ray.get(self._desk.offer.remote(trial, payload))
+
+    def stop(self, trial: str) -> None:
+        """Ends the trial at its next report."""
+        ray.get(self._desk.stop.remote(trial))
+
+    def free(self) -> int:
+        """Lanes that wait for a trial."""
+        return int(ray.get(self._desk.free.remote()))
+
+    def next_report(self, trial: str) -> dict[str, Any]:
+        """`Desk.next_report`, for callers without Tune."""
+        answer: dict[str, Any] = ray.get(self._desk.next_report.remote(trial))
+        return answer
+
+    def wait_idle(self, seconds: float) -> bool:
+        """True once no lane holds a trial."""
+        return bool(ray.get(self._desk.idle.remote(seconds)))
+
+    def _tear_down(self, patience: float) -> None:
+        """Sends the lanes home, ends by force those that are late, and waits until their resources are free."""
+        deadline = time.monotonic() + patience
+        try:
+            ray.get(self._desk.close.remote(), timeout=10)
+            if patience:
+                ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience)
+        except ray.exceptions.RayError:
+            patience = 0
+        for process in [*self._lanes.values(), self._desk]:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(process)
+        self._lanes.clear()
+        self._runs.clear()
+        deadline = max(deadline, time.monotonic() + 10)
+        while time.monotonic() < deadline and self._groups():
+            time.sleep(0.1)
+
+    def _groups(self) -> list[str]:
+        """Placement groups of this sweep's lanes that still hold resources."""
+        table = ray.util.placement_group_table()
+        return [name for name, group in table.items() if group["state"] != "REMOVED"]
+
+
+def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
+    """How many lanes the cluster's nodes hold; `ClusterError` when none."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
+
+    def fit(node: dict[str, float]) -> int:
+        shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
+        shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
+        return int(min(shares, default=0) + 1e-6)
+
+    count = sum(fit(node) for node in nodes) // workers
+    if count < 1:
+        raise ClusterError(
+            f"a lane of {workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each does not fit: "
+            f"the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
+            "ask for fewer workers, or less per worker, in the cluster file"
+        )
+    return count
+
+
+@contextlib.contextmanager
+def local_ray(num_cpus: int, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
+
+    Ray's token authentication stays on. `env` reaches every worker.
+    """
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=200 * 2**20,
+        log_to_driver=False,
+        logging_level="WARNING",
+        runtime_env={"env_vars": env} if env else None,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

