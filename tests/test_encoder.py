@@ -30,7 +30,7 @@ def random_sentences(count, seed=0, longest=39):
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -247,3 +247,9 @@ def test_a_checkpoint_that_lacks_layers_is_refused(xlm_r):
     (xlm_r / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     with pytest.raises(TeacherError, match="lacks 16 weights"):
         from_folder(xlm_r)
+
+
+def test_loading_prints_nothing(xlm_r, capfd):
+    from_folder(xlm_r)
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""

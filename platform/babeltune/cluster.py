@@ -7,11 +7,11 @@ variable or the file that holds the token.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from babeltune.document import expand, find_file, read_document, validate
 from babeltune.errors import ClusterError, SpecError
@@ -55,7 +55,9 @@ class Cluster(Strict):
         if self.token_env is not None:
             token = (os.environ if environ is None else environ).get(self.token_env, "").strip()
             if not token:
-                raise ClusterError(f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it")
+                raise ClusterError(
+                    f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it"
+                )
             return token
         if self.token_file is None:
             return None
@@ -72,7 +74,7 @@ class Cluster(Strict):
 def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Cluster:
     """The cluster of that file, or the local one. Raises `SpecError` naming every problem with file and line."""
     document = read_document(find_file(DEFAULT if path is None else path))
-    lines = [document.error((key,), _secret(key)) for key in document.values if key in SECRETS]
+    lines = [document.error((key,), _secret(key)) for key, value in document.values.items() if _is_secret(key, value)]
     if lines:
         raise SpecError("\n".join(lines))
     for key in EXPANDED:
@@ -100,8 +102,6 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
             yield (key,), "must not be empty"
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
-    if urlsplit(cluster.address).password or urlsplit(cluster.mlflow).password:
-        yield ("mlflow" if urlsplit(cluster.mlflow).password else "address",), "holds a password; use token_env instead"
     for key, number, low in (
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
@@ -115,12 +115,18 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
 
 
+def _is_secret(key: str, value: object) -> bool:
+    """Whether a key, or the password inside an address, gives away a secret; one from a variable does not."""
+    return key in SECRETS or (isinstance(value, str) and re.match(r"[a-z0-9+]+://[^/@:]*:[^/@$]+@", value) is not None)
+
+
 def _secret(key: str) -> str:
     """Why a secret is refused; its value is not repeated."""
+    why = "a secret does not belong in a file that is shared; "
+    if key == "token":
+        return why + "give `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH` instead"
     return (
-        f"a secret does not belong in a file that is shared; give `{key}_env: NAME_OF_A_VARIABLE` or "
-        f"`{key}_file: PATH` instead"
-        if key == "token"
-        else "a secret does not belong in a file that is shared; the cluster's token comes by token_env or token_file, "
-        "MLflow's password by MLFLOW_TRACKING_PASSWORD"
+        why + f"write `{key}: ${{NAME_OF_A_VARIABLE}}`"
+        if key in EXPANDED
+        else why + "name it by token_env or token_file"
     )

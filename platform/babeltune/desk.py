@@ -64,6 +64,7 @@ class Desk:
         self._turns: dict[str, int] = {}
         self._waiting: set[str] = set()
         self._broken: dict[str, str] = {}
+        self._groups: dict[str, str] = {}
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -136,6 +137,14 @@ class Desk:
         await self._tell()
 
     # A lane's side
+
+    async def arrive(self, lane: str, group: str) -> None:
+        """A lane's word that its ranks run, and in which placement group (its id in hexadecimal)."""
+        self._groups[lane] = group
+
+    async def groups(self) -> list[str]:
+        """The placement groups of the lanes that have arrived."""
+        return list(self._groups.values())
 
     async def refuse(self, lane: str, reason: str) -> None:
         """A lane's word that it cannot load what it should run."""
@@ -211,10 +220,7 @@ class Desk:
         attempt = work.attempt
         if attempt.go_on is None:
             attempt.endings[rank] = (ending, reason)
-            if ending == "done" or len(attempt.endings) == world:
-                patience = None
-            else:
-                patience = GRACE
+            patience = None if ending == "done" else GRACE
             if len(attempt.endings) < world:
                 await self._until(lambda: attempt.go_on is not None or len(attempt.endings) == world, patience)
             if attempt.go_on is None:

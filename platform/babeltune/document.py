@@ -180,6 +180,11 @@ def scalar(node: yaml.Node, place: str) -> Any:
     return text
 
 
+def reads_as_text(text: str) -> bool:
+    """Whether the text, written without quotes, would be read back as text."""
+    return not (text in WORDS or any(form.fullmatch(text) for form in (INTEGER, NUMBER, NOT_FINITE)))
+
+
 def describe(value: Any) -> str:
     """The value as an error names it."""
     if value is None:

@@ -225,12 +225,14 @@ def _without_pooler(config: Any) -> dict[str, bool]:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No progress bar over the weights: a sweep loads a student per trial."""
-    shown = transformers_logging.is_progress_bar_enabled()
+    """No progress bar and no table of weights: a sweep loads a student per trial, and missing weights are refused."""
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
 

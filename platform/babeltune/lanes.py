@@ -24,6 +24,8 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray._raylet import PlacementGroupID
+from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 from torch import distributed
 
 from babeltune.desk import DIED, POLL, Desk, Ending
@@ -34,6 +36,8 @@ WARM = ("numpy", "safetensors.torch", "tokenizers", "transformers", "babeltune.t
 """Imported by every rank before its first trial."""
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
+TEAR_DOWN = 10.0
+"""Seconds to wait for a lane that was ended by force to free its resources."""
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -128,7 +132,9 @@ def _warm(run_trial: str) -> RunTrial:
     for module in WARM:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    return load(run_trial)
+    run: RunTrial = load(run_trial)
+    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
+    return run
 
 
 def lane_loop(settings: dict[str, Any]) -> None:
@@ -138,6 +144,7 @@ def lane_loop(settings: dict[str, Any]) -> None:
     device = str(ray.train.torch.get_device())
     lane = settings["lane"]
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
+    ray.get(desk.arrive.remote(lane, get_current_placement_group().id.hex()))
     try:
         run = _warm(settings["run_trial"])
     except Exception as error:
@@ -152,9 +159,9 @@ def lane_loop(settings: dict[str, Any]) -> None:
             trial, payload = answer["trial"], answer["payload"]
             _fresh(int(payload.get("seed", 0)), settings["threads"])
             reporter = Reporter(desk, trial, rank, world, device)
-            ending, reason, error = _attempt(run, payload, reporter, rank, world, device)
+            ending, reason, cause = _attempt(run, payload, reporter, rank, world, device)
             if not ray.get(desk.leave.remote(lane, trial, rank, world, ending, reason)):
-                raise ClusterError(f"lane {lane} restarts after trial {trial}: {reason or DIED}") from error
+                raise ClusterError(f"lane {lane} restarts after trial {trial}: {reason or DIED}") from cause
 
 
 def _attempt(
@@ -241,7 +248,7 @@ class Lanes:
         self._runs[lane] = process.run.remote({**self._settings, "lane": lane}, self._scaling)
 
     def mend(self) -> None:
-        """Starts a lane again whose run ended; its trial goes on in the new one. `ClusterError` when that is in vain."""
+        """Starts a lane again whose run ended; its trial goes on in it. `ClusterError` when that is in vain."""
         ended, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
         if not ended:
             return
@@ -280,27 +287,31 @@ class Lanes:
         return bool(ray.get(self._desk.idle.remote(seconds)))
 
     def _tear_down(self, patience: float) -> None:
-        """Sends the lanes home, ends by force those that are late, and waits until their resources are free."""
-        deadline = time.monotonic() + patience
-        try:
-            ray.get(self._desk.close.remote(), timeout=10)
-            if patience:
-                ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience)
-        except ray.exceptions.RayError:
-            patience = 0
+        """Sends the lanes home, ends by force those that are late, and frees what they held.
+
+        Ray leaves the placement group of a run that is ended by force to a watcher that can be slow, so each is removed
+        here.
+        """
+        groups: list[str] = []
+        with contextlib.suppress(ray.exceptions.RayError):
+            groups = ray.get(self._desk.groups.remote())
+            ray.get(self._desk.close.remote())
+            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience)
         for process in [*self._lanes.values(), self._desk]:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.kill(process)
         self._lanes.clear()
         self._runs.clear()
-        deadline = max(deadline, time.monotonic() + 10)
-        while time.monotonic() < deadline and self._groups():
-            time.sleep(0.1)
+        for group in groups:
+            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
+        deadline = time.monotonic() + TEAR_DOWN
+        while time.monotonic() < deadline and any(_held(group) for group in groups):
+            time.sleep(0.05)
 
-    def _groups(self) -> list[str]:
-        """Placement groups of this sweep's lanes that still hold resources."""
-        table = ray.util.placement_group_table()
-        return [name for name, group in table.items() if group["state"] != "REMOVED"]
+
+def _held(group: str) -> bool:
+    state = ray.util.placement_group_table(PlacementGroup(PlacementGroupID.from_hex(group))).get("state")
+    return state not in (None, "REMOVED")
 
 
 def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
@@ -311,23 +322,23 @@ def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float)
     def fit(node: dict[str, float]) -> int:
         shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
         shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
-        return int(min(shares, default=0) + 1e-6)
+        return int(min(shares, default=workers) + 1e-6)
 
     count = sum(fit(node) for node in nodes) // workers
     if count < 1:
         raise ClusterError(
-            f"a lane of {workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each does not fit: "
-            f"the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
+            f"a lane of {workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each does not "
+            f"fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
             "ask for fewer workers, or less per worker, in the cluster file"
         )
     return count
 
 
 @contextlib.contextmanager
-def local_ray(num_cpus: int, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
+def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
-    Ray's token authentication stays on. `env` reaches every worker.
+    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on. `env` reaches every worker.
     """
     ray.init(
         address="local",
@@ -337,7 +348,7 @@ def local_ray(num_cpus: int, num_gpus: int = 0, env: dict[str, str] | None = Non
         _node_ip_address="127.0.0.1",
         object_store_memory=200 * 2**20,
         log_to_driver=False,
-        logging_level="WARNING",
+        logging_level="ERROR",
         runtime_env={"env_vars": env} if env else None,
     )
     try:

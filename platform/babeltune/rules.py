@@ -274,7 +274,7 @@ def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         shared = [language for language in left if language in right]
         yield (
             (*key, "join"),
-            f"{source.join!r} is not in both sources; allowed: id{''.join(f', {s}' for s in shared)}"
+            f"{source.join!r} is not in both; allowed: id{''.join(f', {s}' for s in shared)}"
             f"{nearest(source.join, ['id', *shared])}",
         )
 

@@ -28,7 +28,7 @@ from babeltune.method import Gather
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-TILE = {"cpu": 1024, "cuda": 8192}
+TILE = {"cpu": 512, "cuda": 8192}
 """Rows and columns of a tile."""
 
 
@@ -37,10 +37,9 @@ def _spans(count: int, tile: int) -> list[slice]:
 
 
 class _LogSums:
-    """log sum_k exp(v_k) of each of `count` lists whose values, none above `bound`, arrive in tiles.
+    """log sum_k exp(v_k) of each of `count` lists whose values arrive in tiles, |v| <= bound.
 
-    A bound of at most 50 leaves room in fp32 to sum exponentials as they are; above, they are taken less the maximum
-    so far.
+    Up to 50, fp32 has room to sum the exponentials as they are; above, they are taken less the maximum so far.
     """
 
     def __init__(self, count: int, like: Tensor, bound: float) -> None:
@@ -48,26 +47,28 @@ class _LogSums:
         self.sums = like.new_zeros(count)
         self.most = like.new_full((count,), 0.0 if self.plain else -bound)
 
-    def add(self, tile: Tensor, at: slice, across: slice | None = None, other: _LogSums | None = None) -> None:
-        """Takes in the tile's rows at `at`, and gives its columns at `across` to `other`."""
-        if self.plain:
-            exponentials = tile.exp()
-            self.sums[at] += exponentials.sum(1)
-            if other is not None:
-                other.sums[across] += exponentials.sum(0)
+    def add(self, tile: Tensor, exponentials: Tensor | None, at: slice, dim: int) -> None:
+        """Takes in the tile's values along `dim`; `exponentials` of them where plain."""
+        if exponentials is not None:
+            self.sums[at] += exponentials.sum(dim)
             return
-        self._add_less_maximum(tile, at)
-        if other is not None and across is not None:
-            other._add_less_maximum(tile.T, across)
-
-    def _add_less_maximum(self, tile: Tensor, at: slice) -> None:
-        most = torch.maximum(self.most[at], tile.amax(1))
+        most = torch.maximum(self.most[at], tile.amax(dim))
         self.sums[at] *= (self.most[at] - most).exp_()
-        self.sums[at] += (tile - most.unsqueeze(1)).exp_().sum(1)
+        self.sums[at] += (tile - most.unsqueeze(dim)).exp_().sum(dim)
         self.most[at] = most
 
     def log(self) -> Tensor:
         return self.sums.log() + self.most
+
+
+def _add(tile: Tensor, rows: _LogSums | None, i: slice, columns: _LogSums | None, j: slice) -> None:
+    """Takes a tile into the sums of its rows and of its columns."""
+    some = rows or columns
+    exponentials = tile.exp() if some is not None and some.plain else None
+    if rows is not None:
+        rows.add(tile, exponentials, i, 1)
+    if columns is not None:
+        columns.add(tile, exponentials, j, 0)
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,15 @@ class Labels:
     own_log_z: Float[Tensor, "local"]
     """log sum_j exp(a_i·a_j / tau')."""
     log_z: Float[Tensor, "global"]
+    tile: int
 
-    def column_sums(self, tile: int | None = None) -> Float[Tensor, "local"]:
+    @torch.no_grad()
+    def column_sums(self) -> Float[Tensor, "local"]:
         """sum_i w_ij of this rank's columns j: one on average, and only there."""
-        tile = tile or TILE[self.own.device.type]
         sums = torch.zeros_like(self.own_log_z)
         with torch.autocast(self.own.device.type, enabled=False):
-            for j in _spans(len(self.own), tile):
-                for i in _spans(len(self.everyone), tile):
+            for j in _spans(len(self.own), self.tile):
+                for i in _spans(len(self.everyone), self.tile):
                     sums[j] += (self.own[j] @ self.everyone[i].T).sub_(self.log_z[i]).exp_().sum(1)
         return sums
 
@@ -106,45 +108,210 @@ def soft_labels(
         for i in _spans(len(own), tile):
             for j in _spans(len(everyone), tile):
                 if not alone or i.start <= j.start:
-                    mirrored = alone and i.start < j.start
-                    sums.add(own[i] @ everyone[j].T, i, j, sums if mirrored else None)
+                    _add(own[i] @ everyone[j].T, sums, i, sums if alone and i.start < j.start else None, j)
     log_z = sums.log()
-    return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1))
-
-
-@dataclass
-class _Side:
-    """The rows or the columns of S, with what (*) says of them."""
-
-    vectors: Tensor
-    weights: Tensor | None
-    """alpha or beta."""
-    label_weight: float
-    """r or c."""
-    label_log_z: Tensor | None
-    log_sums: Tensor | None = None
-    gradient: Tensor | None = None
-
-
-def _softmaxes(values: Tensor, *normalisers: tuple[Tensor | float | None, Tensor | None]) -> Tensor | None:
-    """The sum of weight · exp(values - log), over (weight, log) shaped to broadcast; None where all are absent."""
-    total: Tensor | None = None
-    for weight, log in normalisers:
-        if weight is None or log is None:
-            continue
-        term = (values - log).exp_().mul_(weight)
-        total = term if total is None else total.add_(term)
-    return total
+    return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), tile)
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """One case of the formula, its temperature within `rows`."""
+class Repeats:
+    """Which candidates are left out of a row's denominator: those with the text of its own positive."""
+
+    own: Int[Tensor, "local"]
+    """Text ids of this rank's positives."""
+    everyone: Int[Tensor, "global"]
+    """Text ids of all candidates."""
+    offset: int
+    """Row i's positive is candidate offset + i."""
+
+    def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
+        same = self.own[i].unsqueeze(1) == self.everyone[j]
+        same.diagonal(self.offset + i.start - j.start).fill_(False)
+        similarities.masked_fill_(same, -torch.inf)
+
+
+@dataclass(eq=False)
+class _Side:
+    """The rows or the columns of S."""
+
+    vectors: Tensor
+    weights: Tensor | None
+    """alpha or beta; None for zeros."""
+    label_weight: float
+    """r or c."""
+    label_log_z: Tensor | None
+    sums: Tensor | None = None
+    """The log-sum-exps."""
+    gradient: Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Work:
+    """One evaluation of the formula; temperature is within the rows' vectors."""
 
     rows: _Side
     columns: _Side
     labels: Labels | None
-    texts: tuple[Tensor, Tensor] | None
-    offset: int
+    repeats: Repeats | None
     bound: float
     tile: int
+    only: Tensor | None = None
+    """S, if it is one tile."""
+
+    def similarities(self, left: _Side, right: _Side, i: slice, j: slice) -> Tensor:
+        """A tile of S (of S transposed when `left` is the columns)."""
+        if self.only is not None:
+            return self.only
+        tile = left.vectors[i] @ right.vectors[j].T
+        if self.repeats is not None:
+            self.repeats.drop(tile, i, j)
+        if tile.shape == (len(self.rows.vectors), len(self.columns.vectors)):
+            self.only = tile
+        return tile
+
+    def find_sums(self, beside: Tensor | None) -> None:
+        """The first pass."""
+        rows, columns = self.rows, self.columns
+        row_sums, column_sums = (
+            None if side.weights is None else _LogSums(len(side.vectors), side.vectors, self.bound)
+            for side in (rows, columns)
+        )
+        for i in _spans(len(rows.vectors), self.tile):
+            for j in _spans(len(columns.vectors), self.tile):
+                _add(self.similarities(rows, columns, i, j), row_sums, i, column_sums, j)
+        rows.sums = row_sums.log() if row_sums else None
+        columns.sums = column_sums.log() if column_sums else None
+        if beside is not None and rows.sums is not None:
+            rows.sums = torch.logaddexp(rows.sums, beside)
+
+    def label_tiles(self) -> Iterator[tuple[_Side, _Side, slice, slice, Tensor | None]]:
+        """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits."""
+        alone = self.labels is not None and len(self.labels.own) == len(self.labels.everyone)
+        for i in _spans(len(self.rows.vectors), self.tile):
+            for j in _spans(len(self.columns.vectors), self.tile):
+                if alone and j.start < i.start:
+                    continue
+                teacher = self.labels.own[i] @ self.labels.everyone[j].T if self.labels is not None else None
+                yield self.rows, self.columns, i, j, teacher
+                if alone and i.start < j.start:
+                    yield self.columns, self.rows, i, j, teacher
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The second pass: sums of (r w_ij + c w_ji) S_ij and of (r w_ij + c w_ji) a_i·a_j / tau', and gradients."""
+        totals = self.rows.vectors.new_zeros(2, dtype=torch.float64)
+        for left, right, i, j, teacher in self.label_tiles():
+            values = self.similarities(left, right, i, j)
+            labels = None
+            if teacher is not None:
+                labels = _softmaxes(
+                    teacher,
+                    (left.label_weight, left.label_log_z, i),
+                    (right.label_weight, right.label_log_z, j),
+                )
+                totals[0] += torch.dot(labels.view(-1), values.view(-1))
+                totals[1] += torch.dot(labels.view(-1), teacher.view(-1))
+            if left.gradient is not None and right.gradient is not None:
+                change = _softmaxes(values, (left.weights, left.sums, i), (right.weights, right.sums, j))
+                if labels is not None:
+                    change -= labels
+                left.gradient[i].addmm_(change, right.vectors[j])
+                right.gradient[j].addmm_(change.T, left.vectors[i])
+        return totals[0], totals[1]
+
+
+Normaliser = tuple["Tensor | float | None", "Tensor | None", slice]
+
+
+def _softmaxes(values: Tensor, rows: Normaliser, columns: Normaliser) -> Tensor:
+    """weight · exp(values - log) of the rows' weights and logarithms, plus the same of the columns'."""
+    total = None
+    for (weight, log, at), dim in ((rows, 1), (columns, 0)):
+        if log is None or weight is None or (isinstance(weight, float) and not weight):
+            continue
+        term = (values - log[at].unsqueeze(dim)).exp_()
+        if isinstance(weight, Tensor):
+            term *= weight[at].unsqueeze(dim)
+        elif weight != 1:
+            term *= weight
+        total = term if total is None else total.add_(term)
+    return torch.zeros_like(values) if total is None else total
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, beside: Tensor | None, work: _Work, gradients: bool
+    ) -> tuple[Tensor, Tensor]:
+        rows, columns = work.rows, work.columns
+        with torch.autocast(x.device.type, enabled=False):
+            work.find_sums(beside)
+            if gradients:
+                rows.gradient, columns.gradient = torch.zeros_like(rows.vectors), torch.zeros_like(columns.vectors)
+            labelled, teacher = work.finish() if gradients or work.labels is not None else (x.new_zeros(()),) * 2
+        value = -labelled
+        for side in (rows, columns):
+            if side.weights is not None and side.sums is not None:
+                value = value + torch.dot(side.weights.double(), side.sums.double())
+        if gradients:
+            share = None
+            if beside is not None and rows.weights is not None and rows.sums is not None:
+                share = rows.weights * (beside - rows.sums).exp()
+            ctx.save_for_backward(rows.gradient, columns.gradient, share)
+            ctx.temperature, ctx.dtypes = 1 / work.bound, (x.dtype, y.dtype)
+        teacher = teacher.float()
+        ctx.mark_non_differentiable(teacher)
+        return value.float(), teacher
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, beside = ctx.saved_tensors
+        scale = gradients[0]
+        return (
+            (x * (scale / ctx.temperature)).to(ctx.dtypes[0]),
+            (y * scale).to(ctx.dtypes[1]),
+            None if beside is None else beside * scale,
+            None,
+            None,
+        )
+
+
+def tiled_cross_entropy(
+    x: Float[Tensor, "rows dim"],
+    y: Float[Tensor, "columns dim"],
+    *,
+    temperature: float,
+    row_weights: Float[Tensor, "rows"] | None = None,
+    column_weights: Float[Tensor, "columns"] | None = None,
+    labels: Labels | None = None,
+    label_rows: float = 0.0,
+    label_columns: float = 0.0,
+    repeats: Repeats | None = None,
+    beside: Float[Tensor, "rows"] | None = None,
+    tile: int | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """The formula above for unit vectors, differentiable once in `x`, `y` and `beside`.
+
+    `row_weights` is alpha (ones when neither it nor beta is given), `column_weights` beta, `label_rows` r and
+    `label_columns` c; with labels, rows i of `x` are the labels' own and rows of `y` are everyone's. `repeats` are
+    left out of the rows' log-sum-exps, and `beside` [rows] is one more value in each of them: the log-sum-exp of
+    candidates that only this row has.
+    Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows.
+    """
+    if row_weights is None and column_weights is None:
+        row_weights = torch.ones(len(x), device=x.device)
+    tile = tile or TILE[x.device.type]
+    if labels is not None:
+        tile = labels.tile
+    own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
+    work = _Work(
+        _Side(x.detach().float() / temperature, row_weights, label_rows, own_z),
+        _Side(y.detach().float(), column_weights, label_columns, all_z),
+        labels,
+        repeats,
+        1 / temperature,
+        tile,
+    )
+    wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
+    value, teacher = _CrossEntropy.apply(x, y, beside, work, wanted)
+    return value, teacher

@@ -82,15 +82,15 @@ def read_sweep(
     return sweep
 
 
-def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> Data:
-    """The `data` section of a sweep file or of a file made for `--with`. Raises `SpecError`."""
+def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
+    """The `data` section of a sweep file or of a file made for `--with`, and its root. Raises `SpecError`."""
     document = read_document(find_file(path))
     if "data" not in document.values:
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
     rest: dict[str, Any] = {"name": "data", "method": "none", "objectives": []}
     sweep = _typed(Document(rest | {"data": document.values["data"]}, document.places), environ)
     _refuse((problem for problem in problems(sweep) if problem[0][0] == "data"), document.error)
-    return sweep.data
+    return sweep.data, data_root(sweep, environ)
 
 
 def sweep_from(values: Mapping[str, Any]) -> Sweep:

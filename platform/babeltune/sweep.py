@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import itertools
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from filelock import FileLock, Timeout
 
 import babeltune
@@ -30,10 +28,10 @@ from babeltune.checkpoint import write_json
 from babeltune.cluster import Cluster
 from babeltune.errors import ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
-from babeltune.ledger import SweepFolder, outcome, trial_row
+from babeltune.ledger import State, SweepFolder, outcome, trial_row
 from babeltune.prepare import Progress, prepare, silent
 from babeltune.prepared import Prepared, write_prepared
-from babeltune.records import Point, Sweep, plain, report_from
+from babeltune.records import Point, Scalar, Sweep, plain, report_from
 from babeltune.search import search
 from babeltune.space import default_params, make_trial, suggest
 from babeltune.spec import check_method, sweep_id
@@ -130,28 +128,6 @@ def is_driven(folder: SweepFolder) -> bool:
     return False
 
 
-@contextmanager
-def interrupt(request: Callable[[], None]) -> Iterator[None]:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop; the second one interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def handle(number: int, frame: Any) -> None:
-        request()
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    for s in before:
-        signal.signal(s, handle)
-    try:
-        yield
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-
 def ray_shards(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Iterator[Any]:
     """Runs the shards of a store as Ray tasks, one CPU each; yields results as they come."""
     remote = ray.remote(num_cpus=1, max_retries=2)(function)
@@ -163,9 +139,12 @@ def ray_shards(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -
 
 @contextmanager
 def connected(cluster: Cluster) -> Iterator[None]:
-    """A connection to the cluster; the local one is started and ended here."""
+    """A connection to the cluster; the local one is started and ended here, an open one is used as it is."""
+    if ray.is_initialized():
+        yield
+        return
     if cluster.address == "local":
-        with local_ray():
+        with local_ray(num_cpus=os.cpu_count() or 1, num_gpus=torch.cuda.device_count()):
             yield
         return
     try:
@@ -178,6 +157,12 @@ def connected(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def driven_folder(sweep: Sweep, cluster: Cluster) -> SweepFolder | None:
+    """The sweep's folder if a driver runs it now."""
+    folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
+    return folder if folder.path.exists() and is_driven(folder) else None
 
 
 def open_folder(sweep: Sweep, storage: Path) -> SweepFolder:
@@ -211,41 +196,39 @@ def submit(
             watch(board)
         folder.set_state("running")
         try:
-            with interrupt(folder.stop_request.touch), connected(cluster):
-                _run(sweep, cluster, folder, board)
+            with connected(cluster):
+                complete = _run(sweep, cluster, folder, board)
         except BaseException as error:
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
             raise
-        folder.set_state("stopped" if folder.stop_request.exists() else "finished")
+        folder.set_state("finished" if complete else "stopped")
     return folder
 
 
-def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> None:
+def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> bool:
+    """Everything that needs the cluster; True when the budget's trials are all there."""
     prepared = prepare(sweep, folder.path.parents[1], run_shards=ray_shards, progress=board.progress)
     write_prepared(prepared, folder.prepared)
     score_baselines(sweep, prepared, folder, board.progress)
-    workers = sweep.budget.workers or cluster.workers
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
-    with (
-        Tracking(sweep, folder, prepared, tracker) as tracking,
-        Lanes(
-            count=cluster.lanes,
-            workers=workers,
-            cpus_per_worker=cluster.cpus_per_worker,
-            gpus_per_worker=cluster.gpus_per_worker,
-            run_trial="babeltune.trial:run",
-            storage=folder.path / "train",
-        ) as lanes,
-    ):
-        deadline = time.monotonic() + sweep.budget.minutes * 60 if sweep.budget.minutes else None
+    lanes = Lanes(
+        count=cluster.lanes,
+        workers=sweep.budget.workers or cluster.workers,
+        cpus_per_worker=cluster.cpus_per_worker,
+        gpus_per_worker=cluster.gpus_per_worker,
+        run_trial="babeltune.trial:run",
+        storage=folder.path / "train",
+    )
+    with Tracking(sweep, folder, prepared, tracker) as tracking, lanes:
 
-        def on_event(kind: str, number: int, info: dict[str, Any]) -> None:
-            tracking.on_event(kind, number, info)
+        def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
+            attributes = tracking.on_event(kind, number, info)
             follow(board, kind, number)
+            return attributes
 
         board.progress("searching", 0, sweep.budget.trials)
-        search(
+        complete = search(
             sweep,
             lanes=lanes,
             folder=folder.path,
@@ -254,9 +237,9 @@ def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> N
             on_event=on_event,
             trials=sweep.budget.trials,
             stop=folder.stop_request.exists,
-            no_more=lambda: deadline is not None and time.monotonic() > deadline,
         )
     board.progress("done", board.ended, sweep.budget.trials)
+    return complete
 
 
 def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
@@ -295,6 +278,7 @@ class Tracking:
 
     def __init__(self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker) -> None:
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
+        self.facts: dict[int, dict[str, Scalar]] = {}
 
     def __enter__(self) -> Tracking:
         facts = environment_facts()
@@ -323,43 +307,36 @@ class Tracking:
         self.tracker.flush(60)
         self.tracker.close()
 
-    def on_event(self, kind: str, number: int, info: dict[str, Any]) -> None:
-        """`start` with the payload, `report` with a plain `Report`, `end` with a state and a reason."""
+    def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
+        """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
         if kind == "start":
-            trial = info["trial"]
-            settings = {**flat({"config": trial["config"], "training": trial["training"], "student": trial["student"]})}
-            self.tracker.start_trial(
-                number,
-                {**settings, **{f"search.{k}": v for k, v in trial["params"].items()}},
-                {"babeltune.method": trial["method"], **self.tags},
-            )
-        elif kind == "report":
+            return self.start(number)
+        if kind == "report":
             report = report_from(info)
             now = report.points[-1].time_ms if report.points else int(time.time() * 1000)
             scores = Point(step=report.step, time_ms=now, values=report.metrics)
             self.tracker.metrics(number, [*report.points, scores])
-        elif kind == "end":
-            place = self.folder.trial(number)
-            outcome(place, info["state"], info.get("reason", ""))
-            row = trial_row(place, self.sweep.objectives[0])
-            status = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}.get(info["state"], "KILLED")
-            facts = {str(k): str(v) for k, v in info.get("facts", {}).items()}
-            self.tracker.end_trial(
-                number,
-                status,
-                {
-                    "babeltune.state": info["state"],
-                    "babeltune.reason": info.get("reason", ""),
-                    "babeltune.best_report": str(row.best),
-                    **facts,
-                },
-            )
+            self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
+            return None
+        return self.end(number, STATES[info["state"]], info.get("reason") or "")
+
+    def start(self, number: int) -> dict[str, Scalar] | None:
+        trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
+        outcome(self.folder.trial(number), "running")
+        settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
+        searched = {f"search.{key}": value for key, value in trial["params"].items()}
+        self.tracker.start_trial(number, {**settings, **searched}, {"babeltune.method": trial["method"], **self.tags})
+        return None
+
+    def end(self, number: int, state: State, reason: str) -> dict[str, Scalar] | None:
+        place = self.folder.trial(number)
+        outcome(place, state, reason)
+        row = trial_row(place, self.sweep.objectives[0])
+        status = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}.get(state, "KILLED")
+        tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
+        self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
+        return {"mlflow_run": self.tracker.run_id(number) or ""}
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names."""
-    pairs = (
-        flat(value, f"{prefix}{key}.").items() if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-        for key, value in values.items()
-    )
-    return dict(itertools.chain.from_iterable(pairs))
+STATES: dict[str, State] = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "INTERRUPTED": "stopped"}
+"""Optuna's word for how a trial ended, and ours."""

@@ -140,15 +140,7 @@ def teacher_folder(teacher: Teacher) -> Path:
     """The folder with the teacher's files: the verified bundled one, a local one, or a snapshot from the hub."""
     if teacher.model.startswith("bundled:"):
         return _bundled(teacher.model)
-    folder = Path(teacher.model).expanduser()
-    if not folder.is_dir():
-        folder = _snapshot(teacher)
-    if not any(True for _ in _files(folder, ("*.safetensors",))):
-        raise TeacherError(
-            f"teacher.model {teacher.model!r} has no *.safetensors file, the only weights that are read; "
-            "convert it with transformers' save_pretrained, or name another model"
-        )
-    return folder
+    return model_folder(teacher.model, teacher.revision, setting="teacher.model")
 
 
 def _bundled(name: str) -> Path:
@@ -172,25 +164,40 @@ def verify_weights(path: Path, sha256: str) -> None:
         )
 
 
-def _snapshot(teacher: Teacher) -> Path:
-    name = teacher.model
+def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
+    """The folder of a model with safetensors weights: a local one, or a snapshot from the hub, downloaded once.
+
+    Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = _snapshot(name, revision, setting)
+    if not any(True for _ in _files(folder, ("*.safetensors",))):
+        raise TeacherError(
+            f"{setting} {name!r} has no *.safetensors file, the only weights that are read; "
+            "convert it with transformers' save_pretrained, or name another model"
+        )
+    return folder
+
+
+def _snapshot(name: str, revision: str | None, setting: str) -> Path:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise TeacherError(f"teacher.model {name!r}: no such folder; give an existing folder, a hub id, or {BUNDLED!r}")
+        raise TeacherError(f"{setting} {name!r}: no such folder; give an existing folder or a hub id")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         folder = snapshot_download(
             name,
-            revision=teacher.revision,
+            revision=revision,
             allow_patterns=list(_PARTS),
             ignore_patterns=[f"{other}/*" for other in _OTHER_BACKENDS],
         )
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise TeacherError(
-            f"teacher.model {name!r}{f' at revision {teacher.revision!r}' if teacher.revision else ''} is neither a "
-            f"folder nor reachable on the Hugging Face hub ({_first_line(error)}); check the name and the network, "
-            f"download it to a folder first, or use {BUNDLED!r}"
+            f"{setting} {name!r}{f' at revision {revision!r}' if revision else ''} is neither a folder nor reachable "
+            f"on the Hugging Face hub ({_first_line(error)}); check the name and the network, or download it to a "
+            "folder first"
         ) from error
     return Path(folder)
 
@@ -279,6 +286,8 @@ def _write(
     for count in run_shards(encode_shard, arguments):
         forwarded += count
         progress(forwarded, len(texts))
+    if forwarded != len(texts):
+        raise StoreError(f"the teacher encoded {forwarded} of {len(texts)} sentences; a task was lost: submit again")
     for _, work_file, _ in arguments:
         Path(work_file).unlink()
     order = np.empty(len(texts), "<i8")

@@ -19,6 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from babeltune.errors import DataError, TeacherError
 from babeltune.records import Student
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.teacher import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -114,18 +115,17 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if student.model is None:
-        if folder is None:
-            raise TeacherError("a student without student.model needs the folder of a tokenizer trained on the corpus")
-        name, revision = str(folder), None
-    else:
-        name, revision = student.model, student.revision
+    if student.model is not None:
+        folder = model_folder(student.model, student.revision, setting="student.model")
+    if folder is None:
+        raise TeacherError("a student without student.model needs the folder of a tokenizer trained on the corpus")
+    name = student.model or str(folder)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise TeacherError(
-            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; give student.model as an "
-            "existing folder or a reachable hub id, or leave it out to train a student from scratch"
+            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; name a model that has one, or "
+            "leave student.model out to train a student from scratch"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TeacherError(

@@ -158,7 +158,8 @@ class Tracker:
                 wait = RETRY_S[0]
             except Exception as error:  # a server may fail in any way, and the trials go on
                 self.trouble = f"{_without_password(self.uri)} does not take events: {_first_line(error)}"
-                _log.warning("%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
+                first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
+                _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
                     self._spool.forget()  # the store lost our runs: send everything again
                 sender = None
@@ -388,7 +389,7 @@ def _open_client(uri: str) -> MlflowClient:
         os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
     from mlflow import MlflowClient
 
-    for name in ("mlflow", "alembic"):
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if (root := artifact_folder(uri)) is not None:
         root.mkdir(parents=True, exist_ok=True)

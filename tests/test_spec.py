@@ -1,0 +1,753 @@
+"""Sweep files: what is read, what is refused and in which words, and what a sweep's id depends on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import babeltune.method
+from babeltune.document import parse_yaml, repository
+from babeltune.errors import SpecError
+from babeltune.method import GROUP, Loss, Method, Needs
+from babeltune.records import plain
+from babeltune.spec import (
+    check_method,
+    check_reachable,
+    data_root,
+    dev_metrics,
+    find_file,
+    read_data,
+    read_sweep,
+    sweep_from,
+    sweep_id,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    temperature: float = 0.1
+    labels: Literal["near", "both", "hard"] = "near"
+    neighbours: int = 0
+
+    def __post_init__(self):
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+        if self.labels == "hard" and self.neighbours:
+            raise ValueError("neighbours are not used with hard labels")
+
+
+class Contrast(Method):
+    name = "contrast"
+    Config = Config
+
+    @classmethod
+    def needs(cls, config):
+        sides = {"near": {"source"}, "both": {"source", "target"}, "hard": set()}[config.labels]
+        return Needs(teacher=frozenset(sides), hard_negatives=config.neighbours)
+
+    def loss(self, encode, batch, gather):
+        return Loss(encode(batch.source).sum())
+
+
+@dataclass(frozen=True)
+class DistanceConfig:
+    power: float = 2.0
+
+
+class Distance(Method):
+    name = "distance"
+    Config = DistanceConfig
+
+    @classmethod
+    def needs(cls, config):
+        return Needs(teacher=frozenset({"source"}), same_dimension=True)
+
+    def loss(self, encode, batch, gather):
+        return Loss(encode(batch.source).sum())
+
+
+@dataclass
+class Entry:
+    name: str
+    loaded: type[Method]
+    value: str = "tests:class"
+
+    def load(self):
+        return self.loaded
+
+
+@pytest.fixture(autouse=True)
+def methods(monkeypatch):
+    entries = [Entry("contrast", Contrast), Entry("distance", Distance), *entry_points(group=GROUP)]
+    monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
+
+
+FILE = """\
+version: 1
+name: small
+method: contrast
+parameters:
+  temperature: {log_float: [0.01, 0.2]}
+  training.learning_rate: {log_float: [1e-4, 3e-3]}
+objectives:
+  - metric: dev/news/accuracy
+data:
+  root: .
+  train:
+    - name: talks
+      path: talks.tsv
+      columns: {eng: english, fra: french, kor: korean}
+      cap: 100
+    - name: laws
+      path: laws.tsv
+      columns: {eng: english, jpn: japanese}
+  dev:
+    - name: news
+      source: {name: rows, path: news.tsv, columns: {eng: eng, fra: fra, kor: kor}}
+    - {name: graded, task: sts, path: sts.tsv, language: eng}
+student: {layers: 2, width: 64, heads: 4, projection: teacher}
+training: {pairs: 1000, reports: 4}
+scheduler: {kind: asha, grace: 1}
+budget: {trials: 3}
+"""
+
+
+def written(folder: Path, text: str = FILE, name: str = "small.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def changed(old: str, new: str) -> str:
+    assert FILE.count(old) == 1, old
+    return FILE.replace(old, new)
+
+
+def refusal(path: Path, **options) -> str:
+    with pytest.raises(SpecError) as caught:
+        read_sweep(path, **options)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_file_becomes_a_typed_sweep(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert sweep.parameters["temperature"].log_float == (0.01, 0.2)
+    assert sweep.parameters["training.learning_rate"].log_float == (1e-4, 3e-3)
+    assert sweep.data.train[0].columns == {"eng": "english", "fra": "french", "kor": "korean"}
+    assert sweep.training.learning_rate == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("training: {pairs", "trainin: {pairs", ["small.yaml:24: trainin: unknown key", "did you mean 'training'?"]),
+        ("reports: 4", "report: 4", ["small.yaml:24: training.report: unknown key 'report' with value 4", "'reports'"]),
+        ("      cap: 100", "      cap: many", ["small.yaml:15: data.train.0.cap: 'many'", "a whole number"]),
+        ("      cap: 100", "      cap: 1.5", ["small.yaml:15: data.train.0.cap: 1.5", "a whole number"]),
+        ("      cap: 100", "      cap: true", ["small.yaml:15: data.train.0.cap: true", "a whole number"]),
+        ("      cap: 100", "      cap: 0", ["small.yaml:15: data.train.0.cap: 0 must be at least 1"]),
+        ("      cap: 100", "      weight: 0", ["small.yaml:15: data.train.0.weight: 0.0 must be greater than 0"]),
+        ("      cap: 100", "      format: tvs", ["small.yaml:15", "'tvs' is not possible", "did you mean 'tsv'?"]),
+        ("      cap: 100", "      cpa: 100", ["small.yaml:15: data.train.0.cpa", "did you mean 'cap'?"]),
+        (
+            "      cap: 100",
+            "      pairs: [eng-fre]",
+            ["small.yaml:15: data.train.0.pairs.0", "did you mean 'eng-fra'?"],
+        ),
+        ("      cap: 100", "      pairs: every", ["small.yaml:15", "'every'", "a list or 'anchor' or 'all'"]),
+        ("      cap: 100", "      paths: {a: b}", ["small.yaml:12: data.train.0: ", "path + columns or paths"]),
+        ("      path: talks.tsv\n", "", ["small.yaml:12: data.train.0: ", "it has columns"]),
+        ("name: laws", "name: talks", ["small.yaml:16: data.train.1.name: 'talks' is used twice"]),
+        ("{eng: english, jpn: japanese}", "{eng: english}", ["small.yaml:16", "holds only eng"]),
+        ("name: small", "name: a/b", ["small.yaml:2: name: 'a/b' must be letters"]),
+        ("name: small", "", ["name: this key is missing"]),
+        ("version: 1", "version: 2", ["small.yaml:1: version: 2 is not possible; allowed: 1"]),
+        (
+            "[0.01, 0.2]",
+            "[0.2, 0.01]",
+            ["small.yaml:5: parameters.temperature.log_float: [0.2, 0.01]", "below the second"],
+        ),
+        ("[0.01, 0.2]", "[0, 0.2]", ["small.yaml:5", "greater than 0 on a logarithmic scale"]),
+        ("[0.01, 0.2]", "[0.1]", ["small.yaml:5: parameters.temperature.log_float", "missing"]),
+        ("[0.01, 0.2]", "[.inf, 1]", ["small.yaml:5: .inf is not a finite number"]),
+        ("[0.01, 0.2]", "[0.1, 1e999]", ["small.yaml:5: 1e999 is not a finite number"]),
+        ("{log_float: [0.01, 0.2]}", "{log_flot: [1, 2]}", ["small.yaml:5", "did you mean 'log_float'?"]),
+        ("{log_float: [0.01, 0.2]}", "{}", ["small.yaml:5: parameters.temperature: has a mapping", "exactly one of"]),
+        ("{log_float: [0.01, 0.2]}", "{const: 1, choice: [1]}", ["small.yaml:5", "has choice and const"]),
+        ("{log_float: [0.01, 0.2]}", "{choice: []}", ["small.yaml:5: parameters.temperature.choice: must offer"]),
+        ("{log_float: [0.01, 0.2]}", "{choice: [1, 1]}", ["small.yaml:5", "offers a value twice"]),
+        ("{log_float: [0.01, 0.2]}", "{int: [1, 2.5]}", ["small.yaml:5", "whole numbers"]),
+        ("heads: 4", "heads: 5", ["small.yaml:23: student.heads: 5 must divide student.width, 64"]),
+        ("heads: 4", "pooling: men", ["small.yaml:23", "'men' is not possible", "did you mean 'mean'?"]),
+        ("pairs: 1000", "learning_rate: 0", ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"]),
+        ("pairs: 1000", "warmup: 1", ["small.yaml:24: training.warmup: 1.0 must be at least 0 and less than 1"]),
+        ("pairs: 1000", "global_batch: 1", ["small.yaml:24: training.global_batch: 1 must be at least 2"]),
+        ("reports: 4", "reports: 0", ["small.yaml:24: training.reports: 0 must be at least 1"]),
+        ("grace: 1", "grace: 5", ["small.yaml:25: scheduler.grace: 5 must be at most training.reports (4)"]),
+        ("trials: 3", "trials: 0", ["small.yaml:26: budget.trials: 0 must be at least 1"]),
+        (
+            "name: graded, task: sts, path: sts.tsv",
+            "name: graded, task: sts",
+            ["small.yaml:22", "needs path and language"],
+        ),
+        ("- name: news", "- name: heldout", ["small.yaml:20: data.dev.0.name: 'heldout' is kept"]),
+        ("budget: {trials: 3}", "budget: [3]", ["small.yaml:26: budget: [3] is not possible; allowed: a mapping"]),
+        (
+            "    - name: laws",
+            "    - pivot",
+            ["small.yaml:16: data.train.1: 'pivot' is not possible; allowed: a mapping"],
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_its_value_and_what_is_allowed(tmp_path, old, new, expected):
+    message = refusal(written(tmp_path, changed(old, new)))
+    for words in expected:
+        assert words in message, message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("method: contrast", "method: contrst", ["small.yaml:3: method: 'contrst'", "did you mean 'contrast'?"]),
+        (
+            "  temperature: {log",
+            "  temprature: {log",
+            ["small.yaml:5: parameters.temprature", "did you mean 'temperature'?"],
+        ),
+        ("  temperature: {log", "  learning_rate: {log", ["small.yaml:5", "did you mean 'training.learning_rate'?"]),
+        (
+            "training.learning_rate: {",
+            "training.lerning_rate: {",
+            ["small.yaml:6", "did you mean 'training.learning_rate'?"],
+        ),
+        ("training.learning_rate: {", "teacher.model: {", ["small.yaml:6", "cannot be searched"]),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.warmup: {float: [0, 2]}",
+            ["small.yaml:6", "2.0 must be"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.schedule: {choice: [linear, cosin]}",
+            ["small.yaml:6: parameters.training.schedule.choice: 'cosin'", "did you mean 'cosine'?"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "student.max_tokens: {int: [8, 64]}",
+            ["small.yaml:6", "tokenized", "choice or a const"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.pairs: {int: [8, 64]}",
+            ["small.yaml:6", "the same in all trials"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "student.width: {choice: [64, 66]}",
+            ["small.yaml:6", "student.heads 4 does not divide student.width 66"],
+        ),
+        ("{log_float: [0.01, 0.2]}", "{float: [-1, 1]}", ["small.yaml:5: parameters.temperature", "above 0, not -1.0"]),
+        (
+            "{log_float: [0.01, 0.2]}",
+            "{choice: [warm]}",
+            ["small.yaml:5: parameters.temperature.choice: 'warm'", "a number"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  labels: {choice: [near, hrad]}",
+            ["small.yaml:5", "did you mean 'hard'?"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  neighbours: {float: [0, 3]}",
+            ["small.yaml:5", "0.0", "a whole number"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  neighbours: {int: [0, 3]}",
+            ["small.yaml:5", "prepared before the first trial"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  labels: {choice: [near, hard]}\n  neighbours: {choice: [0, 2]}",
+            ["small.yaml:6: parameters.neighbours", "not used with hard labels"],
+        ),
+        (
+            "dev/news/accuracy",
+            "dev/news/acuracy",
+            ["small.yaml:8: objectives.0.metric", "did you mean 'dev/news/accuracy'?"],
+        ),
+        ("dev/news/accuracy", "dev/news/deu-eng/accuracy", ["small.yaml:8", "dev/news/fra-eng/accuracy"]),
+        (
+            "budget: {trials: 3}",
+            "config: {temprature: 1}",
+            ["small.yaml:26: config.temprature", "did you mean 'temperature'?"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "config: {labels: soft}",
+            ["small.yaml:26: config.labels: 'soft'", "'near', 'both' or 'hard'"],
+        ),
+        ("budget: {trials: 3}", "config: {temperature: 1}", ["small.yaml:5", "is fixed in `config` and searched here"]),
+        (
+            "budget: {trials: 3}",
+            "sampler: {points: [{temperature: 3}]}",
+            ["small.yaml:26: sampler.points.0", "out of reach; allowed: 0.01 to 0.2"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "sampler: {points: [{temp: 3}]}",
+            ["small.yaml:26: sampler.points.0", "did you mean 'temperature'?"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "config: {labels: both}",
+            ["teacher.languages", "mse_distillation", "copy_anchor", "fra, kor, jpn"],
+        ),
+        ("  root: .", "  anchor_priority: [fra, eng]", ["teacher.languages", "anchor side, which is in fra too"]),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  method: {choice: [contrast, distnce]}",
+            ["small.yaml:5", "did you mean 'distance'?"],
+        ),
+        ("  temperature: {log_float: [0.01, 0.2]}", "  method: {int: [1, 2]}", ["small.yaml:5", "methods have names"]),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  method: {choice: [contrast, distance]}\n  temperature: {float: [1, 2]}",
+            ["small.yaml:6", "method 'distance' has no setting 'temperature'; add `when: {method: [contrast]}`"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  seed: {choice: [0, -1]}",
+            ["small.yaml:5", "-1 must be a whole number"],
+        ),
+    ],
+)
+def test_a_sweep_that_its_methods_cannot_run_is_refused(tmp_path, old, new, expected):
+    message = refusal(written(tmp_path, changed(old, new)))
+    for words in expected:
+        assert words in message, message
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        (
+            "{lables: near}",
+            "'lables' is not a parameter; allowed: labels, training.learning_rate; did you mean 'labels'?",
+        ),
+        ("{labels: hrad}", "labels is never 'hrad'; allowed: 'near', 'hard'; did you mean 'hard'?"),
+        ("{training.learning_rate: 1}", "training.learning_rate is never 1"),
+        ("{temperature: 0.1}", "in a circle"),
+    ],
+)
+def test_a_condition_that_can_never_hold_is_refused(tmp_path, when, expected):
+    new = f"  labels: {{choice: [near, hard]}}\n  temperature: {{log_float: [0.01, 0.2], when: {when}}}"
+    message = refusal(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
+    assert expected in message
+
+
+def test_all_mistakes_are_listed_at_once(tmp_path):
+    text = changed("reports: 4", "report: 4").replace("cap: 100", "cap: many").replace("trials: 3", "trails: 3")
+    message = refusal(written(tmp_path, text))
+    assert [line.partition(": ")[0] for line in message.splitlines()] == [
+        f"{tmp_path}/small.yaml:{line}" for line in (15, 24, 26)
+    ]
+
+
+def test_the_teacher_rule_has_the_two_ways_out_that_it_names(tmp_path):
+    path = written(tmp_path, changed("budget: {trials: 3}", "config: {labels: both}"))
+    assert "english" not in refusal(path)
+    read_sweep(path, assignments=["teacher.target_side=copy_anchor"])
+    read_sweep(path, assignments=["teacher.languages=[eng, fra, kor, jpn]"])
+
+
+def test_a_method_that_compares_vectors_asks_for_equal_widths(tmp_path):
+    path = written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", "  method: {choice: [distance]}"))
+    read_sweep(path)
+    message = refusal(path, assignments=["student.projection=null"])
+    assert "student.projection: nothing: method 'distance' compares the student's vectors (64 wide)" in message
+    assert "(384); write `student.projection: teacher`" in message
+    read_sweep(path, assignments=["student.projection=384"])
+    local = tmp_path / "teacher"
+    local.mkdir()
+    (local / "config.json").write_text('{"hidden_size": 64}')
+    read_sweep(path, assignments=["student.projection=null", f"teacher.model={local}"])
+
+
+# --- Syntax ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: !!python/object/apply:os.system ['touch HIT']\n", "f.yaml:1: the tag"),
+        ("a: !!python/name:os.system ''\n", "f.yaml:1: the tag"),
+        ("name: x\na: !include /etc/passwd\n", "f.yaml:2: the tag"),
+        ("a: &x [1]\nb: *x\n", "f.yaml:1: the anchor or alias 'x'"),
+        ("name: x\nb: 1\nname: y\n", "f.yaml:3: the key 'name' is given twice; first at"),
+        ("a: {b: 1,\n b: 2}\n", "f.yaml:2: the key 'b' is given twice"),
+        ("a: [1,\nb: 2\n", "f.yaml:"),
+        ("a: 1\n\tb: 2\n", "f.yaml:2: not valid YAML"),
+        ("a: 1\n--- \nb: 2\n", "not valid YAML"),
+        ("- a\n", 'f.yaml:1: the file must be a mapping of keys to values, not ["a"]'),
+        ("", "f.yaml:1: the file must be a mapping"),
+        ("? [a, b]\n: 1\n", "f.yaml:1: a key must be a word"),
+        ("<<: {name: x}\n", "unknown key '<<'"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: " + "9" * 5000, "too many digits"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)
+def test_a_hostile_or_broken_file_is_refused_and_runs_nothing(tmp_path, monkeypatch, text, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(written(tmp_path, text, "f.yaml"))
+    assert not (tmp_path / "HIT").exists()
+
+
+def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
+    path = tmp_path / "f.yaml"
+    path.write_bytes("name: x\ndescription: caf\xe9\n".encode("latin-1"))
+    assert "f.yaml:2: byte 0xe9 is not UTF-8" in refusal(path)
+    path.write_bytes(b"#" * 1_000_001)
+    assert "1,000,001 bytes" in refusal(path)
+
+
+def test_numbers_and_words_are_read_by_the_core_schema():
+    text = "{a: 5e-4, b: 1_000, c: no, d: on, e: '5', f: 1:30, g: 2024-01-01, h: ~, i: true, j: .5, k: -3, l: 0x10}"
+    value, _ = parse_yaml(text, "f")
+    assert value == {
+        "a": 5e-4, "b": 1000, "c": "no", "d": "on", "e": "5", "f": "1:30", "g": "2024-01-01", "h": None, "i": True,
+        "j": 0.5, "k": -3, "l": "0x10",
+    }  # fmt: skip
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**15), 10**15)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(
+        st.characters(
+            codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufeff\ufffe\uffff\u2028\u2029"
+        )
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc.", min_size=1), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plain_values)
+def test_json_is_read_as_what_it_says(value):
+    assert parse_yaml(json.dumps(value, ensure_ascii=False), "f")[0] == value
+
+
+# --- `--with`, `--set`, variables -----------------------------------------------------------------------------------
+
+
+def test_an_overlay_replaces_whole_sections_and_its_mistakes_carry_its_own_lines(tmp_path):
+    path = written(tmp_path)
+    overlay = written(tmp_path, "training:\n  pairs: 7\n", "more.yaml")
+    sweep = read_sweep(path, overlays=[overlay])
+    assert sweep.training.pairs == 7
+    assert sweep.training.reports == 5, "the section is replaced, not merged"
+    assert sweep.budget.trials == 3
+    wrong = written(tmp_path, "# a comment\ntraining:\n  pears: 7\n", "wrong.yaml")
+    assert f"{wrong}:3: training.pears: unknown key" in refusal(path, overlays=[overlay, wrong])
+    assert f"{wrong}:3: traning: unknown key" in refusal(
+        path, overlays=[written(tmp_path, "\n\ntraning: {}\n", "wrong.yaml")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "found"),
+    [
+        ("training.pairs=5", lambda s: s.training.pairs == 5),
+        ("data.train.0.cap=7", lambda s: s.data.train[0].cap == 7),
+        ("data.train.0.cap=null", lambda s: s.data.train[0].cap is None),
+        ("data.sampling.temperature=3", lambda s: s.data.sampling.temperature == 3),
+        ("data.split={pairs: 9}", lambda s: s.data.split.pairs == 9),
+        ("teacher.languages=[eng, fra]", lambda s: s.teacher.languages == ("eng", "fra")),
+        ("description=a = b", lambda s: s.description == "a = b"),
+        ("parameters.temperature={const: 0.5}", lambda s: s.parameters["temperature"].const == 0.5),
+        ("parameters.temperature.log_float.1=0.3", lambda s: s.parameters["temperature"].log_float == (0.01, 0.3)),
+        ("parameters.student.layers={int: [1, 3]}", lambda s: s.parameters["student.layers"].int == (1, 3)),
+        ("parameters.student.layers.choice=[1, 3]", lambda s: s.parameters["student.layers"].choice == (1, 3)),
+        ("parameters.training.learning_rate.log_float=[1e-5, 1e-4]",
+         lambda s: s.parameters["training.learning_rate"].log_float == (1e-5, 1e-4)),
+        ("config.labels=hard", lambda s: s.config == {"labels": "hard"}),
+    ],
+)  # fmt: skip
+def test_set_changes_one_key(tmp_path, assignment, found):
+    assert found(read_sweep(written(tmp_path), assignments=[assignment]))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("training.pears=5", ["--set training.pears=5: training.pears: unknown key 'pears'", "did you mean 'pairs'?"]),
+        ("trainin.pairs=5", ["--set trainin.pairs=5: trainin: unknown key", "did you mean 'training'?"]),
+        (
+            "data.train.2.cap=5",
+            ["--set data.train.2.cap=5: '2' is not an item of the list data.train; allowed: 0 to 1"],
+        ),
+        ("data.train.first.cap=5", ["'first' is not an item of the list data.train"]),
+        ("training.pairs.more=5", ["training.pairs is 1000, which has no key 'more'"]),
+        ("training.pairs", ["write KEY=VALUE"]),
+        ("training.pairs=[", ["--set training.pairs=[: not valid YAML"]),
+        ("training.pairs=!!python/name:os.system x", ["the tag"]),
+        ("training.pairs=none", ["--set training.pairs=none: training.pairs: 'none' is not possible"]),
+        ("parameters.temperature.const=5", ["parameters.temperature: has log_float and const"]),
+        ("budget.trials=.nan", ["--set budget.trials=.nan: .nan is not a finite number"]),
+    ],
+)
+def test_a_wrong_assignment_is_named(tmp_path, assignment, expected):
+    message = refusal(written(tmp_path), assignments=[assignment])
+    for words in expected:
+        assert words in message, message
+
+
+def test_assignments_come_after_overlays_and_later_ones_win(tmp_path):
+    overlay = written(tmp_path, "training: {pairs: 7}\n", "more.yaml")
+    sweep = read_sweep(
+        written(tmp_path),
+        overlays=[overlay],
+        assignments=["training.pairs=8", "training={reports: 2}", "training.pairs=9"],
+    )
+    assert (sweep.training.pairs, sweep.training.reports) == (9, 2)
+
+
+def test_variables_are_replaced_in_paths_only(tmp_path):
+    text = changed("path: talks.tsv", 'path: "${TALKS:-talks}.tsv"').replace(
+        "name: small", 'name: small\ndescription: "${A}"'
+    )
+    assert read_sweep(written(tmp_path, text), environ={}).data.train[0].path == "talks.tsv"
+    sweep = read_sweep(written(tmp_path, text), environ={"TALKS": "/x/more"})
+    assert sweep.data.train[0].path == "/x/more.tsv"
+    assert sweep.description == "${A}"
+    text = changed("path: talks.tsv", 'path: "${TALKS}.tsv"')
+    assert "small.yaml:13: data.train.0.path: '${TALKS}.tsv' needs the environment variable TALKS" in refusal(
+        written(tmp_path, text), environ={}
+    )
+
+
+def test_column_numbers_may_be_written_as_numbers(tmp_path):
+    sweep = read_sweep(
+        written(tmp_path), assignments=["data.train.0.columns={eng: 0, fra: 1}", "data.train.0.header=false"]
+    )
+    assert sweep.data.train[0].columns == {"eng": "0", "fra": "1"}
+
+
+# --- Sources and tasks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{name: p, format: pivot, left: talks, right: laws, join: eng}", None),
+        ("{name: p, format: pivot, left: talk, right: laws, join: eng}", "did you mean 'talks'?"),
+        ("{name: p, format: pivot, left: talks, right: talks, join: eng}", "is also the left source"),
+        ("{name: p, format: pivot, left: talks, right: p, join: eng}", "is a pivot itself"),
+        ("{name: p, format: pivot, left: talks, right: laws, join: fra}", "'fra' is not in both; allowed: id, eng"),
+        ("{name: p, format: pivot, left: talks, right: laws}", "has no `id` column"),
+        ("{name: p, format: pivot, left: talks}", "needs left + right"),
+        ("{name: p, format: moses, paths: {eng: a.en, fra: a.fr}}", None),
+        ("{name: p, format: moses, path: a, columns: {eng: a, fra: b}}", "format 'moses' needs paths"),
+        ("{name: p, format: moses, paths: {eng: a, fra: b}, join: eng}", "joined by line"),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, id: id}", None),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: line}", None),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}}", "must name the column that joins the files"),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: lines}", "did you mean 'line'?"),
+        ("{name: p, format: hub, dataset: a/b, columns: {eng: a, fra: b}}", None),
+        ("{name: p, format: hub, dataset: a/b}", "needs dataset + columns"),
+        ("{name: p, dataset: a/b, columns: {eng: a, fra: b}}", "needs path + columns or paths"),
+        ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-CN-eng]}", None),
+        ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-eng]}", "did you mean 'zho-CN-eng'?"),
+        ("{name: p, path: a.tsv, columns: {eng: a, fra: b}, pairs: []}", "must list a pair"),
+        ("{name: p, path: a.tsv, columns: {eng: a, fra: b}, pairs: [eng-eng]}", "is not two languages"),
+    ],
+)  # fmt: skip
+def test_a_source_has_the_fields_of_its_format(tmp_path, source, expected):
+    path = written(tmp_path, changed("  dev:\n", f"    - {source}\n  dev:\n"))
+    if expected is None:
+        read_sweep(path)
+    else:
+        message = refusal(path)
+        assert "small.yaml:19" in message
+        assert expected in message
+
+
+def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    metrics = dev_metrics(sweep)
+    assert metrics[:6] == (
+        "dev/news/accuracy",
+        "dev/news/accuracy_forward",
+        "dev/news/accuracy_backward",
+        "dev/news/xsim_error",
+        "dev/graded/spearman",
+        "dev/news/fra-eng/accuracy",
+    )
+    assert "dev/graded/eng/spearman" in metrics
+    assert "dev/news/kor-eng/xsim_error" in metrics
+    assert not any("heldout" in metric for metric in metrics)
+    split = dev_metrics(read_sweep(written(tmp_path), assignments=["data.split={pairs: 5}"]))
+    assert {"dev/heldout/accuracy", "dev/heldout/jpn-eng/accuracy", "dev/heldout/fra-eng/xsim_error"} <= set(split)
+    both = dev_metrics(read_sweep(written(tmp_path), assignments=["data.dev.0.source.pairs=[eng-kor, fra-kor]"]))
+    assert {"dev/news/eng-kor/accuracy", "dev/news/fra-kor/accuracy"} <= set(both)
+    assert "dev/news/fra-eng/accuracy" not in both
+
+
+# --- Ids, roots, files ----------------------------------------------------------------------------------------------
+
+
+def test_the_id_depends_on_what_decides_results_and_on_nothing_else(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert sweep_id(sweep).startswith("small-")
+    assert len(sweep_id(sweep)) == len("small-") + 10
+    lines = FILE.splitlines(keepends=True)
+    reordered = "".join([*lines[22:], *lines[:22]])
+    same = [
+        read_sweep(written(tmp_path, reordered)),
+        read_sweep(written(tmp_path), assignments=["budget={trials: 99, minutes: 5, workers: 2}"]),
+        read_sweep(written(tmp_path), assignments=["description=what I try"]),
+        read_sweep(written(tmp_path), assignments=["training.learning_rate=5e-4", "seed=0"]),
+        read_sweep(written(tmp_path), assignments=["data.sampling.temperature=1"]),
+        sweep_from(json.loads(json.dumps(plain(sweep)))),
+    ]
+    assert {sweep_id(other) for other in same} == {sweep_id(sweep)}
+    other = [
+        ["training.pairs=2000"], ["seed=1"], ["data.train.0.cap=99"], ["data.root=elsewhere"], ["student.layers=3"],
+        ["parameters.temperature.log_float=[0.01, 0.3]"], ["scheduler.reduction=2"], ["name=big"],
+        ["evaluation.prompt=x"],
+    ]  # fmt: skip
+    ids = {sweep_id(read_sweep(written(tmp_path), assignments=assignments)) for assignments in other}
+    assert len(ids | {sweep_id(sweep)}) == len(other) + 1
+
+
+def test_the_id_is_the_same_on_machines_whose_data_lies_elsewhere(tmp_path):
+    path = written(tmp_path, changed("root: .", 'root: "${BABELTUNE_SOMEWHERE:-../data}"'))
+    here, there = (read_sweep(path, environ={"BABELTUNE_SOMEWHERE": str(tmp_path / name)}) for name in ("a", "b"))
+    assert sweep_id(here) == sweep_id(there)
+    (tmp_path / "a").mkdir()
+    assert data_root(here, {"BABELTUNE_SOMEWHERE": str(tmp_path / "a")}) == (tmp_path / "a").resolve()
+    with pytest.raises(SpecError, match=r"data\.root: .* which does not exist"):
+        data_root(there, {"BABELTUNE_SOMEWHERE": str(tmp_path / "b")})
+
+
+def test_the_bundled_root_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert data_root(sweep) == repository()
+    bundled = replace(sweep, data=replace(sweep.data, root="bundled:"))
+    assert (data_root(bundled) / "sts.tsv").is_file()
+
+
+def test_files_are_found_by_path_then_in_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_file("search_spaces/quickstart.yaml") == repository() / "search_spaces" / "quickstart.yaml"
+    (tmp_path / "search_spaces").mkdir()
+    mine = written(tmp_path / "search_spaces", FILE, "quickstart.yaml")
+    assert find_file("search_spaces/quickstart.yaml").resolve() == mine
+    with pytest.raises(SpecError, match=r"no file 'quikstart.yaml'; did you mean 'search_spaces/quickstart.yaml'\?"):
+        find_file("quikstart.yaml")
+
+
+def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):
+    path = written(tmp_path, FILE[FILE.index("data:") : FILE.index("student:")], "data.yaml")
+    data, root = read_data(path)
+    assert [task.name for task in data.dev] == ["news", "graded"]
+    assert root == repository()
+    with pytest.raises(SpecError, match="has no section `data`"):
+        read_data(written(tmp_path, "training: {}\n", "t.yaml"))
+    wrong = written(tmp_path, path.read_text().replace("cap: 100", "cap: 0"), "wrong.yaml")
+    with pytest.raises(SpecError, match=r"wrong.yaml:7: data.train.0.cap: 0 must be at least 1"):
+        read_data(wrong)
+
+
+def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    check_method(sweep)
+    with pytest.raises(SpecError, match=r"^method: 'nothing': no method"):
+        check_method(replace(sweep, method="nothing"))
+
+
+# --- Models and data sets -------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_nobody_can_reach_is_refused_at_once_with_its_line(tmp_path):
+    text = changed("layers: 2, width: 64, heads: 4", "model: no-such-team/no-such-model")
+    path = written(tmp_path, text)
+    start = time.monotonic()
+    message = refusal(path, reach=True, environ={"HF_HUB_OFFLINE": "1"})
+    assert time.monotonic() - start < 5
+    assert "small.yaml:23: student.model: 'no-such-team/no-such-model' is not a folder" in message
+    assert "HF_HUB_OFFLINE is set" in message
+    assert "set HF_HOME" in message
+
+
+def test_without_the_offline_switch_a_dead_network_is_noticed_within_seconds(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    text = changed("path: laws.tsv", "format: hub\n      dataset: no-such-team/laws")
+    sweep = read_sweep(written(tmp_path, text), assignments=["teacher.model=no-such-team/teacher"])
+    start = time.monotonic()
+    with pytest.raises(SpecError) as caught:
+        check_reachable(sweep, {})
+    assert time.monotonic() - start < 10
+    teacher, laws = str(caught.value).splitlines()
+    assert teacher.startswith("teacher.model: 'no-such-team/teacher'")
+    assert laws.startswith("data.train.1.dataset: 'no-such-team/laws'")
+    assert "does not answer" in teacher
+
+
+def test_folders_and_cached_models_are_reachable_offline(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    snapshot = tmp_path / "cache" / "models--team--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    path = written(tmp_path)
+    for model in ("team/model", str(tmp_path / "model")):
+        check_reachable(read_sweep(path, assignments=[f"student.model={model}"]), {"HF_HUB_OFFLINE": "1"})
+    sweep = read_sweep(path, assignments=[f"parameters.student.model={{choice: [team/model, {tmp_path}/nothing]}}"])
+    with pytest.raises(SpecError, match=r"^parameters\.student\.model: '.*nothing' .*not a name that the hub can have"):
+        check_reachable(sweep, {"HF_HUB_OFFLINE": "1"})
+
+
+def test_an_unknown_bundled_teacher_is_refused(tmp_path):
+    sweep = read_sweep(written(tmp_path), assignments=['teacher.model="bundled:other"'])
+    with pytest.raises(SpecError, match="'bundled:other' is not bundled; allowed: bundled:all-MiniLM-L6-v2"):
+        check_reachable(sweep)
+
+
+# --- What is shipped ------------------------------------------------------------------------------------------------
+
+SHIPPED = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_sweep_is_valid(name):
+    sweep = read_sweep(name)
+    assert sweep.objectives[0].metric in dev_metrics(sweep)
+    if "papers" not in name:
+        check_reachable(sweep, dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
+        assert data_root(sweep).is_dir()
+
+
+def test_the_three_promised_sweeps_are_shipped():
+    assert {"search_spaces/quickstart.yaml", "search_spaces/soft_contrastive.yaml"} <= set(SHIPPED)
+    assert "search_spaces/papers/soft_contrastive.yaml" in SHIPPED
