@@ -40,3 +40,55 @@ def ray_cluster():
 
     with local_ray(num_cpus=4, env={"PYTHONPATH": str(Path(__file__).parent), "HF_HUB_OFFLINE": "1"}):
         yield
+
+
+TINY = """
+version: 1
+name: tiny
+method: soft_contrastive
+parameters:
+  temperature: {log_float: [0.03, 0.2]}
+  training.learning_rate: {log_float: [5e-4, 3e-3]}
+objectives: [{metric: dev/everyday/accuracy}]
+data:
+  root: "bundled:"
+  train:
+    - {name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra, kor: kor}}
+  dev:
+    - name: everyday
+      source: {name: everyday, path: natural_dev.tsv, columns: {eng: eng, fra: fra, kor: kor}}
+      limit: 30
+    - {name: sts, task: sts, path: sts.tsv, language: eng}
+  test:
+    - name: everyday
+      source: {name: everyday_test, path: natural_test.tsv, columns: {eng: eng, fra: fra, kor: kor}}
+student: {layers: 1, width: 32, heads: 2, feed_forward: 64, vocabulary: 1000, max_tokens: 32, projection: teacher}
+training: {pairs: 640, reports: 2, global_batch: 32, learning_rate: 2e-3}
+scheduler: {kind: none}
+sampler: {kind: random}
+budget: {trials: 2, workers: 1}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_file(tmp_path_factory):
+    """A sweep file that a test can train in a second."""
+    path = tmp_path_factory.mktemp("specs") / "tiny.yaml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_storage(tmp_path_factory):
+    """A storage whose stores all tests share."""
+    return tmp_path_factory.mktemp("storage")
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_file, tiny_storage):
+    """The tiny sweep and what is prepared for it."""
+    from babeltune.prepare import prepare
+    from babeltune.spec import read_sweep
+
+    sweep = read_sweep(tiny_file)
+    return sweep, prepare(sweep, tiny_storage)

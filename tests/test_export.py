@@ -25,6 +25,15 @@ MAX_TOKENS = 12
 
 
 @pytest.fixture(autouse=True)
+def one_thread():
+    """More threads than free cores make operations this small a thousand times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
 def offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 

@@ -31,6 +31,15 @@ CONFIGS = {
 }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """More threads than free cores make operations this small a thousand times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def small(name):
     torch.manual_seed(0)
     return AutoModel.from_config(copy.deepcopy(CONFIGS[name])).eval()

@@ -28,12 +28,12 @@ def train(payload, desk, rank, world, device):
         desk.report(report_of(payload, start))
         return
     for index in range(start + 1, steps + 1):
+        if index == orders.get("at"):
+            _follow(orders, folder, rank)
         total = torch.ones(1)
         if world > 1:
             distributed.all_reduce(total)
         assert int(total) == world
-        if index == orders.get("at"):
-            _follow(orders, folder, rank, start)
         if payload.get("seconds"):
             time.sleep(payload["seconds"])
         if rank == 0:
@@ -59,7 +59,7 @@ def _write(path, value):
     temporary.replace(path)
 
 
-def _follow(orders, folder, rank, start):
+def _follow(orders, folder, rank):
     kind = orders["kind"]
     if kind == "kill_once" and rank == orders["rank"] and not (folder / "killed").exists():
         (folder / "killed").write_text(str(time.time()))

@@ -57,6 +57,10 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
     ]
     if decision.test:
         parts.append(
-            table("Sealed test sets", decision.test, **{"untrained student": decision.untrained, "chance": decision.chance})
+            table(
+                "Sealed test sets",
+                decision.test,
+                **{"untrained student": decision.untrained, "chance": decision.chance},
+            )
         )
     return "\n".join(parts)

@@ -93,6 +93,8 @@ def _method_names(sweep: Sweep) -> Iterator[Problem]:
             load_method(str(name))
         except MethodError as error:
             yield key, f"{describe(name)}: {error}"
+        except (ImportError, AttributeError) as error:
+            yield key, f"{describe(name)} is installed, but cannot be loaded: {error}; install its distribution again"
     if not installed:
         yield ("method",), "no method is installed; install babeltune, or another distribution that offers methods"
 
@@ -260,9 +262,10 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
-    """The key of the setting that a method's message speaks of, or the section."""
-    named = [name for name in values if re.search(rf"\b{re.escape(name)}\b", message)]
-    return (section, named[0]) if named else (section,)
+    """The key of the setting that a method's message speaks of first, or the section."""
+    places = {name: re.search(rf"\b{re.escape(name)}\b", message) for name in values}
+    named = sorted((found.start(), name) for name, found in places.items() if found)
+    return (section, named[0][1]) if named else (section,)
 
 
 def _student(sweep: Sweep, params: Mapping[str, Any]) -> Student:
@@ -407,11 +410,9 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
 
 
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
-    """A task's subsets: `fra-eng` (the anchor second, unless `pairs` spells it otherwise), or its one language."""
+    """A task's subsets: `fra-eng`, the anchor second, or its one language."""
     if task.source is None:
         return (task.language,) if task.language is not None else ()
-    if isinstance(task.source.pairs, tuple):
-        return task.source.pairs
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
 
 

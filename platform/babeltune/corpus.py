@@ -8,18 +8,19 @@ components of pairs that share sentences are held out. Sealed test texts are rea
 from __future__ import annotations
 
 import hashlib
-import math
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from babeltune.errors import DataError
+from babeltune.evaluate import TextTask
 from babeltune.prepared import EvalTask
 from babeltune.records import Data, Source, Split, Task
-from babeltune.sources import Rows, language_pairs, read_scored, read_source, text_key
+from babeltune.sources import Rows, language_pairs, read_graded, read_source, text_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,10 +51,11 @@ class Corpus:
     tasks: tuple[EvalTask, ...]
     """The dev sets, and `heldout` where the data are split."""
     counts: dict[str, dict[str, int]]
-    """Per training source: `rows` read, `dropped: <reason>`, and pairs left after each step (`pairs`,
-    `max_characters`, `sides_differ`, `distinct`, `no_overlap`, `cap`, `train`), and pairs in `heldout`."""
+    """Per training source, in order: rows `dropped: <reason>`, `rows` left, the language `pairs` that they make, pairs
+    left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`."""
     overlap: dict[str, dict[str, int]]
-    """Per training source, the pairs removed for each eval set `dev/<task>` or `test/<task>`; a pair may count twice."""
+    """Per training source, the pairs removed for a sentence in each eval set `dev/<task>` or `test/<task>`; a pair may
+    count for several."""
     digests: dict[str, str]
     """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`."""
 
@@ -63,20 +65,14 @@ class Corpus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTask:
-    """One subset of a dev or test set, in texts: `left[i]` translates `right[i]`, or `scores[i]` grades the pair."""
+class EvalRows:
+    """All that a dev or test set says, before subsets and `limit`: columns of text, and for STS the grades."""
 
-    name: str
-    kind: Literal["bitext", "sts"]
-    subset: str
-    """`fra-eng` (left language, then the anchor), or `eng`."""
-    languages: tuple[str, str]
-    left: list[str]
-    right: list[str]
-    scores: tuple[float, ...] = ()
-    k: int = 4
+    task: Task
+    columns: dict[str, list[str]]
+    """Bitext: by language. STS: by the names of the two columns."""
+    grades: list[float]
     digest: str
-    """SHA-256 of the file or files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +90,7 @@ class Block:
 
     def keep(self, mask: NDArray[np.bool_]) -> Block:
         """The pairs where the mask is true."""
-        return Block(
-            source=self.source,
-            group=self.group,
-            anchors=self.anchors,
-            others=self.others,
-            rows=self.rows[mask],
-            keys=self.keys[mask],
-        )
+        return replace(self, rows=self.rows[mask], keys=self.keys[mask])
 
     def pair_keys(self, salt: int = 0) -> NDArray[np.uint64]:
         """[rows] one key per pair, which depends on its two sentences and the salt alone."""
@@ -115,5 +104,329 @@ def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and when no pair is left, saying which step removed what.
     """
-    dev, test = read_tasks(data.dev, root, data), read_content(data.test, root)
-    ...
+    dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
+    evals = {f"dev/{rows.task.name}": rows for rows in dev} | {f"test/{rows.task.name}": rows for rows in test}
+    sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
+    cleaning = Cleaning(data, seed, sealed)
+    blocks: list[Block] = []
+    read = {source.name: read_source(source, root, others={}) for source in data.train if source.format != "pivot"}
+    for source in data.train:
+        rows = read_source(source, root, others=read) if source.format == "pivot" else read[source.name]
+        cleaning.digests[source.name] = rows.digest
+        if source.train:
+            blocks += cleaning.clean(source, rows)
+    cleaning.digests |= {name: rows.digest for name, rows in evals.items()}
+    held_out = [np.zeros(len(block.rows), bool) for block in blocks]
+    if data.split is not None:
+        held_out = hold_out(blocks, data.split, seed)
+    for block, mask in zip(blocks, held_out, strict=True):
+        cleaning.count(block.source, HELDOUT, int(mask.sum()))
+        cleaning.count(block.source, "train", int((~mask).sum()))
+    train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True) if not mask.all()]
+    if not train:
+        raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
+    heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
+    dev_sets = [subset for rows in dev for subset in subsets(rows, data.anchor_priority)]
+    return numbered(train, [*dev_sets, *heldout_sets], cleaning)
+
+
+@dataclass
+class Cleaning:
+    """Takes a source's rows to the pairs that may be trained on, remembering what earlier sources had."""
+
+    data: Data
+    seed: int
+    sealed: Mapping[str, NDArray[np.uint64]]
+    """Eval set -> its sentence keys, sorted."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    overlap: dict[str, dict[str, int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    seen: dict[tuple[str, str], NDArray[np.uint64]] = field(default_factory=dict)
+    """Pair keys by language pair."""
+
+    def count(self, source: Source, step: str, pairs: int) -> None:
+        """Adds pairs to what a source has left after a step."""
+        steps = self.counts.setdefault(source.name, {})
+        steps[step] = steps.get(step, 0) + pairs
+
+    def clean(self, source: Source, rows: Rows) -> list[Block]:
+        """The source's pairs that are left after all steps, one block for each language pair."""
+        for reason, dropped in rows.dropped.items():
+            self.count(source, f"dropped: {reason}", dropped)
+        self.count(source, "rows", len(rows))
+        pairs = language_pairs(source, list(rows.columns), self.data.anchor_priority)
+        keys = {language: sentence_keys(rows.columns[language]) for language in dict.fromkeys(itertools.chain(*pairs))}
+        self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
+        blocks = []
+        for anchor, other in pairs:
+            block = Block(
+                source=source,
+                group=(anchor, other),
+                anchors=rows.columns[anchor],
+                others=rows.columns[other],
+                rows=np.arange(len(rows)),
+                keys=np.stack([keys[anchor], keys[other]], axis=1),
+            )
+            self.count(source, "pairs", len(rows))
+            for step in (self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap):
+                block = block.keep(step(block))
+                self.count(source, step.__name__, len(block.rows))
+            blocks.append(block)
+        return blocks
+
+    def max_characters(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have no side that is too long."""
+        lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in (block.anchors, block.others)]
+        fits: NDArray[np.bool_] = np.maximum(*lengths)[block.rows] <= self.data.max_characters
+        return fits
+
+    def sides_differ(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs do not say the same on both sides (compared by `text_key`): those are not translations."""
+        differ: NDArray[np.bool_] = block.keys[:, 0] != block.keys[:, 1]
+        return differ
+
+    def distinct(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs are the first of their kind in their language pair, over all sources so far."""
+        keys = block.pair_keys()
+        mask = np.zeros(len(keys), bool)
+        mask[np.unique(keys, return_index=True)[1]] = True
+        earlier = self.seen.get(block.group, np.empty(0, np.uint64))
+        mask &= ~np.isin(keys, earlier)
+        self.seen[block.group] = np.concatenate([earlier, keys[mask]])
+        return mask
+
+    def no_overlap(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have neither side in any dev or test set, in whatever language."""
+        hit = np.zeros(len(block.rows), bool)
+        for name, keys in self.sealed.items():
+            in_set = np.isin(block.keys, keys).any(axis=1)
+            self.overlap[block.source.name][name] += int(in_set.sum())
+            hit |= in_set
+        return ~hit
+
+    def cap(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
+        mask = np.ones(len(block.rows), bool)
+        if block.source.cap is not None and block.source.cap < len(mask):
+            ranks = block.pair_keys(salt_of(self.seed, "cap", block.source.name, *block.group))
+            mask[np.argsort(ranks, kind="stable")[block.source.cap :]] = False
+        return mask
+
+
+# --- Keys ----------------------------------------------------------------------------------------------------------
+
+
+def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
+    Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
+    digests = b"".join(hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def mixed(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The keys scrambled one to one (the finalizer of SplitMix64: Steele, Lea and Flood 2014, figure 16)."""
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+def salt_of(seed: int, *names: str) -> int:
+    """64 bits that stand for a seed and what is drawn with it."""
+    return int.from_bytes(hashlib.blake2b("\0".join([str(seed), *names]).encode(), digest_size=8).digest(), "little")
+
+
+# --- Split ---------------------------------------------------------------------------------------------------------
+
+
+def hold_out(blocks: Sequence[Block], split: Split, seed: int) -> list[NDArray[np.bool_]]:
+    """Which pairs of each block are held out: whole components of pairs that share sentences, over all language pairs.
+
+    Components are tried in a seeded order, and one is taken when no language pair then has more than `split.pairs`
+    held out, or more than `HELDOUT_SHARE` of its pairs. A component with a synthetic pair is never taken. Raises
+    `DataError` when nothing can be held out.
+    """
+    keys = np.concatenate([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
+    groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in blocks))}
+    sizes = [len(block.rows) for block in blocks]
+    pair_group = np.repeat([groups[block.group] for block in blocks], sizes).astype(np.int64)
+    synthetic = np.repeat([block.source.synthetic for block in blocks], sizes).astype(bool)
+    component = components(keys)
+    barred = np.zeros(len(keys), bool)
+    barred[component[synthetic]] = True
+    totals = np.bincount(pair_group, minlength=len(groups))
+    room = np.minimum(split.pairs, (totals * HELDOUT_SHARE).astype(np.int64))
+    names = np.zeros(len(keys), np.uint64)
+    np.bitwise_xor.at(names, component, mixed(keys).sum(axis=1, dtype=np.uint64))
+    order = np.lexsort((component, mixed(names ^ np.uint64(salt_of(seed, HELDOUT)))[component]))
+    chosen = np.zeros(len(keys), bool)
+    starts = np.flatnonzero(np.r_[True, np.diff(component[order]) != 0]) if len(order) else np.empty(0, np.intp)
+    for pairs in np.split(order, starts[1:]):
+        if not len(pairs) or barred[component[pairs[0]]]:
+            continue
+        if not room.any():
+            break
+        wanted = np.bincount(pair_group[pairs], minlength=len(groups))
+        if (wanted <= room).all():
+            room -= wanted
+            chosen[pairs] = True
+    if not chosen.any():
+        raise DataError(
+            f"data.split: none of {len(keys)} pairs can be held out: every component of pairs that share sentences has "
+            f"a synthetic pair or is larger than {HELDOUT_SHARE:.0%} of a language pair; name a dev set instead"
+        )
+    return np.split(chosen, np.cumsum(sizes)[:-1])
+
+
+def components(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """[pairs] the first pair of the component that each pair belongs to; pairs that share a sentence key are in one."""
+    _, nodes = np.unique(keys, return_inverse=True)
+    nodes = nodes.reshape(keys.shape)
+    left: list[int] = nodes[:, 0].tolist()
+    right: list[int] = nodes[:, 1].tolist()
+    parent = list(range(int(nodes.max(initial=-1)) + 1))
+
+    def root(node: int) -> int:
+        while parent[node] != node:
+            parent[node] = node = parent[parent[node]]
+        return node
+
+    for a, b in zip(left, right, strict=True):
+        parent[root(a)] = root(b)
+    roots = np.array([root(node) for node in left], np.int64)
+    _, first, inverse = np.unique(roots, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+# --- Tasks ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subset:
+    """A task's subset in texts, with the languages of its sides."""
+
+    task: TextTask
+    languages: tuple[str, str]
+
+
+def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
+    """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
+
+    Raises `DataError` for text that cannot be read.
+    """
+    return [subset.task for rows in read_eval(tasks, root) for subset in subsets(rows, data.anchor_priority)]
+
+
+def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
+    """Everything that the tasks' files hold."""
+    found = []
+    for task in tasks:
+        if task.task == "bitext":
+            if task.source is None:
+                raise DataError(f"bitext task {task.name!r} has no source; name the files that hold its pairs")
+            rows = read_source(task.source, root, others={})
+            found.append(EvalRows(task=task, columns=rows.columns, grades=[], digest=rows.digest))
+        else:
+            left, right, grades, digest = read_graded(task, root)
+            found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))
+    return found
+
+
+def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[Subset]:
+    """What is scored of a dev or test set: one subset per language pair, or the graded pairs of its language."""
+    task = rows.task
+    if task.source is None:
+        language = task.language or ""
+        sides = {language: (language, language, rows.columns["left"], rows.columns["right"])}
+    else:
+        sides = {
+            f"{other}-{anchor}": (other, anchor, rows.columns[other], rows.columns[anchor])
+            for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
+        }
+    return [
+        Subset(
+            task=TextTask(
+                name=task.name,
+                kind=task.task,
+                subset=name,
+                left=tuple(left[: task.limit]),
+                right=tuple(right[: task.limit]),
+                scores=tuple(rows.grades[: task.limit]),
+                k=task.k,
+            ),
+            languages=(left_language, right_language),
+        )
+        for name, (left_language, right_language, left, right) in sides.items()
+    ]
+
+
+def heldout_tasks(blocks: Sequence[Block]) -> list[Subset]:
+    """The held-out pairs as bitext, one subset per language pair."""
+    sides: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for block in blocks:
+        if len(block.rows):
+            left, right = sides.setdefault(block.group, ([], []))
+            left += [block.others[i] for i in block.rows]
+            right += [block.anchors[i] for i in block.rows]
+    return [
+        Subset(
+            task=TextTask(
+                name=HELDOUT, kind="bitext", subset=f"{other}-{anchor}", left=tuple(left), right=tuple(right)
+            ),
+            languages=(other, anchor),
+        )
+        for (anchor, other), (left, right) in sides.items()
+    ]
+
+
+# --- Numbers -------------------------------------------------------------------------------------------------------
+
+
+def numbered(train: Sequence[Block], dev: Sequence[Subset], cleaning: Cleaning) -> Corpus:
+    """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
+    numbers: dict[tuple[str, str], int] = {}
+
+    def number(language: str, texts: Iterable[str]) -> list[int]:
+        return [numbers.setdefault((language, text), len(numbers)) for text in texts]
+
+    groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
+    names = {name: index for index, name in enumerate(dict.fromkeys(block.source.name for block in train))}
+    sizes = [len(block.rows) for block in train]
+    pairs = [
+        [
+            number(block.group[0], (block.anchors[i] for i in block.rows)),
+            number(block.group[1], (block.others[i] for i in block.rows)),
+        ]
+        for block in train
+    ]
+    tasks = tuple(
+        EvalTask(
+            name=subset.task.name,
+            kind=subset.task.kind,
+            subset=subset.task.subset,
+            left=tuple(number(subset.languages[0], subset.task.left)),
+            right=tuple(number(subset.languages[1], subset.task.right)),
+            scores=subset.task.scores,
+            k=subset.task.k,
+        )
+        for subset in dev
+    )
+    return Corpus(
+        texts=[text for _, text in numbers],
+        languages=[language for language, _ in numbers],
+        pairs=np.concatenate([np.array(pair, np.int32).T for pair in pairs]),
+        groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
+        pair_groups=np.repeat([groups[block.group] for block in train], sizes).astype(np.int16),
+        pair_sources=np.repeat([names[block.source.name] for block in train], sizes).astype(np.int16),
+        source_names=tuple(names),
+        weights=np.repeat([block.source.weight for block in train], sizes).astype(np.float32),
+        tasks=tasks,
+        counts=cleaning.counts,
+        overlap=cleaning.overlap,
+        digests=cleaning.digests,
+    )
+
+
+def words_of(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What each source has left after each step, in words."""
+    sources = (f"{name}: {', '.join(f'{step} {n}' for step, n in steps.items())}" for name, steps in counts.items())
+    return "; ".join(sources)

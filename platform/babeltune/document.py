@@ -139,9 +139,9 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[K
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark is not None and lines else name
-        raise SpecError(f"{where}: not valid YAML: {error.problem or error.context}") from error
+        raise SpecError(f"{where}: not valid YAML here: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise SpecError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise SpecError(f"{name}: not valid YAML here: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise SpecError(f"{name}: nested too deeply to be a sweep or cluster file") from error
 
@@ -281,10 +281,10 @@ def record_at(record: type[Any], key: Key) -> type[Any]:
     """The record type that a mapping under this key becomes."""
     hint: Any = record
     for part in key:
-        if dataclasses.is_dataclass(hint):
-            hint = typing.get_type_hints(hint)[str(part)]
-        hint = next(inner_records(hint))
-    return typing.cast(type[Any], hint)
+        if isinstance(hint, types.UnionType):
+            hint = next(inner_records(hint), hint)
+        hint = typing.get_type_hints(hint)[str(part)] if dataclasses.is_dataclass(hint) else next(inner_records(hint))
+    return typing.cast(type[Any], next(inner_records(hint)))
 
 
 def inner_records(hint: Any) -> Iterator[Any]:

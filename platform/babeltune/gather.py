@@ -50,7 +50,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         most = max(ctx.sizes)
-        blocks = torch.cat([_pad(block, most) for block in gradients[0].split(ctx.sizes)])
+        blocks = torch.cat([_pad(block, most) for block in torch.split(gradients[0], ctx.sizes)])
         own = blocks.new_empty(most, *blocks.shape[1:])
         dist.reduce_scatter_tensor(own, blocks)
         return own[: ctx.sizes[ctx.rank]], None, None
@@ -88,7 +88,7 @@ class Ranks:
         """All ranks' rows in rank order; gradients come back summed over the ranks."""
         if self.world == 1:
             return rows
-        gathered: Tensor = _Gathered.apply(rows, self._sizes(rows), self.rank)
+        gathered: Tensor = _Gathered.apply(rows, self._sizes(rows), self.rank)  # type: ignore[no-untyped-call]
         return gathered
 
     def offset(self, local: int) -> int:
@@ -131,5 +131,5 @@ def _sum_together(gradients: Sequence[Tensor]) -> None:
     """Sums these gradients over the ranks in one collective, in place."""
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    for gradient, summed in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))

@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 def chunks(tokens: Tokens, size: int) -> Iterator[Tokens]:
     """The sentences in order, `size` at a time; one empty chunk when there are none."""
-    for lengths, ids in zip(
-        tokens.lengths.split(size),
-        tokens.ids.split([int(part.sum()) for part in tokens.lengths.split(size)]),
-        strict=True,
-    ):
-        yield Tokens(ids, lengths)
+    lengths = torch.split(tokens.lengths, size)
+    ids = torch.split(tokens.ids, [int(part.sum()) for part in lengths])
+    yield from map(Tokens, ids, lengths)
 
 
 class CachedEncode:
@@ -73,11 +70,11 @@ class RandomState:
     """The state of the random generators that dropout on this device draws from."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device if device.type == "cuda" else None
+        self.device = device
         self.cpu_state = torch.get_rng_state()
-        self.cuda_state = torch.cuda.get_rng_state(device) if self.cuda else None
+        self.cuda_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
     def restore(self) -> None:
         torch.set_rng_state(self.cpu_state)
         if self.cuda_state is not None:
-            torch.cuda.set_rng_state(self.cuda_state, self.cuda)
+            torch.cuda.set_rng_state(self.cuda_state, self.device)

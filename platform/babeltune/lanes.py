@@ -32,8 +32,6 @@ from babeltune.desk import DIED, POLL, Desk, Ending
 from babeltune.errors import BabeltuneError, ClusterError
 
 NAMESPACE = "babeltune"
-WARM = ("numpy", "safetensors.torch", "tokenizers", "transformers", "babeltune.train")
-"""Imported by every rank before its first trial."""
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
 TEAR_DOWN = 10.0
@@ -128,15 +126,6 @@ def load(path: str) -> Callable[..., Any]:
     return found
 
 
-def _warm(run_trial: str) -> RunTrial:
-    for module in WARM:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(module)
-    run: RunTrial = load(run_trial)
-    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
-    return run
-
-
 def lane_loop(settings: dict[str, Any]) -> None:
     """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
     context = ray.train.get_context()
@@ -146,10 +135,11 @@ def lane_loop(settings: dict[str, Any]) -> None:
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
     ray.get(desk.arrive.remote(lane, get_current_placement_group().id.hex()))
     try:
-        run = _warm(settings["run_trial"])
+        run = load(settings["run_trial"])
     except Exception as error:
         ray.get(desk.refuse.remote(lane, _reason(error)))
         return
+    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
     while True:
         words = json.dumps(ray.get(desk.next.remote(lane))) if rank == 0 else ""
         answer = json.loads(_from_rank_0(words, rank, world, device))
@@ -249,18 +239,17 @@ class Lanes:
 
     def mend(self) -> None:
         """Starts a lane again whose run ended; its trial goes on in it. `ClusterError` when that is in vain."""
+        for lane, reason in ray.get(self._desk.broken.remote()).items():
+            raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
         ended, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
-        if not ended:
-            return
-        broken = ray.get(self._desk.broken.remote())
         for lane in [name for name, run in self._runs.items() if run in ended]:
             try:
                 ray.get(self._runs[lane])
-                reason = broken.get(lane, "its training loop ended")
+                reason = "its training loop ended"
             except Exception as error:
                 reason = str(error).strip().splitlines()[-1]
             self._respawns += 1
-            if lane in broken or self._respawns > RESPAWNS:
+            if self._respawns > RESPAWNS:
                 raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
             ray.kill(self._lanes[lane])
             self._start(lane)

@@ -175,7 +175,7 @@ def render(report: PlanReport) -> Group:
 
 
 def _steps(counts: Mapping[str, int]) -> str:
-    return " → ".join(f"{step} {rows:,}" for step, rows in counts.items())
+    return " · ".join(f"{step} {rows:,}" for step, rows in counts.items())
 
 
 def _span(numbers: Sequence[int]) -> str:

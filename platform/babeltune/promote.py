@@ -121,7 +121,9 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
     objective = sweep.objectives[0]
     report = best_report(read_reports(place), objective.metric, objective.goal)
     if report is None:
-        raise SweepError(f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is")
+        raise SweepError(
+            f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
+        )
     return Candidate(folder, sweep, trial, report, read_prepared(folder.prepared))
 
 
@@ -233,7 +235,10 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
     gates = candidate.sweep.promotion.gates
     verdict, reasons = judge(logged, dev, gates, scores["model"], scores["untrained"], chance)
     if opened > 1:
-        reasons = (*reasons, f"the sealed tests of this sweep were opened {opened} times; each look makes them less sealed")
+        reasons = (
+            *reasons,
+            f"the sealed tests of this sweep were opened {opened} times; each look makes them less sealed",
+        )
     return replace(
         decision, verdict=verdict, reasons=reasons, test=scores["model"], untrained=scores["untrained"], chance=chance
     )

@@ -5,6 +5,7 @@ Pure: a record goes in, `(key, problem)` pairs come out; `spec.py` adds file and
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -297,23 +298,21 @@ def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
     return None
 
 
-def anchored(a: str, b: str, priority: tuple[str, ...]) -> tuple[str, str]:
-    """The pair as (anchor, other): the anchor comes first in `priority`; where neither does, `a` is the anchor."""
-    order = {language: rank for rank, language in enumerate(priority)}
-    return (b, a) if order.get(b, len(order)) < order.get(a, len(order)) else (a, b)
-
-
 def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The (anchor, other) language pairs that a source yields, each once."""
+    """The (anchor, other) language pairs that a source yields, each once.
+
+    The anchor comes first in `priority`; languages that are not in it come last, alphabetically.
+    """
     known = languages(source, others)
-    if isinstance(source.pairs, tuple):
-        pairs = [split for pair in source.pairs if (split := split_pair(pair, known)) is not None]
-    else:
-        pairs = [(a, b) for index, a in enumerate(known) for b in known[index + 1 :]]
-        if source.pairs == "anchor":
-            first = min(known, key=lambda code: priority.index(code) if code in priority else len(priority))
-            pairs = [pair for pair in pairs if first in pair]
-    return tuple(dict.fromkeys(anchored(a, b, priority) for a, b in pairs))
+    ranks = {language: rank for rank, language in enumerate(priority)}
+    ordered = sorted(known, key=lambda language: (ranks.get(language, len(ranks)), language))
+    if source.pairs == "anchor":
+        return tuple((ordered[0], other) for other in known if other != ordered[0])
+    pairs = tuple(itertools.combinations(ordered, 2))
+    if source.pairs == "all":
+        return pairs
+    listed = [split_pair(pair, known) or ("", "") for pair in source.pairs]
+    return tuple(dict.fromkeys(found for pair in listed for found in (pair, pair[::-1]) if found in pairs))
 
 
 def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:

@@ -229,7 +229,7 @@ def _run_tune(
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(
-            tune.with_resources(LaneTrainable, {"cpu": 0}),
+            tune.with_resources(LaneTrainable, {"memory": 1}),  # Tune wants to be given something
             name=f"run-{uuid.uuid4().hex[:8]}",
             config={"desk": lanes.desk_name, "objectives": [objective.metric for objective in sweep.objectives]},
             search_alg=searcher,

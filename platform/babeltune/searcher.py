@@ -26,7 +26,7 @@ Suggest = Callable[[Any], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
 """Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
-`interrupted`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
+`stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
 STUDY = "sweep"
 WARM = "warm_start"
 WORDS = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
@@ -333,7 +333,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         elif result.get("last"):
             state = TrialState.COMPLETE
         elif self._stop() or "report" not in result:
-            self._tell("end", number, {"state": "interrupted", "reason": "", "values": values})
+            self._tell("end", number, {"state": "stopped", "reason": "", "values": values})
             return
         else:
             state, reason = TrialState.PRUNED, f"stopped by {self._sweep.scheduler.kind} at report {len(reports)}"

@@ -76,12 +76,17 @@ class Labels:
     """Soft labels w_ij = softmax_j(a_i·a_j / tau') of this rank's rows i among all ranks' j, never written out."""
 
     own: Float[Tensor, "local dim"]
-    """a_i / sqrt(tau') of this rank's rows."""
+    """a_i of this rank's rows."""
     everyone: Float[Tensor, "global dim"]
     own_log_z: Float[Tensor, "local"]
     """log sum_j exp(a_i·a_j / tau')."""
     log_z: Float[Tensor, "global"]
+    temperature: float
     tile: int
+
+    def similarities(self, i: slice, j: slice) -> Tensor:
+        """A tile of a_i·a_j / tau'."""
+        return (self.own[i] @ self.everyone[j].T).div_(self.temperature)
 
     @torch.no_grad()
     def column_sums(self) -> Float[Tensor, "local"]:
@@ -90,7 +95,7 @@ class Labels:
         with torch.autocast(self.own.device.type, enabled=False):
             for j in _spans(len(self.own), self.tile):
                 for i in _spans(len(self.everyone), self.tile):
-                    sums[j] += (self.own[j] @ self.everyone[i].T).sub_(self.log_z[i]).exp_().sum(1)
+                    sums[j] += self.similarities(j, i).sub_(self.log_z[i]).exp_().sum(1)
         return sums
 
 
@@ -101,16 +106,17 @@ def soft_labels(
     """The labels of these unit vectors, which gradients do not reach."""
     tile = tile or TILE[anchors.device.type]
     with torch.autocast(anchors.device.type, enabled=False):
-        own = anchors.float() * temperature**-0.5
+        own = anchors.float()
         everyone = gather(own)
         alone = len(own) == len(everyone)
         sums = _LogSums(len(own), own, 1 / temperature)
         for i in _spans(len(own), tile):
             for j in _spans(len(everyone), tile):
                 if not alone or i.start <= j.start:
-                    _add(own[i] @ everyone[j].T, sums, i, sums if alone and i.start < j.start else None, j)
+                    similarities = (own[i] @ everyone[j].T).div_(temperature)
+                    _add(similarities, sums, i, sums if alone and i.start < j.start else None, j)
     log_z = sums.log()
-    return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), tile)
+    return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,12 @@ class Repeats:
     """Text ids of all candidates."""
     offset: int
     """Row i's positive is candidate offset + i."""
+
+    def count(self) -> Int[Tensor, ""]:
+        """How many own positives have the text of another candidate."""
+        ordered = self.everyone.sort().values
+        times = torch.searchsorted(ordered, self.own, right=True) - torch.searchsorted(ordered, self.own)
+        return torch.sum(times > 1)
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
         same = self.own[i].unsqueeze(1) == self.everyone[j]
@@ -147,13 +159,13 @@ class _Side:
 
 @dataclass(eq=False)
 class _Work:
-    """One evaluation of the formula; temperature is within the rows' vectors."""
+    """One evaluation of the formula."""
 
     rows: _Side
     columns: _Side
     labels: Labels | None
     repeats: Repeats | None
-    bound: float
+    temperature: float
     tile: int
     only: Tensor | None = None
     """S, if it is one tile."""
@@ -162,7 +174,7 @@ class _Work:
         """A tile of S (of S transposed when `left` is the columns)."""
         if self.only is not None:
             return self.only
-        tile = left.vectors[i] @ right.vectors[j].T
+        tile = (left.vectors[i] @ right.vectors[j].T).div_(self.temperature)
         if self.repeats is not None:
             self.repeats.drop(tile, i, j)
         if tile.shape == (len(self.rows.vectors), len(self.columns.vectors)):
@@ -173,7 +185,7 @@ class _Work:
         """The first pass."""
         rows, columns = self.rows, self.columns
         row_sums, column_sums = (
-            None if side.weights is None else _LogSums(len(side.vectors), side.vectors, self.bound)
+            None if side.weights is None else _LogSums(len(side.vectors), side.vectors, 1 / self.temperature)
             for side in (rows, columns)
         )
         for i in _spans(len(rows.vectors), self.tile):
@@ -191,7 +203,7 @@ class _Work:
             for j in _spans(len(self.columns.vectors), self.tile):
                 if alone and j.start < i.start:
                     continue
-                teacher = self.labels.own[i] @ self.labels.everyone[j].T if self.labels is not None else None
+                teacher = self.labels.similarities(i, j) if self.labels is not None else None
                 yield self.rows, self.columns, i, j, teacher
                 if alone and i.start < j.start:
                     yield self.columns, self.rows, i, j, teacher
@@ -256,8 +268,8 @@ class _CrossEntropy(torch.autograd.Function):
             share = None
             if beside is not None and rows.weights is not None and rows.sums is not None:
                 share = rows.weights * (beside - rows.sums).exp()
-            ctx.save_for_backward(rows.gradient, columns.gradient, share)
-            ctx.temperature, ctx.dtypes = 1 / work.bound, (x.dtype, y.dtype)
+            ctx.found = rows.gradient, columns.gradient, share
+            ctx.temperature, ctx.dtypes = work.temperature, (x.dtype, y.dtype)
         teacher = teacher.float()
         ctx.mark_non_differentiable(teacher)
         return value.float(), teacher
@@ -265,11 +277,11 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, beside = ctx.saved_tensors
         scale = gradients[0]
+        (x, y, beside), ctx.found = ctx.found, None  # scaled in place: a second backward finds nothing
         return (
-            (x * (scale / ctx.temperature)).to(ctx.dtypes[0]),
-            (y * scale).to(ctx.dtypes[1]),
+            x.mul_(scale / ctx.temperature).to(ctx.dtypes[0]),
+            y.mul_(scale / ctx.temperature).to(ctx.dtypes[1]),
             None if beside is None else beside * scale,
             None,
             None,
@@ -305,13 +317,13 @@ def tiled_cross_entropy(
         tile = labels.tile
     own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
     work = _Work(
-        _Side(x.detach().float() / temperature, row_weights, label_rows, own_z),
+        _Side(x.detach().float(), row_weights, label_rows, own_z),
         _Side(y.detach().float(), column_weights, label_columns, all_z),
         labels,
         repeats,
-        1 / temperature,
+        temperature,
         tile,
     )
     wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
-    value, teacher = _CrossEntropy.apply(x, y, beside, work, wanted)
+    value, teacher = _CrossEntropy.apply(x, y, beside, work, wanted)  # type: ignore[no-untyped-call]
     return value, teacher

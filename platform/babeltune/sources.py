@@ -7,27 +7,30 @@ error.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import itertools
 import json
+import math
 import unicodedata
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 from babeltune.errors import DataError, nearest
-from babeltune.records import Source
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-ARROW_ROWS = 10_000
-"""Rows of a Parquet file or data set that are in memory at a time."""
+from babeltune.records import Source, Task
+from babeltune.tables import (
+    Digest,
+    Fault,
+    Row,
+    dataset_rows,
+    jsonl_rows,
+    located,
+    moses_rows,
+    parquet_rows,
+    shortened,
+    tsv_rows,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +48,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a row cannot be used: the reason under which it is counted, and the words for an error."""
-
-    reason: str
-    words: str
-
-
-Row = tuple[int, list[str] | Fault]
-"""Line (or row) from 1, and the values of the columns asked for."""
 
 
 @dataclass
@@ -103,7 +94,7 @@ def read_table(source: Source, root: Path, refusals: Refusals) -> Rows:
     names = [*columns.values(), *([source.id] if source.id else [])]
     content = hashlib.sha256()
     if source.format == "hub":
-        place, table = f"{source.dataset}[{source.split}]", read_dataset(source, root, names, content)
+        place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content)
     else:
         path = located(source.path or "", root)
         place, table = str(path), read_file(source, path, names, content)
@@ -124,7 +115,7 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest)
     if source.format == "jsonl":
         return jsonl_rows(path, names, source.id, content)
     if source.format == "parquet":
-        return parquet_rows(path, names, content)
+        return parquet_rows(path, names, source.id, content)
     if source.format == "moses":
         return moses_rows(path, content)
     return tsv_rows(path, names, content, header=source.header)
@@ -152,32 +143,35 @@ def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: R
     return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
 
 
-def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals) -> dict[str, Any]:
+def join_lines(
+    files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
+) -> dict[str, list[str]]:
     """Line i of every file is one row; all files must be equally long."""
-    kept = []
+    kept: dict[str, list[str]] = {language: [] for language in files}
     last = dict.fromkeys(files, 0)
-    for line in itertools.zip_longest(*tables.values()):
-        row = dict(zip(files, line, strict=True))
-        ended = [language for language, cell in row.items() if cell is None]
+    for cells in itertools.zip_longest(*tables.values()):
+        row: dict[str, Row | None] = dict(zip(files, cells, strict=True))
         last |= {language: cell[0] for language, cell in row.items() if cell is not None}
-        if ended:
-            longer = next(language for language in files if language not in ended)
-            words = f"{files[ended[0]]} ends after line {last[ended[0]]}; files joined by line are equally long"
-            refusals.refuse(f"{files[longer]}:{last[longer]}", Fault("unequal line counts", words))
-            continue
-        faults = [(language, cell) for language, cell in row.items() if isinstance(cell[1], Fault)]
-        if faults:
-            language, (number, fault) = faults[0]
-            refusals.refuse(f"{files[language]}:{number}", fault)
+        texts: dict[str, str] = {}
+        for language, cell in row.items():
+            if cell is None:
+                longer = next(name for name, other in row.items() if other is not None)
+                words = f"{files[language]} ends after line {last[language]}; files joined by line are equally long"
+                refusals.refuse(f"{files[longer]}:{last[longer]}", Fault("unequal line counts", words))
+                break
+            if isinstance(cell[1], Fault):
+                refusals.refuse(f"{files[language]}:{cell[0]}", cell[1])
+                break
+            texts[language] = cell[1][0]
         else:
-            kept.append([cell[1][0] for cell in line])
-    by_column = [list(column) for column in zip(*kept, strict=True)] or [[] for _ in files]
-    return dict(zip(files, by_column, strict=True))
+            for language, text in texts.items():
+                kept[language].append(text)
+    return kept
 
 
 def join_ids(
     files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, list[str]], list[str]]:
     """The rows whose id is in every file, in the first file's order; others are left out and counted."""
     texts: dict[str, dict[str, str]] = {}
     for language, table in tables.items():
@@ -209,7 +203,11 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     shorter side starting over, so that every row is used and common sentences do not explode; the other combinations
     are counted as left out. Where both sources hold a language, its text is the left one's.
     """
-    left, right = (others[name] for name in (source.left or "", source.right or ""))
+    for name in (source.left or "", source.right or ""):
+        if name not in others:
+            known = ", ".join(others) or "none"
+            raise DataError(f"pivot {source.name!r} joins {name!r}, no source; sources: {known}{nearest(name, others)}")
+    left, right = others[source.left or ""], others[source.right or ""]
     places: dict[str, tuple[list[int], list[int]]] = {}
     for side, rows in enumerate((left, right)):
         for index, key in enumerate(pivot_keys(source, rows, side)):
@@ -249,265 +247,34 @@ def pivot_keys(source: Source, rows: Rows, side: int) -> Iterable[str]:
     return map(text_key, rows.columns[source.join])
 
 
-# --- Files ---------------------------------------------------------------------------------------------------------
+# --- Graded pairs --------------------------------------------------------------------------------------------------
 
 
-class Digest(Protocol):
-    """A running checksum of what was read."""
+def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[float], str]:
+    """The two sentences and the grade of every row of an STS task's file, and the digest of its content.
 
-    def update(self, data: bytes, /) -> None: ...
-
-
-def located(path: str, root: Path) -> Path:
-    """The file that a source names; raises `DataError` when there is none, with the nearest name there is."""
-    full = root / path
-    if full.is_dir():
-        inside = sorted(entry.name for entry in full.iterdir())[:5]
-        raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
-    if full.exists():
-        return full
-    missing, folder = full, full.parent
-    while not folder.is_dir() and folder != folder.parent:
-        missing, folder = folder, folder.parent
-    near = nearest(missing.name, sorted(entry.name for entry in folder.iterdir()))
-    raise DataError(
-        f"{full} does not exist: {folder} holds no {missing.name!r}{near or '; correct the path or `root`'}"
-    )
-
-
-def lines_of(path: Path, content: Digest) -> Iterator[bytes]:
-    """Lines without their ends and without a byte order mark; gzip is recognised by its first bytes."""
-    number = 0
-    try:
-        with path.open("rb") as raw:
-            packed = raw.peek(2)[:2] == b"\x1f\x8b"
-            stream = io.BufferedReader(gzip.open(raw), 1 << 16) if packed else raw  # type: ignore[type-var]
-            for number, line in enumerate(stream, 1):  # noqa: B007
-                content.update(line)
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                yield line.rstrip(b"\r\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
-
-
-def tsv_rows(path: Path, names: Sequence[str], content: Digest, *, header: bool) -> Iterator[Row]:
-    """Columns of a tab-separated file without quoting, by name or (no header) by number from 0."""
-    lines = lines_of(path, content)
-    first = next(lines, None)
-    if first is None:
-        raise DataError(f"{path} is empty; a table has a header or at least one row")
-    try:
-        head = first.decode().split("\t")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:1: not UTF-8: {error}; convert the file to UTF-8") from error
-    places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
-    width = len(head)
-    for line, raw in enumerate(lines if header else itertools.chain([first], lines), 2 if header else 1):
-        try:
-            fields = raw.decode().split("\t")
-        except UnicodeDecodeError as error:
-            yield line, not_utf8(raw, error)
-            continue
-        if len(fields) == width:
-            yield line, cells([fields[place] for place in places], names)
-        else:
-            words = f"{len(fields)} columns in {shortened(raw.decode())}, where line 1 has {width}"
-            yield line, Fault("column count", words)
-
-
-def position(path: Path, name: str, head: list[str]) -> int:
-    """Where the named column is."""
-    if head.count(name) > 1:
-        raise DataError(f"{path}:1: {head.count(name)} columns are called {name!r}; rename all but one")
-    if name not in head:
-        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{nearest(name, head)}")
-    return head.index(name)
-
-
-def moses_rows(path: Path, content: Digest) -> Iterator[Row]:
-    """A file of one sentence per line."""
-    for line, raw in enumerate(lines_of(path, content), 1):
-        yield line, cells([raw], ["text"])
-
-
-def jsonl_rows(path: Path, names: Sequence[str], id_name: str | None, content: Digest) -> Iterator[Row]:
-    """Keys of the JSON objects of a file, one per line; `translation.en` reaches into an inner object."""
-    for line, raw in enumerate(lines_of(path, content), 1):
-        try:
-            record = json.loads(raw.decode())
-        except UnicodeDecodeError as error:
-            yield line, not_utf8(raw, error)
-            continue
-        except ValueError as error:
-            yield line, Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object")
-            continue
-        if not isinstance(record, dict):
-            yield line, Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object")
-            continue
-        values = [reached(record, name) for name in names]
-        faults = [value for value in values if isinstance(value, Fault)]
-        if id_name is not None and type(values[-1]) is int:
-            values[-1] = str(values[-1])
-        yield line, faults[0] if faults else cells(values, names, surrogates=b"\\u" in raw)
-
-
-def reached(record: dict[str, Any], name: str) -> Any:
-    """The value under a key, or under a path of keys joined by dots."""
-    if name in record:
-        return record[name]
-    key, dot, rest = name.partition(".")
-    inner = record.get(key)
-    if dot and isinstance(inner, dict):
-        return reached(inner, rest)
-    return Fault("missing column", f"no key {name!r}; keys: {', '.join(record)}{nearest(name, record)}")
-
-
-# --- Arrow: Parquet files and data sets ----------------------------------------------------------------------------
-
-
-def parquet_rows(path: Path, names: Sequence[str], content: Digest) -> Iterator[Row]:
-    """Columns of a Parquet file; `translation.en` reaches into a structure."""
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    with path.open("rb") as raw:
-        while block := raw.read(1 << 20):
-            content.update(block)
-    try:
-        with parquet.ParquetFile(path) as file:
-            roots = arrow_roots(str(path), file.schema_arrow, names)
-            yield from arrow_rows(file.iter_batches(ARROW_ROWS, columns=roots), names)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
-
-
-def read_dataset(source: Source, root: Path, names: Sequence[str], content: Digest) -> Iterator[Row]:
-    """Columns of a Hugging Face data set, by hub id or saved folder. Its digest is that of the values read."""
-    dataset = load_dataset(source, root)
-    place = f"data set {source.dataset!r}"
-    roots = arrow_roots(place, dataset.features.arrow_schema, names)
-    batches = dataset.select_columns(roots).with_format("arrow").iter(ARROW_ROWS)
-    for line, values in arrow_rows(batches, names):
-        content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
-        yield line, values
-
-
-def load_dataset(source: Source, root: Path) -> Any:
-    """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
-
-    Raises `DataError` when it cannot be found, reached or loaded.
+    Raises `DataError` for the first broken row, which includes a grade that is no finite number.
     """
-    import datasets
-
-    name = source.dataset or ""
-    folder = root / name
-    try:
-        if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-            found = datasets.load_from_disk(str(folder))
-        else:
-            place = str(folder) if folder.is_dir() else name
-            found = datasets.load_dataset(place, source.subset, revision=source.revision)
-    except Exception as error:  # the library, its hub client and its file readers share no error class
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; check its id, `subset` and "
-            f"`revision`, that the hub can be reached, or give a folder that `save_to_disk` wrote"
-        ) from error
-    if isinstance(found, datasets.Dataset):
-        return found
-    if source.split not in found:
-        raise DataError(
-            f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
-        )
-    return found[source.split]
-
-
-def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """The outermost columns that hold the named ones; raises `DataError` for a name that the schema lacks."""
-    import pyarrow as pa
-
-    leaves: list[str] = []
-
-    def collect(prefix: str, fields: Iterable[Any]) -> None:
-        for column in fields:
-            if pa.types.is_struct(column.type):
-                collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
-            else:
-                leaves.append(prefix + column.name)
-
-    collect("", schema)
-    for name in names:
-        if name not in leaves:
-            raise DataError(f"{place}: no column {name!r}; columns: {', '.join(leaves)}{nearest(name, leaves)}")
-    return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
-
-
-def arrow_rows(tables: Iterable[Any], names: Sequence[str]) -> Iterator[Row]:
-    """The named columns of record batches or tables, row by row."""
-    line = 0
-    for table in tables:
-        for values in zip(*(arrow_values(table, name) for name in names), strict=True):
-            line += 1
-            yield line, cells(values, names)
-
-
-def arrow_values(table: Any, name: str) -> list[Any]:
-    """A column as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
-    import pyarrow as pa
-    import pyarrow.compute as compute
-
-    if name in table.schema.names:
-        column = table.column(name)
-    else:
-        root, *path = name.split(".")
-        column = compute.struct_field(table.column(root), path)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.string())
-    try:
-        values: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        values = column.cast(pa.binary()).to_pylist()
-    return values
-
-
-# --- Cells ---------------------------------------------------------------------------------------------------------
-
-
-def cells(values: Sequence[Any], names: Sequence[str], *, surrogates: bool = False) -> list[str] | Fault:
-    """The row's values as stripped text, or what is wrong with the first broken one."""
-    texts = []
-    for name, value in zip(names, values, strict=True):
-        text = "" if value is None else value
+    path = located(task.path or "", root)
+    content = hashlib.sha256()
+    kept: list[tuple[str, str, float]] = []
+    for line, values in tsv_rows(path, [task.sentence1, task.sentence2, task.score], content, header=True):
+        if isinstance(values, Fault):
+            raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it or remove the line")
+        left, right, written = values
         try:
-            if isinstance(text, bytes):
-                text = text.decode()
-            elif surrogates and isinstance(text, str):
-                text.encode()
-        except UnicodeDecodeError as error:
-            return not_utf8(value, error)
-        except UnicodeEncodeError as error:
-            return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
-        if not isinstance(text, str):
-            return Fault("not text", f"{name!r} is {shortened(str(value))}, a {type(value).__name__}")
-        text = text.strip()
-        if not text:
-            return Fault("empty side", f"nothing in {name!r}; every column that is read must have text")
-        texts.append(text)
-    return texts
-
-
-def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:
-    """The fault of bytes that are not UTF-8."""
-    words = f"{shortened(raw.decode(errors='backslashreplace'))} at byte {error.start} ({error.reason})"
-    return Fault("not UTF-8", words)
-
-
-def shortened(value: str, width: int = 60) -> str:
-    """The value in quotes, cut to a width."""
-    return repr(value if len(value) <= width else value[: width - 1] + "…")
+            grade = float(written)
+        except ValueError:
+            grade = math.nan
+        if not math.isfinite(grade):
+            raise DataError(
+                f"{path}:{line}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it"
+            )
+        kept.append((left, right, grade))
+    if not kept:
+        raise DataError(f"{path} has no rows under its header; STS task {task.name!r} needs graded pairs")
+    lefts, rights, grades = zip(*kept, strict=True)
+    return list(lefts), list(rights), list(grades), content.hexdigest()
 
 
 # --- Languages and keys --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from babeltune.errors import PromotionError
 from babeltune.records import Point
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 Key = int | str
 """A trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`."""
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
 """The tags that a run is found by: the sweep's name, the key within it, and `sweep` or `trial`."""
@@ -204,6 +205,7 @@ class _Sender:
             try:
                 event = json.loads(line)
                 key, metrics = event["key"], _metrics(event.get("points", ()))
+                STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
                 self._refuse(f"not an event ({error}): {line[:80]!r}")
                 continue
@@ -458,7 +460,7 @@ def _name(name: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return _without_password(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
 
 
 def _key(number: Key | None) -> str:

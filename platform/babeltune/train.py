@@ -1,7 +1,7 @@
 """Trains one configuration on this rank's share of every global batch: the loop that all trials run.
 
 It needs only torch and transformers, so it runs in a lane's worker, under a profiler, or alone:
-`python -m babeltune.train FILE` (see `trial.py`). Randomness inside a step is a function of (seed, step, rank) and the
+`python -m babeltune.train FILE` (see `alone.py`). Randomness inside a step is a function of (seed, step, rank) and the
 batches are a function of (seed, step), so a trial resumes exactly from its tensors and its step number.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -65,6 +65,7 @@ class Reader:
     tokens: Ragged
     teacher: Matrix | None
     device: torch.device
+    sides: frozenset[Literal["source", "target"]]
     negatives: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
@@ -83,8 +84,9 @@ class Reader:
         rows = self.teacher.rows(self.teacher_rows[ids])
         return torch.from_numpy(rows.astype(np.float32)).to(self.device)
 
-    def batch(self, rows: NDArray[np.int64], total: int, sides: frozenset[str]) -> Batch:
+    def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
         """This rank's rows of a global batch of `total` pairs."""
+        sides = self.sides
         source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
         negatives = mask = None
         if self.negatives is not None:
@@ -229,6 +231,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
         open_ragged(Path(token_set(trial, prepared).train)),
         open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device,
+        needs.teacher,
         np.load(mined, mmap_mode="r") if mined else None,
     )
 
@@ -288,7 +291,6 @@ class Run:
         self.reader = make_reader(trial, prepared, device)
         method = load_method(trial.method)
         config = make_config(method, trial.config)
-        self.sides = method.needs(config).teacher
         self.schedule = Schedule(
             prepared.pair_groups(),
             prepared.pair_weights(),
@@ -394,8 +396,8 @@ class Run:
         """Global batch `step`, with its own randomness."""
         rows = self.schedule.rows(step)
         torch.manual_seed(step_seed(self.trial.seed, step, self.ranks.rank))
-        batch = self.reader.batch(own_rows(rows, self.ranks.rank, self.ranks.world), len(rows), self.sides)
-        seen = int(self.schedule.seen[step])
+        batch = self.reader.batch(own_rows(rows, self.ranks.rank, self.ranks.world), len(rows))
+        seen = (self.seen(step) + self.seen(step + 1)) // 2
         try:
             values = self.learner.step(batch, seen)
         except TrainingError as error:
@@ -411,3 +413,9 @@ def train(
     Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike.
     """
     return Run(trial, prepared, folder, reporter, ranks, device).train()
+
+
+if __name__ == "__main__":
+    from babeltune.alone import main
+
+    main()

@@ -1,9 +1,4 @@
-"""One trial, joined: what a lane's worker, `python -m babeltune.train` and a registered trainable run.
-
-    python -m babeltune.train FILE [--set K=V]... [--out DIR] [--export DIR]
-
-trains one configuration of a sweep file in one process without Ray, on a GPU where there is one.
-"""
+"""One trial, joined: what a lane's worker and a trainable registered with Tune run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,125 @@
+"""Translation ranking with hard negatives.
+
+Yang et al. 2020, "Multilingual Universal Sentence Encoder for Semantic Retrieval" (mUSE), section 2.2; the mUSE
+baseline of Park et al. 2024. The translation of a sentence must rank above the other targets of the batch and above a
+few hard negatives: sentences that a teacher finds close to the translation and that are not it.
+
+    N           pairs in the global batch; n of them on this rank
+    s, t        [n | N, dim]   unit vectors of source and target sentences
+    h           [n, k, dim]    hard negatives of each target; `below` in the miner keeps out near-copies
+    phi(a, b)   cos(a, b) / temperature
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from babeltune.errors import TrainingError
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.soft_loss import Repeats, tiled_cross_entropy
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True)
+class Config:
+    """Neither paper prints the scale, the direction or the miner, so these are settings."""
+
+    temperature: float = 0.05
+    """phi = cos / temperature. Not printed; 0.05 is sentence-transformers' scale of 20."""
+    direction: Literal["forward", "both"] = "both"
+    """`forward` ranks targets for each source, as the equation is printed; `both` is the mean with its mirror image."""
+    hard_negatives: int = 3
+    """Park et al., baselines: 3 per pair. They stand in the forward direction's denominator, of their own row only."""
+    hard_negatives_below: float = 0.9
+    """The miner takes candidates whose teacher cosine to the pair's text is below this. Not printed."""
+    mask_duplicates: bool = True
+    """Repeats of a row's positive are no negatives. The papers do not mask."""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+        if self.direction not in ("forward", "both"):
+            raise ValueError(f"direction is {self.direction!r}; allowed: forward, both")
+        if self.hard_negatives < 0:
+            raise ValueError(f"hard_negatives is {self.hard_negatives}; it must be 0 or more")
+        if not -1 < self.hard_negatives_below <= 1:
+            raise ValueError(
+                f"hard_negatives_below is {self.hard_negatives_below}; it is a cosine, above -1 and up to 1"
+            )
+
+    @classmethod
+    def paper(cls) -> Config:
+        """The equation as printed: raw cosines, one direction, no mask."""
+        return cls(temperature=1.0, direction="forward", mask_duplicates=False)
+
+
+def hard_log_sum(
+    s: Float[Tensor, "local dim"], h: Float[Tensor, "local k dim"], found: Bool[Tensor, "local k"], temperature: float
+) -> Float[Tensor, "local"]:
+    """log sum_k e^phi(s_i, h_ik) over the negatives that were found; lowest finite where none was."""
+    phi = torch.einsum("nd,nkd->nk", s, h) / temperature
+    return phi.masked_fill(~found, torch.finfo(phi.dtype).min).logsumexp(1)
+
+
+def ranking(
+    s: Float[Tensor, "local dim"],
+    t: Float[Tensor, "local dim"],
+    all_t: Float[Tensor, "global dim"],
+    temperature: float,
+    repeats: Repeats | None,
+    hard: Float[Tensor, "local"] | None = None,
+) -> Float[Tensor, ""]:
+    """-sum_i log( e^phi(s_i, t_i) / ( sum_j e^phi(s_i, t_j) + sum_k e^phi(s_i, h_ik) ) )."""
+    log_sums, _ = tiled_cross_entropy(s, all_t, temperature=temperature, repeats=repeats, beside=hard)
+    return log_sums - (s * t).sum() / temperature
+
+
+class TranslationRanking(Method):
+    name = "translation_ranking"
+    Config = Config
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        return Needs(
+            hard_negatives=config.hard_negatives,
+            hard_negatives_below=config.hard_negatives_below,
+            in_batch_negatives=True,
+        )
+
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        config: Config = self.config
+        total, k = batch.total, config.hard_negatives
+        if total < 2 and not k:
+            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        sides = [batch.source, batch.target, *([batch.negatives] if k and batch.negatives else [])]
+        s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
+        all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
+        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
+        offset = gather.offset(len(s))
+        sources = Repeats(batch.source_ids, all_source, offset)
+        targets = Repeats(batch.target_ids, all_target, offset)
+        masked = config.mask_duplicates
+
+        hard = None
+        if k:
+            if not h or batch.negatives_mask is None:
+                raise TrainingError(f"hard_negatives is {k}, and the batch has none; prepare mines them")
+            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), batch.negatives_mask, config.temperature)
+        forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
+        loss, terms = forward, {"forward": forward.detach()}
+        if config.direction == "both":
+            backward = ranking(t, s, all_s, config.temperature, sources if masked else None) / total
+            loss, terms["backward"] = (forward + backward) / 2, backward.detach()
+        diagnostics = {
+            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            "cosine": (s * t).sum().detach() / total,
+        }
+        return Loss(loss, terms, diagnostics)

@@ -1,0 +1,75 @@
+"""One configuration, one process, no Ray: `python -m babeltune.train FILE`, on a GPU where there is one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from babeltune.checkpoint import write_json
+from babeltune.errors import BabeltuneError
+from babeltune.export import export
+from babeltune.gather import Ranks
+from babeltune.prepare import prepare
+from babeltune.prepared import write_prepared
+from babeltune.space import default_params, make_trial
+from babeltune.spec import check_method, read_sweep
+from babeltune.tokens import load_tokenizer
+from babeltune.train import Run, token_set
+
+
+class Printer:
+    """Prints each report's objectives."""
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self.metrics = metrics
+
+    def report(self, report: dict[str, Any]) -> bool:
+        scores = " ".join(f"{name} {report['metrics'][name]:.4f}" for name in self.metrics)
+        print(f"report {report['index']} step {report['step']} pairs {report['pairs']} {scores}", flush=True)
+        return True
+
+
+def progress(what: str, done: int, total: int) -> None:
+    """Says on standard error what is being prepared."""
+    print(f"{what} {done}/{total}", file=sys.stderr, flush=True)
+
+
+def train_alone(file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str) -> Run:
+    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there."""
+    sweep = read_sweep(file, overlays=overlays, assignments=assignments)
+    check_method(sweep)
+    prepared = prepare(sweep, out, progress=progress)
+    write_prepared(prepared, out / "prepared.json")
+    trial = make_trial(sweep, 0, default_params(sweep))
+    write_json(out / "trial.json", trial)
+    printer = Printer([objective.metric for objective in sweep.objectives])
+    run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))
+    run.train()
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Reads the command line and trains."""
+    parser = argparse.ArgumentParser(prog="python -m babeltune.train", description=__doc__)
+    parser.add_argument("file", help="a sweep file; its fixed settings are trained, searched ones at their defaults")
+    parser.add_argument("--with", dest="overlays", action="append", default=[], metavar="FILE")
+    parser.add_argument("--set", dest="assignments", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--out", type=Path, default=Path(".babeltune/alone"), help="stores, checkpoints and reports")
+    parser.add_argument("--export", type=Path, help="write the last state as a sentence-transformers folder")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    given = parser.parse_args(arguments)
+    try:
+        run = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
+        if given.export:
+            tokens, student = token_set(run.trial, run.prepared), run.trial.student
+            trained = Path(tokens.tokenizer) if student.model is None else None
+            export(run.learner.encoder.cpu(), load_tokenizer(student, trained), student, given.export)
+            print(f"model: {given.export}")
+    except BabeltuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None

@@ -1,0 +1,235 @@
+"""The training loop on a real corpus, teacher and student, small."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from babeltune.checkpoint import checkpoint_folder, load_checkpoint, read_reports
+from babeltune.errors import TrainingError
+from babeltune.gather import Ranks
+from babeltune.method import load_method, make_config
+from babeltune.prepared import write_prepared
+from babeltune.records import Training, plain
+from babeltune.space import make_trial
+from babeltune.train import learning_rate_at, make_learner, make_reader, train
+
+CPU = torch.device("cpu")
+
+
+class Collect:
+    """Keeps reports, and says when to stop."""
+
+    def __init__(self, most=100):
+        self.reports, self.most = [], most
+
+    def report(self, report):
+        self.reports.append(report)
+        return len(self.reports) < self.most
+
+
+def run(sweep, prepared, folder, collect=None, **training):
+    trial = make_trial(sweep, 0, {})
+    trial = replace(trial, training=replace(trial.training, **training))
+    collect = collect or Collect()
+    train(trial, prepared, folder, collect, Ranks(), CPU)
+    return collect.reports
+
+
+def weights(folder, index):
+    return load_checkpoint(checkpoint_folder(folder, index))[0]
+
+
+def same(a, b):
+    return all(torch.equal(a[n][k], b[n][k]) for n in a for k in a[n]) and a.keys() == b.keys()
+
+
+def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path):
+    reports = run(*tiny, tmp_path, pairs=1920, reports=3)
+    assert [r["pairs"] for r in reports] == [640, 1280, 1920]
+    assert reports[-1]["last"] and not reports[0]["last"]
+    first, last = reports[0]["points"][0]["values"], reports[-1]["points"][-1]["values"]
+    assert last["train/loss"] < first["train/loss"]
+    assert 0 <= reports[-1]["metrics"]["dev/everyday/accuracy"] <= 1
+    assert -1 <= reports[-1]["metrics"]["dev/sts/spearman"] <= 1
+    assert reports[0]["facts"]["effective_negatives"] == 31
+
+
+def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not(tiny, tmp_path):
+    sweep, prepared = tiny
+    run(sweep, prepared, tmp_path / "a")
+    run(sweep, prepared, tmp_path / "b")
+    run(replace(sweep, seed=5), prepared, tmp_path / "c")
+    assert same(weights(tmp_path / "a", 2), weights(tmp_path / "b", 2))
+    assert not same(weights(tmp_path / "a", 2), weights(tmp_path / "c", 2))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny, tmp_path, dropout):
+    sweep, prepared = tiny
+    sweep = replace(sweep, student=replace(sweep.student, dropout=dropout))
+    run(sweep, prepared, tmp_path / "whole", reports=4)
+    run(sweep, prepared, tmp_path / "cut", Collect(most=2), reports=4)
+    resumed = run(sweep, prepared, tmp_path / "cut", reports=4)
+    assert [r["index"] for r in resumed] == [3, 4]
+    assert same(weights(tmp_path / "whole", 4), weights(tmp_path / "cut", 4))
+    assert [r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "whole")] == [
+        r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "cut")
+    ]
+
+
+def test_a_trial_resumes_from_the_checkpoint_before_a_damaged_one(tiny, tmp_path):
+    sweep, prepared = tiny
+    run(sweep, prepared, tmp_path / "whole", reports=4)
+    run(sweep, prepared, tmp_path / "cut", Collect(most=3), reports=4)
+    damaged = checkpoint_folder(tmp_path / "cut", 3) / "student.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    resumed = run(sweep, prepared, tmp_path / "cut", reports=4)
+    assert resumed[-1]["index"] == 4
+    assert same(weights(tmp_path / "whole", 4), weights(tmp_path / "cut", 4))
+
+
+def test_a_used_process_trains_like_a_fresh_one(tiny, tmp_path):
+    sweep, prepared = tiny
+    run(sweep, prepared, tmp_path / "a")
+    torch.manual_seed(99)
+    torch.randn(1000)
+    run(sweep, prepared, tmp_path / "b")
+    assert same(weights(tmp_path / "a", 2), weights(tmp_path / "b", 2))
+
+
+def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny):
+    sweep, prepared = tiny
+    trial = make_trial(sweep, 0, {})
+
+    def gradient(chunk):
+        chosen = replace(trial, training=replace(trial.training, chunk=chunk))
+        learner, reader = make_learner(chosen, prepared, Ranks(), CPU), make_reader(chosen, prepared, CPU)
+        import numpy as np
+
+        values = learner.backward(reader.batch(np.arange(32), 32))
+        return values["loss"], torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])
+
+    (loss, whole), (cached_loss, cached) = gradient(None), gradient(7)
+    assert cached_loss == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_stops_the_trial_with_its_step_and_a_reason(tiny, tmp_path):
+    with pytest.raises(TrainingError, match=r"step \d+: .*learning_rate"):
+        run(*tiny, tmp_path, learning_rate=1e30, warmup=0.0, clip=None)
+
+
+def test_a_trial_out_of_patience_ends_early(tiny, tmp_path):
+    reports = run(*tiny, tmp_path, reports=8, pairs=2560, learning_rate=1e-12, patience=2)
+    assert len(reports) == 3
+    assert reports[-1]["last"]
+
+
+def test_only_the_best_and_the_last_checkpoint_are_kept(tiny, tmp_path):
+    run(*tiny, tmp_path, reports=5, pairs=1600)
+    kept = sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    scores = [r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path)]
+    assert kept == sorted({5, scores.index(max(scores)) + 1})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_both_precisions_train(tiny, tmp_path, precision):
+    reports = run(*tiny, tmp_path, precision=precision)
+    assert math.isfinite(reports[-1]["points"][-1]["values"]["train/loss"])
+
+
+def test_the_learning_rate_warms_up_and_decays():
+    training = Training(pairs=1000, warmup=0.1, learning_rate=1.0)
+    assert learning_rate_at(training, 50) == pytest.approx(0.5)
+    assert learning_rate_at(training, 100) == pytest.approx(1.0)
+    assert learning_rate_at(training, 550) == pytest.approx(0.5)
+    assert learning_rate_at(replace(training, schedule="cosine"), 550) == pytest.approx(0.5)
+    assert learning_rate_at(replace(training, schedule="constant"), 900) == 1.0
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+rank, world, port, job = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+from babeltune.trial import run
+class Quiet:
+    def report(self, report):
+        return True
+torch.set_num_threads(1)
+run(job, Quiet(), rank, world, "cpu")
+dist.destroy_process_group()
+"""
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_the_number_of_workers_does_not_change_the_training(tiny, tmp_path):
+    sweep, prepared = tiny
+    write_prepared(prepared, tmp_path / "prepared.json")
+    trial = make_trial(sweep, 0, {})
+    trial = replace(trial, training=replace(trial.training, pairs=310, reports=1, global_batch=31))
+    job = {"trial": plain(trial), "prepared": str(tmp_path / "prepared.json")}
+    results = {}
+    for world in (1, 2, 4):
+        folder, port = tmp_path / f"w{world}", free_port()
+        work = json.dumps({**job, "folder": str(folder)})
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", RANK, str(r), str(world), str(port), work], env=dict(os.environ))
+            for r in range(world)
+        ]
+        assert [r.wait(120) for r in ranks] == [0] * world
+        results[world] = weights(folder, 1)["student"]
+    for world in (2, 4):
+        for name, value in results[1].items():
+            torch.testing.assert_close(
+                results[world][name], value, rtol=2e-3, atol=2e-5, msg=f"{name} at {world} ranks"
+            )
+
+
+def test_every_need_of_a_method_reaches_its_batch(tiny):
+    sweep, prepared = tiny
+    trial = make_trial(sweep, 0, {})
+    method = load_method(trial.method)
+    needs = method.needs(make_config(method, trial.config))
+    import numpy as np
+
+    batch = make_reader(trial, prepared, CPU).batch(np.arange(4), 4)
+    assert (batch.teacher_source is not None) == ("source" in needs.teacher)
+    assert (batch.teacher_target is not None) == ("target" in needs.teacher)
+
+
+def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_file, tmp_path):
+    model = tmp_path / "model"
+    command = [
+        sys.executable,
+        "-m",
+        "babeltune.train",
+        str(tiny_file),
+        "--out",
+        str(tmp_path / "run"),
+        "--export",
+        str(model),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert "dev/everyday/accuracy" in done.stdout
+    from sentence_transformers import SentenceTransformer
+
+    assert SentenceTransformer(str(model)).encode(["Good morning."]).shape == (1, 384)
+    assert Path(tmp_path / "run" / "reports.jsonl").exists()
