@@ -86,9 +86,7 @@ def peak_memory(function: Callable[..., object], *arguments: Any) -> int:
 
 def verdict(name: str, ratios: list[float], goal: float, given: Options, **facts: Any) -> None:
     """Prints the last line, keeps the rows, and exits with 1 when the worst round is too far below the goal."""
-    line = (
-        f"{name} ratio {statistics.median(ratios):.3g} min {min(ratios):.3g} max {max(ratios):.3g} goal {goal:g}"
-    )
+    line = f"{name} ratio {statistics.median(ratios):.3g} min {min(ratios):.3g} max {max(ratios):.3g} goal {goal:g}"
     if given.json:
         given.json.write_text(json.dumps({"name": name, "ratios": ratios, "goal": goal, **facts}, indent=1))
     print(line, flush=True)

@@ -13,6 +13,7 @@ class Bag(nn.Module):
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.words, self.layer, self.dropout = nn.Embedding(30, 8), nn.Linear(8, 6), nn.Dropout(dropout)
 
     def forward(self, tokens):
@@ -78,8 +79,9 @@ def test_with_dropout_the_second_run_repeats_the_first(precision):
     again, found = gradients(encoder, cached, cached)
     assert again == pytest.approx(loss, rel=1e-6)
     assert torch.equal(torch.rand(1), after)
+    rounding = 1e-5 if precision is torch.float32 else 1e-2
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * b.abs().max().item())
 
 
 def test_a_rank_without_sentences_takes_part():

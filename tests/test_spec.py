@@ -189,6 +189,16 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ("{log_float: [0.01, 0.2]}", "{choice: []}", ["small.yaml:5: parameters.temperature.choice: must offer"]),
         ("{log_float: [0.01, 0.2]}", "{choice: [1, 1]}", ["small.yaml:5", "offers a value twice"]),
         ("{log_float: [0.01, 0.2]}", "{int: [1, 2.5]}", ["small.yaml:5", "whole numbers"]),
+        (
+            "budget: {trials: 3}",
+            "promotion: {gates: [{test: new}]}",
+            ["small.yaml:26: promotion.gates.0.test: 'new' is not a bitext task of data.test; allowed: none"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "promotion: {name: a/b, gates: [{test: x, times_chance: -1}]}",
+            ["promotion.gates.0.times_chance: -1.0 must be at least 0", "promotion.name: 'a/b' must be letters"],
+        ),
         ("heads: 4", "heads: 5", ["small.yaml:23: student.heads: 5 must divide student.width, 64"]),
         ("heads: 4", "pooling: men", ["small.yaml:23", "'men' is not possible", "did you mean 'mean'?"]),
         ("pairs: 1000", "learning_rate: 0", ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"]),
@@ -352,6 +362,15 @@ def test_a_condition_that_can_never_hold_is_refused(tmp_path, when, expected):
     new = f"  labels: {{choice: [near, hard]}}\n  temperature: {{log_float: [0.01, 0.2], when: {when}}}"
     message = refusal(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
     assert expected in message
+
+
+def test_a_condition_may_restrict_a_setting_to_its_method_through_another_one(tmp_path):
+    new = (
+        "  method: {choice: [contrast, distance]}\n"
+        "  labels: {choice: [near, hard], when: {method: contrast}}\n"
+        "  temperature: {log_float: [0.01, 0.2], when: {labels: near}}"
+    )
+    read_sweep(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
 
 
 def test_all_mistakes_are_listed_at_once(tmp_path):
@@ -618,7 +637,7 @@ def test_the_id_depends_on_what_decides_results_and_on_nothing_else(tmp_path):
     same = [
         read_sweep(written(tmp_path, reordered)),
         read_sweep(written(tmp_path), assignments=["budget={trials: 99, minutes: 5, workers: 2}"]),
-        read_sweep(written(tmp_path), assignments=["description=what I try"]),
+        read_sweep(written(tmp_path), assignments=["description=what I try", "promotion.name=other"]),
         read_sweep(written(tmp_path), assignments=["training.learning_rate=5e-4", "seed=0"]),
         read_sweep(written(tmp_path), assignments=["data.sampling.temperature=1"]),
         sweep_from(json.loads(json.dumps(plain(sweep)))),

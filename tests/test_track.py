@@ -67,7 +67,7 @@ def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_pa
     tracker.end_trial(0, "FINISHED", {"pruned": True})
     tracker.end_trial("untrained", "FAILED", {"reason": "x"})
     tracker.end_sweep("KILLED")
-    assert tracker.close(60)
+    assert tracker.close(120)
     assert (tracker.refused, tracker.trouble, tracker.waiting()) == (0, None, 0)
     client = clients(store)
     parent, child, baseline = (client.get_run(tracker.run_id(key)) for key in (None, 0, "untrained"))
@@ -91,7 +91,7 @@ def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, cl
             a_sweep(tracker)
             tracker.metrics(0, points(1, 1500))
             tracker.end_trial(0, "FINISHED", {})
-        assert tracker.flush(60)
+        assert tracker.flush(120)
         tracker.close()
         path.with_name("spool.jsonl.sent").unlink()  # every acknowledgement is lost
     client = clients(store)
@@ -113,7 +113,7 @@ def test_a_dead_server_never_delays_the_caller_and_loses_nothing(store, tmp_path
     tracker.close(0.1)
     again = track.Tracker(store, path, "babeltune")  # the server is back, somewhere else
     again.metrics(0, points(301, 311))
-    assert again.close(60)
+    assert again.close(120)
     assert steps(clients(store), again.run_id(0)) == list(range(1, 311))
 
 
@@ -151,7 +151,7 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clien
     tracker.end_trial(0, "NONSENSE", {})
     tracker.end_trial(0, "FAILED", {"reason": "r" * 9000})
     tracker.start_trial(1, {"long": "p" * 9000} | {f"p{i}": i for i in range(250)}, {})
-    assert tracker.close(60)
+    assert tracker.close(120)
     assert tracker.refused == 3
     assert "'7' was never started" in caplog.text
     data = clients(store).get_run(tracker.run_id(0)).data
@@ -168,14 +168,14 @@ def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_pat
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
     tracker.end_trial(0, "KILLED", {})
-    assert tracker.close(60)
+    assert tracker.close(120)
     first = tracker.run_id(0)
     tracker = track.Tracker(store, path, "babeltune")
     assert tracker.run_id(0) == first
     tracker.start_sweep("quick-1a2b", {"seed": 1}, {})
     tracker.start_trial(0, {"temperature": 0.05}, {})
     tracker.metrics(0, points(3, 6))
-    assert tracker.close(60)
+    assert tracker.close(120)
     client = clients(store)
     assert tracker.run_id(0) == first
     assert client.get_run(first).info.status == "RUNNING"
@@ -192,14 +192,14 @@ def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_pat
     tracker = track.Tracker(uris[0], path, "babeltune")
     a_sweep(tracker)
     tracker.metrics(0, points(1, 4))
-    assert tracker.close(60)
+    assert tracker.close(120)
     state = json.loads(path.with_name("spool.jsonl.sent").read_text())
     state["store"] = spool.Spool(tmp_path / "other", f"{uris[1]}\nbabeltune")._store  # as if b were a, emptied
     path.with_name("spool.jsonl.sent").write_text(json.dumps(state))
     tracker = track.Tracker(uris[1], path, "babeltune")
     tracker.metrics(0, points(4, 6))
-    assert tracker.flush(60)
-    assert tracker.flush(60)
+    assert tracker.flush(120)
+    assert tracker.flush(120)
     tracker.close()
     assert steps(clients(uris[1]), tracker.run_id(0)) == [1, 2, 3, 4, 5]
 
@@ -213,7 +213,7 @@ def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path
         file.write(b'{"do": "metr\xff\n{"do": "metrics", "key": "0", "poi')
     tracker = track.Tracker(store, path, "babeltune")
     tracker.metrics(0, points(1, 3))
-    assert tracker.close(60)
+    assert tracker.close(120)
     assert tracker.refused == 1
     assert steps(clients(store), tracker.run_id(0)) == [1, 2]
 
@@ -257,14 +257,14 @@ class Server:
             )
 
     def wait(self):
-        for _ in range(600):
+        for _ in range(1500):
             assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
             try:
                 with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
                     return
             except OSError:
                 time.sleep(0.1)
-        raise AssertionError("no server after 60 s")
+        raise AssertionError("no server after 150 s")
 
     def kill(self):
         if self.process.poll() is None:
@@ -285,7 +285,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     tracker = track.Tracker(server.uri, tmp_path / "spool.jsonl", "babeltune")
     a_sweep(tracker)  # before the server is up
     server.wait()
-    assert tracker.flush(60)
+    assert tracker.flush(120)
     run = tracker.run_id(0)
     stop, sent = threading.Event(), []
 
@@ -311,7 +311,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     stop.set()
     training.join()
     tracker.end_trial(0, "FINISHED", {})
-    assert tracker.close(60)
+    assert tracker.close(120)
     assert tracker.refused == 0
     client = clients(server.uri)
     assert sorted(sent) == list(range(1, len(sent) + 1))
@@ -332,7 +332,7 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
 def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_path):
     tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
     a_sweep(tracker)
-    assert tracker.close(60)
+    assert tracker.close(120)
     run = tracker.run_id(0)
     versions = []
     for content in ("first", "second", "first"):

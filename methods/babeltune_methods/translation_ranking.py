@@ -94,6 +94,10 @@ class TranslationRanking(Method):
             in_batch_negatives=True,
         )
 
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        return global_batch - 1 + int(config.hard_negatives)
+
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total, k = batch.total, config.hard_negatives

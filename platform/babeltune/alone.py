@@ -17,7 +17,7 @@ from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import write_prepared
 from babeltune.space import default_params, make_trial
-from babeltune.spec import check_method, read_sweep
+from babeltune.spec import read_sweep
 from babeltune.tokens import load_tokenizer
 from babeltune.train import Run, token_set
 
@@ -41,8 +41,7 @@ def progress(what: str, done: int, total: int) -> None:
 
 def train_alone(file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str) -> Run:
     """Trains the default configuration of a sweep file into the folder `out`, resuming what is there."""
-    sweep = read_sweep(file, overlays=overlays, assignments=assignments)
-    check_method(sweep)
+    sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
     prepared = prepare(sweep, out, progress=progress)
     write_prepared(prepared, out / "prepared.json")
     trial = make_trial(sweep, 0, default_params(sweep))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the trial's student before its first step."""
-    return dev_scores(make_student(trial, prepared), trial, prepared, Ranks.alone(), torch.device("cpu"))
+    return dev_scores(make_student(trial, prepared), trial, prepared, Ranks(), torch.device("cpu"))
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:

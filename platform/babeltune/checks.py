@@ -118,9 +118,9 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
             f"{', '.join(SECTIONS)} such as training.learning_rate{near}",
         )
         return
+    meets = _methods_with(sweep, name)
     for method in lacking:
-        accepted = accepted_values(parameter.when["method"]) if "method" in parameter.when else None
-        if accepted is None or method.name in accepted:
+        if method.name in meets:
             having = [other.name for other in methods if other not in lacking]
             yield (
                 key,
@@ -128,6 +128,15 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
             )
     if name in sweep.config and not parameter.when:
         yield key, f"{name!r} is fixed in `config` and searched here; keep one"
+
+
+def _methods_with(sweep: Sweep, name: str) -> set[str]:
+    """The methods under which the parameter is proposed, following its conditions."""
+    try:
+        found = list(combinations(sweep.parameters, (name, "method")))
+    except SpecError:
+        return set()  # a circle of conditions, which `_conditions` reports
+    return {str(params.get("method", sweep.method)) for params in found if name in params}
 
 
 def _same_ending(name: str, dotted: list[str]) -> str:

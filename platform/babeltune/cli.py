@@ -51,7 +51,7 @@ def read(file: str, overlays: list[str] | None, assignments: list[str] | None, t
     from babeltune.spec import read_sweep
 
     extra = [f"budget.trials={trials}"] if trials is not None else []
-    return read_sweep(file, overlays=overlays or (), assignments=[*(assignments or ()), *extra])
+    return read_sweep(file, overlays=overlays or (), assignments=[*(assignments or ()), *extra], reach=True)
 
 
 def cluster_of(file: str | None) -> Cluster:
@@ -281,17 +281,18 @@ def ui(
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only."""
-    from babeltune.track import serve_command, serve_environment
+    from babeltune.track import artifact_folder, serve_command
 
     uri = cluster_of(cluster).mlflow
-    if uri.startswith(("http://", "https://")):
+    artifacts = artifact_folder(uri)
+    if artifacts is None:
         say({"url": uri}, as_json, lambda: out.print(f"the tracking server is at {uri}"))
         return
     url = f"http://127.0.0.1:{port}"
     say({"url": url, "store": uri}, as_json, lambda: out.print(f"MLflow of {uri} at {url} (Ctrl-C ends it)"))
     sys.stdout.flush()
-    command = serve_command(uri, port)
-    os.execvpe(command[0], command, {**os.environ, **serve_environment()})
+    command, environment = serve_command(uri, artifacts, port)
+    os.execvpe(command[0], command, environment)
 
 
 def main() -> None:

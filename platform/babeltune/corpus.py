@@ -116,15 +116,16 @@ def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
         if source.train:
             blocks += cleaning.clean(source, rows)
     cleaning.digests |= {name: rows.digest for name, rows in evals.items()}
+    blocks = [block for block in blocks if len(block.rows)]
+    if not blocks:
+        raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
     held_out = [np.zeros(len(block.rows), bool) for block in blocks]
     if data.split is not None:
         held_out = hold_out(blocks, data.split, seed)
     for block, mask in zip(blocks, held_out, strict=True):
         cleaning.count(block.source, HELDOUT, int(mask.sum()))
         cleaning.count(block.source, "train", int((~mask).sum()))
-    train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True) if not mask.all()]
-    if not train:
-        raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
+    train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
     heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
     dev_sets = [subset for rows in dev for subset in subsets(rows, data.anchor_priority)]
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)

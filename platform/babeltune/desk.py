@@ -142,9 +142,9 @@ class Desk:
         """A lane's word that its ranks run, and in which placement group (its id in hexadecimal)."""
         self._groups[lane] = group
 
-    async def groups(self) -> list[str]:
-        """The placement groups of the lanes that have arrived."""
-        return list(self._groups.values())
+    async def groups(self) -> dict[str, str]:
+        """The placement group of each lane that has arrived."""
+        return dict(self._groups)
 
     async def refuse(self, lane: str, reason: str) -> None:
         """A lane's word that it cannot load what it should run."""

@@ -251,7 +251,7 @@ class Lanes:
             self._respawns += 1
             if self._respawns > RESPAWNS:
                 raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
-            ray.kill(self._lanes[lane])
+            self._end([lane], ray.get(self._desk.groups.remote()))
             self._start(lane)
 
     def offer(self, trial: str, payload: dict[str, Any]) -> None:
@@ -278,29 +278,35 @@ class Lanes:
     def _tear_down(self, patience: float) -> None:
         """Sends the lanes home, ends by force those that are late, and frees what they held.
 
-        Ray leaves the placement group of a run that is ended by force to a watcher that can be slow, so each is removed
-        here.
+        Ray leaves the placement group of a run that is ended by force to a watcher that can be slow: `_end` is not.
         """
-        groups: list[str] = []
+        groups: dict[str, str] = {}
         with contextlib.suppress(ray.exceptions.RayError):
             groups = ray.get(self._desk.groups.remote())
             ray.get(self._desk.close.remote())
             ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience)
-        for process in [*self._lanes.values(), self._desk]:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(process)
-        self._lanes.clear()
+        self._end(list(self._lanes), groups)
         self._runs.clear()
-        for group in groups:
-            remove_placement_group(PlacementGroup(PlacementGroupID.from_hex(group)))
+        ray.kill(self._desk)
+
+    def _end(self, lanes: list[str], groups: dict[str, str]) -> None:
+        """Ends lanes by force and waits until what they held is free."""
+        for lane in lanes:
+            ray.kill(self._lanes.pop(lane))
+        held = [groups[lane] for lane in lanes if lane in groups]
+        for group in held:
+            remove_placement_group(_group(group))
         deadline = time.monotonic() + TEAR_DOWN
-        while time.monotonic() < deadline and any(_held(group) for group in groups):
+        while time.monotonic() < deadline and any(_is_held(group) for group in held):
             time.sleep(0.05)
 
 
-def _held(group: str) -> bool:
-    state = ray.util.placement_group_table(PlacementGroup(PlacementGroupID.from_hex(group))).get("state")
-    return state not in (None, "REMOVED")
+def _group(name: str) -> PlacementGroup:
+    return PlacementGroup(PlacementGroupID.from_hex(name))
+
+
+def _is_held(name: str) -> bool:
+    return ray.util.placement_group_table(_group(name)).get("state") not in (None, "REMOVED")
 
 
 def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:

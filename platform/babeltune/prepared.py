@@ -1,8 +1,8 @@
 """What `prepare` leaves for the trials: one frozen record and the memory-mapped arrays that it names.
 
-A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct (language, text) of the training
-and dev data has one text id, a row number; pairs, tasks, token stores and teacher stores all speak in text ids.
-Sealed test sets are not in here.
+A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct
+(language, text) of the training and dev data has one text id, a row number; pairs, tasks, token stores and teacher
+stores all speak in text ids. Sealed test sets are not in here.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from babeltune.card import model_card
 from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
@@ -212,7 +212,7 @@ def promote(
 
 
 def weigh(candidate: Candidate, draft: Path) -> Decision:
-    """Scores the exported folders in a fresh process and judges; opens the sealed tests only if the dev numbers hold."""
+    """Scores the exported folders in a fresh process and judges; opens sealed tests only if the dev numbers hold."""
     model, untrained = str(draft / "model"), str(draft / "untrained")
     logged = {k: v for k, v in candidate.report.metrics.items() if k.startswith("dev/")}
     dev = rescore({"model": model}, dev_texts(candidate.prepared), "dev")["model"]
@@ -246,10 +246,11 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
 
 def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: str, decision: Decision) -> str:
     """A new version in the MLflow registry, with its lineage, under the alias."""
-    from babeltune.track import Tracker, register
+    from babeltune.track import find_run as run_of
+    from babeltune.track import register
 
     registered_name = candidate.sweep.promotion.name or candidate.sweep.name
-    run_id = Tracker.find_run(cluster.mlflow, candidate.folder.id, candidate.trial.number)
+    run_id = run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
     tags = {
         "babeltune.sweep": candidate.folder.id,
         "babeltune.trial": candidate.name,
@@ -263,10 +264,10 @@ def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: 
 
 def model_folder(model: str, cluster: Cluster) -> str:
     """The folder or hub id behind a model's name: a path, `SWEEP/t0003`, or `models:/NAME@ALIAS`."""
-    from babeltune.track import registered_folder
+    from babeltune.track import fetch
 
     if model.startswith("models:/"):
-        return str(registered_folder(cluster.mlflow, model))
+        return str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))
     if Path(model).is_dir():
         return str(Path(model).absolute())
     return model

@@ -15,6 +15,7 @@ from babeltune.errors import nearest
 from babeltune.records import (
     Budget,
     Data,
+    Gate,
     Parameter,
     Sampler,
     Sampling,
@@ -87,6 +88,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
     Sampler: {"startup": at_least(0)},
+    Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
     Budget: {"trials": at_least(1), "minutes": positive, "workers": at_least(1)},
 }
 
@@ -107,6 +109,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
         yield from parameter_problems(("parameters", name), parameter)
     if not sweep.objectives:
         yield ("objectives",), "must name at least one metric, such as {metric: dev/everyday/accuracy}"
+    yield from gate_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
     if sweep.scheduler.kind == "asha" and sweep.scheduler.grace > sweep.training.reports:
@@ -114,6 +117,23 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
             ("scheduler", "grace"),
             f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
         )
+
+
+def gate_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Promotion's name, and its gates' tests and multiples."""
+    name = sweep.promotion.name
+    if name is not None and not NAME.fullmatch(name):
+        yield ("promotion", "name"), f"{name!r} must be letters, digits, `_`, `.` or `-`"
+    tests = [task.name for task in sweep.data.test if task.task == "bitext"]
+    for index, gate in enumerate(sweep.promotion.gates):
+        key: Key = ("promotion", "gates", index)
+        yield from record_problems(key, gate)
+        if gate.test not in tests:
+            yield (
+                (*key, "test"),
+                f"{gate.test!r} is not a bitext task of data.test; allowed: {', '.join(tests) or 'none'}"
+                f"{nearest(gate.test, tests)}",
+            )
 
 
 def record_problems(key: Key, record: Any) -> Iterator[Problem]:

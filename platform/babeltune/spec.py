@@ -51,7 +51,7 @@ PATHS = ("path", "paths", "model", "dataset")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
-NOT_DECIDING = ("budget", "description")
+NOT_DECIDING = ("budget", "description", "promotion")
 
 
 def read_sweep(
@@ -104,8 +104,8 @@ def sweep_from(values: Mapping[str, Any]) -> Sweep:
 def sweep_id(sweep: Sweep) -> str:
     """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
 
-    Budget and description are left out; `data.root` counts as it is written. The order of keys, and whether a default
-    was written out, do not count.
+    Budget, description and promotion are left out; `data.root` counts as it is written. The order of keys, and
+    whether a default was written out, do not count.
     """
     deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
     text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))

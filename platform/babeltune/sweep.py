@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -34,8 +34,8 @@ from babeltune.prepared import Prepared, write_prepared
 from babeltune.records import Point, Scalar, Sweep, plain, report_from
 from babeltune.search import search
 from babeltune.space import default_params, make_trial, suggest
-from babeltune.spec import check_method, sweep_id
-from babeltune.track import Tracker, environment_facts
+from babeltune.spec import sweep_id
+from babeltune.track import Status, Tracker, environment_facts
 
 PINNED = ("torch", "ray", "optuna", "transformers", "tokenizers", "numpy")
 """Packages whose version can change a trial's numbers."""
@@ -128,7 +128,7 @@ def is_driven(folder: SweepFolder) -> bool:
     return False
 
 
-def ray_shards(function: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> Iterator[Any]:
+def ray_shards(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]]) -> Iterator[int]:
     """Runs the shards of a store as Ray tasks, one CPU each; yields results as they come."""
     remote = ray.remote(num_cpus=1, max_retries=2)(function)
     waiting = [remote.remote(*a) for a in arguments]
@@ -151,7 +151,8 @@ def connected(cluster: Cluster) -> Iterator[None]:
         ray.init(address=cluster.address, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError) as error:
         raise ClusterError(
-            f"cluster {cluster.name!r} at {cluster.address} does not answer ({error}); start it, or use clusters/local.yaml"
+            f"cluster {cluster.name!r} at {cluster.address} does not answer ({error}); "
+            "start it, or use clusters/local.yaml"
         ) from error
     try:
         yield
@@ -182,10 +183,9 @@ def submit(
 ) -> SweepFolder:
     """Runs the sweep until its budget is spent; an earlier, unfinished submission is continued.
 
-    Raises `SpecError`, `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already
+    Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already
     or every trial fails, `ClusterError` when the cluster cannot hold one trial.
     """
-    check_method(sweep)
     storage = Path(cluster.storage).absolute()
     folder = open_folder(sweep, storage)
     with only_driver(folder):
@@ -332,7 +332,7 @@ class Tracking:
         place = self.folder.trial(number)
         outcome(place, state, reason)
         row = trial_row(place, self.sweep.objectives[0])
-        status = {"finished": "FINISHED", "pruned": "FINISHED", "failed": "FAILED"}.get(state, "KILLED")
+        status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
         tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
         return {"mlflow_run": self.tracker.run_id(number) or ""}

@@ -277,7 +277,7 @@ def cells(
         except UnicodeEncodeError as error:
             return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
         if not isinstance(text, str):
-            return Fault("not text", f"{name!r} is {shortened(str(value))}, a {type(value).__name__}")
+            return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
         text = text.strip()
         if not text:
             return Fault("empty side", f"nothing in {name!r}; every column that is read must have text")

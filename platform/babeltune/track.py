@@ -330,6 +330,32 @@ def champion_of(uri: str, name: str, alias: str) -> Registered | None:
         return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
 
 
+def find_run(uri: str, experiment: str, sweep: str, number: Key) -> str:
+    """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
+    with _promotion(uri, f"look up the run of {sweep}/{number}"):
+        client = _open_client(uri)
+        which = f"tags.`{SWEEP}` = '{_quotable(sweep)}' and tags.`{TRIAL}` = '{_key(number)}'"
+        found = client.search_runs([_experiment(client, experiment)], which, max_results=1)
+    if not found:
+        raise PromotionError(
+            f"{_without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
+        )
+    return str(found[0].info.run_id)
+
+
+def fetch(uri: str, model: str, folder: Path) -> Path:
+    """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder`."""
+    name, _, alias = model.removeprefix("models:/").partition("@")
+    version = champion_of(uri, name, alias)
+    if version is None:
+        raise PromotionError(f"{_without_password(uri)} has no {model}; `babeltune promote` registers one")
+    with _promotion(uri, f"fetch {model!r}"):
+        from mlflow.artifacts import download_artifacts
+
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(download_artifacts(artifact_uri=version.source, dst_path=str(folder), tracking_uri=uri))
+
+
 def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:
     """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`."""
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]

@@ -157,7 +157,8 @@ class Learner:
 
         def encode(tokens: Tokens) -> Tensor:
             with autocast:
-                return self.encoder(tokens).float()
+                vectors: Tensor = self.encoder(tokens)
+            return vectors.float()
 
         self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
         self.optimizer.zero_grad(set_to_none=True)
@@ -239,7 +240,7 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
 def dev_scores(
     encoder: Encoder, trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device
 ) -> dict[str, float]:
-    """All dev metrics of the student. The unique sentences are shared out over the ranks; every rank gets the scores."""
+    """All dev metrics of the student. The ranks share the unique sentences and get all the scores."""
     tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:

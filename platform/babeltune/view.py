@@ -183,7 +183,7 @@ def show_decision(decision: Decision, console: Console) -> None:
         for title in ("sealed test", "model", "untrained", "chance"):
             table.add_column(title, justify="left" if title == "sealed test" else "right")
         for name, value in decision.test.items():
-            if name.endswith("/accuracy") or name.endswith("/spearman"):
+            if name.endswith(("/accuracy", "/spearman")):
                 untrained, chance = decision.untrained.get(name), decision.chance.get(name)
                 table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
         console.print(table)

@@ -1,0 +1,230 @@
+"""What every method promises. The file is also the program of each process of a group of gloo ranks."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.functional import normalize
+
+from babeltune.errors import TrainingError
+from babeltune.gather import Ranks
+from babeltune.gradcache import CachedEncode
+from babeltune.method import Batch, Loss, available, load_method, make_config, tokens_from
+from babeltune.sampler import local_sizes, own_rows
+
+DIM = 8
+CASES = [
+    *(
+        ("soft_contrastive", {"labels": labels, "reading": reading, "temperature": 0.2})
+        for labels in ("priority", "average", "hard")
+        for reading in ("paper", "authors_code", "fixed")
+    ),
+    ("soft_contrastive", {"labels": "hard", "tcm": False, "temperature": 0.015}),
+    ("soft_contrastive", {"temperature": 0.015}),
+    ("mse_distillation", {}),
+    ("translation_ranking", {"temperature": 0.2, "hard_negatives": 2}),
+    ("translation_ranking", {"temperature": 0.2, "hard_negatives": 0, "direction": "forward"}),
+]
+NAMES = ["-".join([name, *(str(v) for v in values.values())]) for name, values in CASES]
+SIZES = [7, 3]
+"""Global batches that 2 and 4 ranks cannot share evenly; with 3 pairs one of four ranks has none."""
+
+
+class Student(nn.Module):
+    """A small encoder: embeddings, two layers, the mean of each sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.words, self.layers = nn.Embedding(40, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, DIM))
+
+    def forward(self, tokens):
+        states = self.layers(self.words(tokens.ids))
+        which = torch.repeat_interleave(torch.arange(len(tokens)), tokens.lengths)
+        return normalize(states.new_zeros(len(tokens), DIM).index_add(0, which, states), dim=1)
+
+
+def global_batch(total, negatives):
+    """Pairs of random sentences, some of them repeated, with teacher vectors and negatives."""
+    generator = torch.Generator().manual_seed(total)
+    texts = [torch.randint(40, (1 + i % 4,), generator=generator).tolist() for i in range(12)]
+    vectors = torch.randn(12, DIM, generator=generator)
+    ids = torch.randint(12, (2 + negatives, total), generator=generator)
+    mask = torch.rand(total, negatives, generator=generator) < 0.8
+    return texts, normalize(vectors, dim=1), ids, mask
+
+
+def share(total, negatives, rank=0, world=1):
+    """One rank's rows of that batch."""
+    texts, vectors, ids, mask = global_batch(total, negatives)
+    rows = own_rows(torch.arange(total), rank, world)
+    source, target, *rest = ids[:, rows]
+    chosen = torch.stack(rest, dim=1).reshape(-1) if negatives else None
+    return Batch(
+        source=tokens_from([texts[i] for i in source]),
+        target=tokens_from([texts[i] for i in target]),
+        source_ids=source,
+        target_ids=target,
+        total=total,
+        teacher_source=vectors[source],
+        teacher_target=vectors[target],
+        negatives=tokens_from([texts[i] for i in chosen]) if negatives else None,
+        negatives_mask=mask[rows] if negatives else None,
+    )
+
+
+def build(name, values):
+    method = load_method(name)
+    config = make_config(method, values)
+    return method(config, student_dim=DIM, teacher_dim=DIM), method.needs(config)
+
+
+def gradients(name, values, total, ranks):
+    """The loss and the gradient of every parameter of the student, of the method with a term that is not gathered."""
+    method, needs = build(name, values)
+    student = Student()
+    ranks.set_sizes(local_sizes(total, ranks.world))
+    batch = share(total, needs.hard_negatives, ranks.rank, ranks.world)
+    loss = method.loss(student, batch, ranks)
+    local = (student(batch.target) * torch.arange(DIM)).sum() / batch.total
+    (loss.total + 0.3 * local).backward()
+    ranks.sum_gradients(student.parameters())
+    values = ranks.sum_scalars({"loss": loss.total, **loss.terms, **loss.diagnostics})
+    found = {key: torch.tensor(value) for key, value in values.items()}
+    return found | {key: p.grad for key, p in student.named_parameters()}
+
+
+def everything(ranks):
+    return {
+        f"{case}/{total}/{key}": value
+        for case, (name, values) in zip(NAMES, CASES, strict=True)
+        for total in SIZES
+        for key, value in gradients(name, values, total, ranks).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    return everything(Ranks())
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def several_ranks(request, tmp_path_factory):
+    folder, world = tmp_path_factory.mktemp("ranks"), request.param
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = [[sys.executable, __file__, str(rank), str(world), str(folder)] for rank in range(world)]
+    processes = [subprocess.Popen(command, env=environment) for command in arguments]
+    assert [process.wait(200) for process in processes] == [0] * world
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(world)]
+
+
+def test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient(one_rank, several_ranks):
+    for found in several_ranks:
+        assert found.keys() == one_rank.keys()
+        for key, expected in one_rank.items():
+            scale = expected.abs().max().item()
+            torch.testing.assert_close(
+                found[key], expected, rtol=1e-5, atol=1e-5 * scale + 1e-6, msg=lambda text, key=key: f"{key}: {text}"
+            )
+
+
+def test_every_installed_method_of_ours_is_in_this_contract():
+    ours = {name for name, place in available().items() if place.startswith("babeltune_methods.")}
+    assert ours == {name for name, _ in CASES}
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_gradients_reach_the_student_and_neither_the_teacher_nor_the_terms(name, values):
+    method, needs = build(name, values)
+    student, batch = Student(), share(7, needs.hard_negatives)
+    vectors = [side.clone().requires_grad_() for side in (batch.teacher_source, batch.teacher_target)]
+    batch = dataclasses.replace(batch, teacher_source=vectors[0], teacher_target=vectors[1])
+    loss = method.loss(student, batch, Ranks())
+    loss.total.backward()
+    assert isinstance(loss, Loss)
+    assert all(p.grad is not None and p.grad.any() for p in student.layers.parameters())
+    if name != "mse_distillation":  # plain tensors there: the platform's teacher vectors never ask for a gradient
+        assert all(side.grad is None for side in vectors)
+    assert not any(value.requires_grad for value in (*loss.terms.values(), *loss.diagnostics.values()))
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_a_few_steps_lower_the_loss(name, values):
+    method, needs = build(name, values)
+    student, batch = Student(), share(7, needs.hard_negatives)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=2e-3)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = method.loss(student, batch, Ranks())
+        loss.total.backward()
+        optimizer.step()
+        losses.append(loss.total.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_gradient_caching_changes_nothing(name, values):
+    method, needs = build(name, values)
+    batch = share(7, needs.hard_negatives)
+    found = []
+    for chunk in (None, 3):
+        student = Student()
+        cached = CachedEncode(student, chunk) if chunk else None
+        method.loss(cached or student, batch, Ranks()).total.backward()
+        if cached:
+            cached.backward()
+        found.append([p.grad for p in student.parameters()])
+    for plain, cached in zip(*found, strict=True):
+        torch.testing.assert_close(cached, plain, rtol=1e-5, atol=1e-5 * plain.abs().max().item())
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_a_saved_method_continues_bit_for_bit(name, values, tmp_path):
+    method, needs = build(name, values)
+    batch = share(7, needs.hard_negatives)
+    method.loss(Student(), batch, Ranks())
+    save_file(dict(method.state_dict()), tmp_path / "method.safetensors")
+    again, _ = build(name, values)
+    again.load_state_dict(load_file(tmp_path / "method.safetensors"))
+    losses = [m.loss(Student(), batch, Ranks()).total for m in (method, again)]
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("where", ["student", "teacher"])
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_a_nan_is_never_hidden(name, values, where):
+    method, needs = build(name, values)
+    student, batch = Student(), share(7, needs.hard_negatives)
+    if where == "teacher" and not needs.teacher:
+        pytest.skip("it reads no teacher vectors")
+    if where == "student":
+        nn.init.constant_(student.layers[0].bias, torch.nan)
+    else:
+        batch.teacher_source[2, 3] = torch.nan
+    assert method.loss(student, batch, Ranks()).total.isnan()
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_negatives_are_required_where_they_are_the_method(name, values):
+    method, needs = build(name, values)
+    if not needs.in_batch_negatives or needs.hard_negatives:
+        assert method.loss(Student(), share(1, needs.hard_negatives), Ranks()).total.isfinite()
+        return
+    with pytest.raises(TrainingError, match="no negatives"):
+        method.loss(Student(), share(1, 0), Ranks())
+
+
+if __name__ == "__main__":
+    own_rank, size, place = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{place}/store", rank=own_rank, world_size=size)
+    result = everything(Ranks())
+    save_file({key: value.contiguous() for key, value in result.items()}, place / f"{own_rank}.safetensors")
+    dist.destroy_process_group()

@@ -1,0 +1,233 @@
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.errors import MethodError, TrainingError
+from babeltune.gather import Ranks
+from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune_methods.soft_contrastive import Config, SoftContrastive, smoothing
+
+
+def batch_of(n, teacher=None, source_ids=None, target_ids=None):
+    return Batch(
+        source=tokens_from([[i] for i in range(n)]),
+        target=tokens_from([[n + i] for i in range(n)]),
+        source_ids=torch.tensor(source_ids or list(range(n))),
+        target_ids=torch.tensor(target_ids or list(range(n, 2 * n))),
+        total=n,
+        teacher_source=torch.tensor(teacher[0]) if teacher else None,
+        teacher_target=torch.tensor(teacher[1]) if teacher else None,
+    )
+
+
+def run(config, vectors, batch):
+    """The loss of a student whose vector of text i is row i, and its gradient."""
+    table = torch.tensor(vectors, requires_grad=True)
+    loss = SoftContrastive(config, student_dim=table.shape[1], teacher_dim=1).loss(
+        lambda tokens: table[tokens.ids], batch, Ranks()
+    )
+    loss.total.backward()
+    return loss, table.grad
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(x * x for x in a)) / math.sqrt(sum(y * y for y in b))
+
+
+def softmax(values):
+    total = sum(math.exp(v) for v in values)
+    return [math.exp(v) / total for v in values]
+
+
+def printed(config, s, t, g_s, g_t, source_ids, target_ids):
+    """The loss from the equations, with loops: cross, mono, and their sum."""
+    n, tau = len(s), config.temperature
+    label_tau = config.teacher_temperature or tau
+    hard, fixed = config.labels == "hard", config.reading == "fixed"
+    w = [[float(i == j) for j in range(n)] for i in range(n)]
+    if hard and config.reading == "authors_code":
+        w = [softmax([float(i == j) / label_tau for j in range(n)]) for i in range(n)]
+    if config.labels == "priority":
+        w = [softmax([cosine(g_s[i], g_s[j]) / label_tau for j in range(n)]) for i in range(n)]
+    if config.labels == "average":
+        w = [
+            softmax([(cosine(g_s[i], g_s[j]) + cosine(g_t[i], g_t[j])) / 2 / label_tau for j in range(n)])
+            for i in range(n)
+        ]
+
+    def log_softmax(a, others, i, ids):
+        """log softmax over `others` of sim(a_i, .), without the repeats of the positive where they are masked."""
+        kept = [m for m in range(n) if m == i or not (hard and fixed and ids[m] == ids[i])]
+        total = sum(math.exp(cosine(a[i], others[m]) / tau) for m in kept)
+        return [cosine(a[i], others[m]) / tau - math.log(total) for m in range(n)]
+
+    def rows(a, b, ids):
+        return -sum(w[i][j] * log_softmax(a, b, i, ids)[j] for i in range(n) for j in range(n)) / n
+
+    def columns(a, b, ids):
+        if config.reading == "paper":  # w(i, j) as it is
+            return -sum(w[i][j] * log_softmax(b, a, j, ids)[i] for i in range(n) for j in range(n)) / n
+        return -sum(w[j][i] * log_softmax(b, a, j, ids)[i] for i in range(n) for j in range(n)) / n
+
+    cross = rows(s, t, target_ids) + columns(s, t, source_ids)
+    if config.reading == "paper":
+        mono = columns(s, s, source_ids) + columns(t, t, target_ids)
+    elif config.reading == "authors_code":
+        mono = sum(f(x, x, ids) for f in (rows, columns) for x, ids in ((s, source_ids), (t, target_ids)))
+    else:
+        mono = rows(s, s, source_ids) + rows(t, t, target_ids)
+    if not config.tcm:
+        return cross, 0.0, cross
+    weight = 1.0 if config.reading == "authors_code" else config.lambda_cross
+    return cross, mono, weight * cross + mono
+
+
+def gaussian(rows, columns, seed):
+    generator = random.Random(seed)
+    return [[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
+
+
+CONFIGS = st.builds(
+    Config,
+    temperature=st.sampled_from([0.01, 0.1, 0.7]),
+    teacher_temperature=st.sampled_from([None, 0.2]),
+    labels=st.sampled_from(["priority", "average", "hard"]),
+    reading=st.sampled_from(["paper", "authors_code", "fixed"]),
+    tcm=st.booleans(),
+    lambda_cross=st.sampled_from([0.1, 1.0]),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
+def test_the_loss_is_the_printed_equation(config, n, seed):
+    vectors, teacher = gaussian(2 * n, 4, seed), (gaussian(n, 3, seed + 1), gaussian(n, 3, seed + 2))
+    ids = [random.Random(seed + k).choices(range(3), k=n) for k in (0, 1)]
+    loss, _ = run(config, vectors, batch_of(n, teacher, *ids))
+    cross, mono, total = printed(config, vectors[:n], vectors[n:], *teacher, *ids)
+    tolerance = {"rel": 2e-5, "abs": 2e-5 / config.temperature}
+    assert loss.total.item() == pytest.approx(total, **tolerance)
+    assert loss.terms["cross"].item() == pytest.approx(cross, **tolerance)
+    assert ("mono" in loss.terms) == config.tcm
+    if config.tcm:
+        assert loss.terms["mono"].item() == pytest.approx(mono, **tolerance)
+
+
+@pytest.mark.parametrize("reading", ["paper", "authors_code", "fixed"])
+@pytest.mark.parametrize("labels", ["priority", "average", "hard"])
+def test_the_gradient_is_that_of_the_printed_equation(labels, reading):
+    config = Config(labels=labels, reading=reading, temperature=0.2)
+    vectors, teacher, ids = gaussian(8, 3, 0), (gaussian(4, 3, 1), gaussian(4, 3, 2)), [[0, 1, 0, 2], [3, 4, 5, 3]]
+    _, gradient = run(config, vectors, batch_of(4, teacher, *ids))
+    for row, column in ((0, 0), (2, 1), (5, 2), (7, 0)):
+        around = []
+        for step in (1e-5, -1e-5):
+            moved = [list(v) for v in vectors]
+            moved[row][column] += step
+            around.append(printed(config, moved[:4], moved[4:], *teacher, *ids)[2])
+        assert gradient[row, column].item() == pytest.approx((around[0] - around[1]) / 2e-5, rel=1e-3, abs=1e-4)
+
+
+def test_kl_is_zero_where_the_student_copies_the_teacher_and_positive_elsewhere():
+    teacher = gaussian(6, 4, 0)
+    for reading in ("authors_code", "fixed"):
+        loss, _ = run(Config(reading=reading), teacher + teacher, batch_of(6, (teacher, teacher)))
+        assert loss.terms["kl"].item() == pytest.approx(0, abs=1e-5)
+        loss, _ = run(Config(reading=reading), gaussian(12, 4, 1), batch_of(6, (teacher, teacher)))
+        assert loss.terms["kl"].item() > 0.01
+    loss, _ = run(Config(labels="hard"), gaussian(12, 4, 1), batch_of(6))
+    assert loss.terms["kl"].item() == pytest.approx(loss.total.item(), rel=1e-6)
+
+
+def test_the_authors_monolingual_terms_are_exactly_twice_the_proper_ones():
+    vectors, teacher = gaussian(16, 4, 0), (gaussian(8, 4, 1), gaussian(8, 4, 2))
+    fixed, authors = (
+        run(Config(reading=reading), vectors, batch_of(8, teacher))[0].terms["mono"].item()
+        for reading in ("fixed", "authors_code")
+    )
+    assert authors == pytest.approx(2 * fixed, rel=1e-6)
+
+
+def test_the_authors_hard_labels_are_smoothed_as_much_as_was_measured():
+    for n, expected in ((28, 0.9988), (448, 0.980)):
+        assert 1 - (n - 1) * smoothing(0.1, n) == pytest.approx(expected, abs=5e-4)
+    assert smoothing(0.0005, 8) == 0
+
+
+@pytest.mark.parametrize(("tau", "low", "high"), [(0.1, 0.9, 1.0), (0.05, 0.7, 0.95), (0.01, 0.0, 0.4)])
+def test_the_label_entropy_of_an_e5_like_teacher_falls_with_the_temperature(tau, low, high):
+    torch.manual_seed(0)
+    common = torch.cat([torch.full((32, 1), 2.6), torch.randn(32, 384) / math.sqrt(384)], dim=1)
+    cosines = torch.nn.functional.normalize(common, dim=1) @ torch.nn.functional.normalize(common, dim=1).T
+    assert 0.75 < cosines.min() < cosines.fill_diagonal_(0).max() < 1
+    loss, _ = run(Config(temperature=tau), gaussian(64, 4, 0), batch_of(32, (common.tolist(), common.tolist())))
+    assert low <= loss.diagnostics["label_entropy"].item() <= high
+
+
+def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_only():
+    vectors, ids = gaussian(8, 3, 0), [[0, 1, 2, 3], [4, 5, 4, 7]]
+    vectors[6] = vectors[4]  # the target of pair 2 is that of pair 0
+    settings = {"labels": "hard", "tcm": False}
+    masked = run(Config(**settings), vectors, batch_of(4, None, *ids))[0].total.item()
+    unmasked = run(Config(**settings, reading="paper"), vectors, batch_of(4, None, *ids))[0].total.item()
+
+    def row(i, kept):
+        values = [math.exp(cosine(vectors[i], vectors[4 + j]) / 0.1) for j in kept]
+        return -math.log(values[kept.index(i)] / sum(values))
+
+    # Rows 0 and 2 lose one candidate each, and are those of a batch without the other pair.
+    gained = row(0, [0, 1, 2, 3]) - row(0, [0, 1, 3]) + row(2, [0, 1, 2, 3]) - row(2, [1, 2, 3])
+    assert unmasked - masked == pytest.approx(gained / 4, rel=1e-4)
+
+
+def test_soft_labels_never_mask_and_duplicates_are_counted():
+    vectors, teacher = gaussian(8, 3, 0), (gaussian(4, 3, 1), gaussian(4, 3, 2))
+    distinct, _ = run(Config(), vectors, batch_of(4, teacher))
+    repeated, _ = run(Config(), vectors, batch_of(4, teacher, [0, 1, 0, 0], [4, 5, 6, 4]))
+    assert repeated.total.item() == distinct.total.item()
+    assert distinct.diagnostics["duplicates"].item() == 0
+    assert repeated.diagnostics["duplicates"].item() == pytest.approx(5 / 8)
+
+
+def test_the_mean_cosine_of_pairs_is_reported():
+    vectors, teacher = gaussian(8, 3, 0), (gaussian(4, 3, 1), gaussian(4, 3, 2))
+    loss, _ = run(Config(), vectors, batch_of(4, teacher))
+    expected = sum(cosine(vectors[i], vectors[4 + i]) for i in range(4)) / 4
+    assert loss.diagnostics["cosine"].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_pair_has_no_negatives():
+    with pytest.raises(TrainingError, match="no negatives"):
+        run(Config(labels="hard"), gaussian(2, 3, 0), batch_of(1))
+
+
+def test_it_is_found_by_name_and_asks_for_what_its_labels_read():
+    method = load_method("soft_contrastive")
+    assert method is SoftContrastive
+    assert method.needs(Config.paper()).teacher == {"source"}
+    assert method.needs(Config(labels="average")).teacher == {"source", "target"}
+    assert not method.needs(Config(labels="hard")).teacher
+    assert method.negatives(Config(), 64) == 63
+    assert Config.paper().reading == "paper"
+    assert Config.paper().lambda_cross == 0.1
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": 0}, "temperature is 0; it must be above 0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"labels": "soft"}, "labels is 'soft'; allowed: priority, average, hard"),
+        ({"reading": "code"}, "allowed: paper, authors_code, fixed"),
+        ({"lambda_cross": -1.0}, "lambda_cross is -1.0"),
+        ({"lamda_cross": 1.0}, "did you mean 'lambda_cross'"),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(values, words):
+    with pytest.raises(MethodError, match=words):
+        make_config(SoftContrastive, values)

@@ -1,0 +1,63 @@
+"""Training runs where there is torch and transformers and nothing else of ours."""
+
+import subprocess
+import sys
+
+import pytest
+
+MODULES = [
+    "babeltune.method",
+    "babeltune.gather",
+    "babeltune.soft_loss",
+    "babeltune.gradcache",
+    "babeltune_methods.soft_contrastive",
+    "babeltune_methods.mse_distillation",
+    "babeltune_methods.translation_ranking",
+]
+BLOCKED = """
+import importlib, importlib.abc, importlib.metadata as metadata, re, sys
+
+def closure(names):
+    found, waiting = set(), list(names)
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            needed = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        found.add(name)
+        waiting += [re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0] for need in needed if "extra ==" not in need]
+    return found
+
+allowed = closure(["torch", "transformers"]) | {"babeltune"}
+packages = metadata.packages_distributions()
+
+class Gate(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        owners = {re.sub(r"[-_.]+", "-", owner).lower() for owner in packages.get(top, ())}
+        if path is None and owners and not owners & allowed:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+sys.meta_path.insert(0, Gate())
+"""
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", BLOCKED + program], capture_output=True, text=True, timeout=250)
+
+
+@pytest.mark.parametrize("peer", ["pydantic", "ray", "optuna", "mlflow", "pandas", "sentence_transformers"])
+def test_the_gate_is_closed_to(peer):
+    pytest.importorskip(peer.split(".")[0]) if peer == "pydantic" else None
+    result = run(f"import {peer}")
+    assert result.returncode != 0
+    assert "ModuleNotFoundError" in result.stderr
+
+
+def test_training_imports_only_torch_transformers_and_what_they_bring():
+    result = run(f"for name in {MODULES!r}: importlib.import_module(name)")
+    assert result.returncode == 0, result.stderr
