@@ -122,7 +122,7 @@ def test_labels_are_rows_that_sum_to_one_and_know_their_entropy_and_column_sums(
     a, y = unit(19, 5, 0), unit(19, 5, 1)
     labels = soft_labels(a, Ranks(), temperature=0.1, tile=4)
     w = (a @ a.T / 0.1).softmax(1)
-    torch.testing.assert_close(labels.column_sums(), w.sum(0))
+    torch.testing.assert_close(labels.column_sums, w.sum(0))
     value, similarity = tiled_cross_entropy(a, y, temperature=1.0, labels=labels, label_rows=1.0)
     torch.testing.assert_close(labels.own_log_z.sum() - similarity, -(w * w.log()).sum())
     # If all student similarities are one constant, every cross-entropy is log N whenever the labels sum to one.

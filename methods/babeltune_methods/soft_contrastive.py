@@ -82,18 +82,23 @@ class Side:
 
 @dataclass(frozen=True)
 class Weights:
-    """w(i, j): soft labels, or one at i = j less a smoothing that spreads over all j."""
+    """w(i, j): soft labels, or hard ones; and how they are read."""
 
+    tau: float
+    """The student's."""
     soft: Labels | None
     smoothing: float = 0.0
-    """What each j gets of a hard label: zero but for the authors' softmax(identity / tau)."""
+    """What a hard label gives to each j: nothing, but for the authors' softmax(identity / tau)."""
+    as_printed: bool = False
+    """Columns take w(i, j) as it is, and not transposed and renormalised."""
 
 
-def anchors(config: Config, g_s: Tensor, g_t: Tensor | None) -> Float[Tensor, "local teacher"]:
+def anchors(config: Config, g_s: Tensor | None, g_t: Tensor | None) -> Float[Tensor, "local teacher"]:
     """Unit vectors whose cosines are the labels' similarities: g(s) for `priority`; for `average`, the mean of both."""
-    if config.labels == "average" and g_t is not None:
-        return torch.cat([normalize(g_s, dim=1), normalize(g_t, dim=1)], dim=1) / math.sqrt(2)
-    return normalize(g_s, dim=1)
+    if g_s is None or (config.labels == "average" and g_t is None):
+        raise TrainingError(f"labels {config.labels!r} need teacher vectors that the batch does not have")
+    sides = [g_s, g_t] if config.labels == "average" and g_t is not None else [g_s]
+    return torch.cat([normalize(side.float(), dim=1) for side in sides], dim=1) / math.sqrt(len(sides))
 
 
 def smoothing(tau: float, total: int) -> float:
@@ -101,68 +106,61 @@ def smoothing(tau: float, total: int) -> float:
     return math.exp(-1 / tau - math.log1p((total - 1) * math.exp(-1 / tau)))
 
 
-def hard_similarity(a: Side, b: Side, w: Weights, tau: float) -> Tensor:
-    """sum_ij w(i, j) sim_f(a_i, b_j) of hard labels, smoothed or not."""
-    total = len(b.everyone)
-    on_diagonal = (a.own * b.own).sum() * (1 - total * w.smoothing)
-    return (on_diagonal + w.smoothing * (a.own @ b.everyone.sum(0)).sum()) / tau
-
-
-def rows(a: Side, b: Side, w: Weights, tau: float) -> tuple[Tensor, Tensor]:
+def rows(a: Side, b: Side, w: Weights) -> tuple[Tensor, Tensor]:
     """sum_i H(w(i, .), softmax_j sim_f(a_i, b_j)) over own i. Also sum_ij w(i, j) sim_g(i, j).
 
-    With the sides exchanged it is the proper column term, whose labels are transposed and renormalised: w(j, i).
+    With the sides exchanged it is the proper column term: w symmetric before its softmax gives w(j, i).
     """
     value, label_similarity = tiled_cross_entropy(
-        a.own, b.everyone, temperature=tau, labels=w.soft, label_rows=1.0, repeats=b.repeats
+        a.own, b.everyone, temperature=w.tau, labels=w.soft, label_rows=1.0, repeats=b.repeats
     )
-    return (value, label_similarity) if w.soft else (value - hard_similarity(a, b, w, tau), label_similarity)
-
-
-def columns_as_printed(a: Side, b: Side, w: Weights, tau: float) -> Tensor:
-    """-sum_ij w(i, j) log softmax_i sim_f(a_i, b_j) over own j: the columns of w need not sum to one."""
     if w.soft is None:
-        return rows(b, a, w, tau)[0]
+        on_diagonal = (a.own * b.own).sum() * (1 - len(b.everyone) * w.smoothing)
+        value = value - (on_diagonal + w.smoothing * (a.own @ b.everyone.sum(0)).sum()) / w.tau
+    return value, label_similarity
+
+
+def columns(a: Side, b: Side, w: Weights) -> Tensor:
+    """-sum_ij w(i, j) log softmax_i sim_f(a_i, b_j) over own j, w transposed and renormalised unless as printed."""
+    if w.soft is None or not w.as_printed:
+        return rows(b, a, w)[0]
     return tiled_cross_entropy(
-        b.own, a.everyone, temperature=tau, labels=w.soft, row_weights=w.soft.column_sums(), label_columns=1.0
+        b.own, a.everyone, temperature=w.tau, labels=w.soft, row_weights=w.soft.column_sums, label_columns=1.0
     )[0]
 
 
-def cross(s: Side, t: Side, w: Weights, tau: float, *, as_printed: bool) -> tuple[Tensor, Tensor]:
+def cross(s: Side, t: Side, w: Weights) -> tuple[Tensor, Tensor]:
     """N · L_cross = N · (L_row + L_col). Also sum_ij w(i, j) sim_g(i, j)."""
-    if len(s.own) == len(s.everyone) and w.soft is not None:  # one pass of tiles does for both
-        both, label_similarity = tiled_cross_entropy(
-            s.own,
-            t.own,
-            temperature=tau,
-            labels=w.soft,
-            row_weights=torch.ones_like(w.soft.own_log_z),
-            column_weights=w.soft.column_sums() if as_printed else torch.ones_like(w.soft.own_log_z),
-            label_rows=2.0 if as_printed else 1.0,
-            label_columns=0.0 if as_printed else 1.0,
-        )
-        return both, label_similarity / 2
-    row, label_similarity = rows(s, t, w, tau)
-    return row + (columns_as_printed(s, t, w, tau) if as_printed else rows(t, s, w, tau)[0]), label_similarity
+    if w.soft is None or len(s.own) < len(s.everyone):
+        row, label_similarity = rows(s, t, w)
+        return row + columns(s, t, w), label_similarity
+    ones = torch.ones_like(w.soft.own_log_z)  # one rank: one pass of tiles does for both directions
+    both, label_similarity = tiled_cross_entropy(
+        s.own,
+        t.own,
+        temperature=w.tau,
+        labels=w.soft,
+        row_weights=ones,
+        column_weights=w.soft.column_sums if w.as_printed else ones,
+        label_rows=2.0 if w.as_printed else 1.0,
+        label_columns=0.0 if w.as_printed else 1.0,
+    )
+    return both, label_similarity / 2
 
 
-def mono(x: Side, w: Weights, tau: float, *, as_printed: bool) -> Tensor:
-    """N · L_mono of one language; i = j is in the denominator and in w, as in the paper and the code."""
-    return columns_as_printed(x, x, w, tau) if as_printed else rows(x, x, w, tau)[0]
+def mono(s: Side, t: Side, w: Weights) -> Tensor:
+    """N · L_mono of both languages; i = j is in the denominator and in w, as in the paper and the code."""
+    return columns(s, s, w) + columns(t, t, w)
 
 
-def floors(w: Weights, label_similarity: Tensor, own: int, total: int, tau: float, *, as_printed: bool) -> list[Tensor]:
-    """What sum_i H(w(i, .), p) is at least: the labels' entropy, by rows; and the same of a column or `mono` term."""
+def least(w: Weights, label_similarity: Tensor, own: int, total: int, label_tau: float) -> tuple[Tensor, Tensor]:
+    """The least that a row term can be, the entropy of the labels of own rows, and the least of a column term."""
     if w.soft is None:
         one = 1 - (total - 1) * w.smoothing
-        spread = (total - 1) * w.smoothing * (1 / tau - math.log(one)) if w.smoothing else 0.0
-        entropy = label_similarity.new_tensor(own * (spread - one * math.log(one)))
-        return [entropy, entropy]
-    entropy = w.soft.own_log_z.sum() - label_similarity
-    if not as_printed:
-        return [entropy, entropy]
-    sums = w.soft.column_sums()
-    return [entropy, entropy + (sums * sums.log()).sum()]
+        entropy = own * ((1 - one) / label_tau - math.log(one))
+        return label_similarity.new_tensor(entropy), label_similarity.new_tensor(entropy)
+    rowwise = w.soft.own_log_z.sum() - label_similarity
+    return rowwise, rowwise + torch.xlogy(w.soft.column_sums, w.soft.column_sums).sum() if w.as_printed else rowwise
 
 
 class SoftContrastive(Method):
@@ -171,65 +169,53 @@ class SoftContrastive(Method):
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        sides: dict[str, Needs] = {
-            "priority": Needs(teacher=frozenset({"source"}), in_batch_negatives=True),
-            "average": Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True),
-            "hard": Needs(in_batch_negatives=True),
-        }
-        return sides[config.labels]
-
-    def weights(self, batch: Batch, gather: Gather) -> Weights:
-        """w(i, j) of this configuration."""
-        config = self.config
-        tau = config.teacher_temperature or config.temperature
         if config.labels == "hard":
-            return Weights(None, smoothing(tau, batch.total) if config.reading == "authors_code" else 0.0)
-        if batch.teacher_source is None:
-            raise TrainingError(f"labels {config.labels!r} need the teacher's vectors of the source side")
-        g = anchors(config, batch.teacher_source.float(), batch.teacher_target)
-        return Weights(soft_labels(g, gather, temperature=tau))
+            return Needs(in_batch_negatives=True)
+        if config.labels == "average":
+            return Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True)
+        return Needs(teacher=frozenset({"source"}), in_batch_negatives=True)
+
+    def weights(self, batch: Batch, gather: Gather, label_tau: float) -> Weights:
+        """w(i, j) of this configuration."""
+        config: Config = self.config
+        if config.labels == "hard":
+            smooth = smoothing(label_tau, batch.total) if config.reading == "authors_code" else 0.0
+            return Weights(config.temperature, None, smooth)
+        g = anchors(config, batch.teacher_source, batch.teacher_target)
+        soft = soft_labels(g, gather, temperature=label_tau)
+        return Weights(config.temperature, soft, as_printed=config.reading == "paper")
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """L = lambda · L_cross + L_mono, or L_cross alone."""
         config: Config = self.config
-        total, tau, as_printed = batch.total, config.temperature, config.reading == "paper"
+        total = batch.total
         if total < 2:
             raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
-        w = self.weights(batch, gather)
-        s, t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
-        all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
-        texts = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(s))
+        label_tau = config.teacher_temperature or config.temperature
+        w = self.weights(batch, gather, label_tau)
+        f_s, f_t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
+        all_s, all_t = gather(torch.cat([f_s, f_t], dim=1)).chunk(2, dim=1)
+        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
+        sources = Repeats(batch.source_ids, all_source, gather.offset(len(f_s)))
+        targets = Repeats(batch.target_ids, all_target, sources.offset)
         masked = config.labels == "hard" and config.reading == "fixed"
-        seen = [
-            Repeats(ids, every, offset) for ids, every in zip((batch.source_ids, batch.target_ids), texts, strict=True)
-        ]
-        source = Side(s, all_s, seen[0] if masked else None)
-        target = Side(t, all_t, seen[1] if masked else None)
+        s = Side(f_s, all_s, sources if masked else None)
+        t = Side(f_t, all_t, targets if masked else None)
 
-        crossed, label_similarity = cross(source, target, w, tau, as_printed=as_printed)
-        by_row, by_column = floors(
-            w, label_similarity, len(s), total, config.teacher_temperature or tau, as_printed=as_printed
-        )
-        terms = {"cross": crossed / total}
-        loss, floor = crossed / total, (by_row + by_column) / total
+        loss, label_similarity = cross(s, t, w)
+        terms = {"cross": loss.detach() / total}
+        rowwise, columnwise = least(w, label_similarity, len(f_s), total, label_tau)
+        floor = rowwise + columnwise
         if config.tcm:
-            times = 2.0 if config.reading == "authors_code" else 1.0
-            lambda_cross = 1.0 if config.reading == "authors_code" else config.lambda_cross
-            alike = (
-                times
-                * (mono(source, w, tau, as_printed=as_printed) + mono(target, w, tau, as_printed=as_printed))
-                / total
-            )
-            terms["mono"] = alike
-            loss, floor = lambda_cross * loss + alike, lambda_cross * floor + times * 2 * by_column / total
-        terms["kl"] = loss - floor
+            authors = config.reading == "authors_code"
+            weight, times = (1.0, 2.0) if authors else (config.lambda_cross, 1.0)
+            within = times * mono(s, t, w)
+            loss, floor = weight * loss + within, weight * floor + times * 2 * columnwise
+            terms["mono"] = within.detach() / total
+        terms["kl"] = (loss.detach() - floor) / total
         diagnostics = {
-            "label_entropy": by_row / (total * math.log(total)),
-            "duplicates": (seen[0].count() + seen[1].count()) / (2 * total),
-            "cosine": (s * t).sum() / total,
+            "label_entropy": rowwise / (total * math.log(total)),
+            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            "cosine": (f_s * f_t).sum().detach() / total,
         }
-        return Loss(loss, _detached(terms), _detached(diagnostics))
-
-
-def _detached(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in values.items()}
+        return Loss(loss / total, terms, diagnostics)

@@ -103,7 +103,7 @@ class TranslationRanking(Method):
         total, k = batch.total, config.hard_negatives
         if total < 2 and not k:
             raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
-        sides = [batch.source, batch.target, *([batch.negatives] if k and batch.negatives else [])]
+        sides = [batch.source, batch.target, *([batch.negatives] if k and batch.negatives is not None else [])]
         s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
         all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)

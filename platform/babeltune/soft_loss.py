@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,6 +89,7 @@ class Labels:
         """A tile of a_i·a_j / tau'."""
         return (self.own[i] @ self.everyone[j].T).div_(self.temperature)
 
+    @cached_property
     @torch.no_grad()
     def column_sums(self) -> Float[Tensor, "local"]:
         """sum_i w_ij of this rank's columns j: one on average, and only there."""

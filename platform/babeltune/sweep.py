@@ -318,7 +318,7 @@ class Tracking:
             self.tracker.metrics(number, [*report.points, scores])
             self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
             return None
-        return self.end(number, STATES[info["state"]], info.get("reason") or "")
+        return self.end(number, info["state"], info.get("reason") or "")
 
     def start(self, number: int) -> dict[str, Scalar] | None:
         trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
@@ -336,7 +336,3 @@ class Tracking:
         tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
         return {"mlflow_run": self.tracker.run_id(number) or ""}
-
-
-STATES: dict[str, State] = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed", "INTERRUPTED": "stopped"}
-"""Optuna's word for how a trial ended, and ours."""

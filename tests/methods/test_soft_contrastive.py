@@ -182,7 +182,7 @@ def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_onl
 
     # Rows 0 and 2 lose one candidate each, and are those of a batch without the other pair.
     gained = row(0, [0, 1, 2, 3]) - row(0, [0, 1, 3]) + row(2, [0, 1, 2, 3]) - row(2, [1, 2, 3])
-    assert unmasked - masked == pytest.approx(gained / 4, rel=1e-4)
+    assert unmasked - masked == pytest.approx(gained / 4, rel=1e-2)
 
 
 def test_soft_labels_never_mask_and_duplicates_are_counted():
