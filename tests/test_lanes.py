@@ -117,6 +117,19 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp
     assert follow(lanes, "after-the-bug") == ([1, 2, 3], None)
 
 
+def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "orphan", steps=40, seconds=0.05)
+    assert lanes.next_report("orphan")["report"]["index"] == 1
+    for process in lanes._lanes.values():
+        ray.kill(process)
+    ray.wait(list(lanes._runs.values()), num_returns=2)
+    lanes.mend()
+    reports, reason = follow(lanes, "orphan")
+    assert (reports[-1], reason) == (40, None)
+    assert [start["from"] > 0 for start in starts(tmp_path, "orphan")] == [False, True]
+
+
 def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
     with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*1 nodes with 4 CPUs"):
         lanes_that_fit(8, 1, 0)

@@ -106,6 +106,8 @@ def test_a_sweep_runs_its_trials_and_keeps_the_value_at_the_largest_budget(lanes
     assert [info["index"] for number, info in events.of("report") if number == 2] == [1, 2, 3]
     assert {info["state"] for _, info in events.of("end")} == {"finished"}
     assert not (tmp_path / "tune").exists()
+    lines = Ledger(tmp_path / "results.jsonl").lines
+    assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
 
 
 def test_what_a_listener_returns_is_kept_with_the_trial(one_lane, tmp_path):
@@ -128,14 +130,14 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
 
 
-def test_a_trial_without_a_finite_objective_fails_and_the_sweep_goes_on(lanes, tmp_path):
+def test_a_trial_without_a_finite_objective_fails_and_the_sweep_goes_on(one_lane, tmp_path):
     orders = {
         1: {"nan": 2},
         2: {"missing": True},
         3: {"orders": {"kind": "refuse", "at": 1}},
         4: {"orders": {"kind": "raise", "rank": 0, "at": 2}},
     }
-    run(tmp_path, lanes, a_sweep(), 6, payload=lambda number, _: orders.get(number, {}))
+    run(tmp_path, one_lane, a_sweep(), 6, payload=lambda number, _: orders.get(number, {}))
     trials = open_study(tmp_path, a_sweep()).get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", *["FAIL"] * 4, "COMPLETE"]
     reasons = [trial.user_attrs.get("reason", "") for trial in trials]
@@ -145,11 +147,11 @@ def test_a_trial_without_a_finite_objective_fails_and_the_sweep_goes_on(lanes, t
     assert reasons[4].startswith("ValueError: a bug on one rank")
 
 
-def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(lanes, tmp_path):
+def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp_path):
     with pytest.raises(SweepError, match=r"all of the first \d trials failed: \d× the loss is nan at step 7"):
         run(
             tmp_path,
-            lanes,
+            one_lane,
             a_sweep(),
             50,
             payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
@@ -199,10 +201,9 @@ def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_tri
     starts = [json.loads(line) for line in (tmp_path / "t0003" / "starts.jsonl").read_text().splitlines()]
     assert starts[0]["from"] == 0
     assert starts[1]["from"] >= 2
-    assert (
-        not run(tmp_path, lanes, a_sweep(), 8, stop=lambda: True)
-        or states(tmp_path, a_sweep()).count(TrialState.COMPLETE) == 8
-    )
+    nothing = Events()
+    assert run(tmp_path, lanes, a_sweep(), 8, nothing)
+    assert nothing.all == []
 
 
 def test_a_request_to_stop_leaves_running_trials_resumable(lanes, tmp_path):
@@ -239,12 +240,6 @@ def test_replaying_the_recorded_order_gives_the_same_proposals(one_lane, tmp_pat
     assert replay(lines, sweep, suggest) == proposed
     other = a_sweep(sampler=sweep.sampler, scheduler=sweep.scheduler, seed=6)
     assert replay(lines, other, suggest) != proposed
-
-
-def test_replaying_two_lanes_gives_the_same_random_proposals(lanes, tmp_path):
-    run(tmp_path, lanes, a_sweep(), 6)
-    lines = Ledger(tmp_path / "results.jsonl").lines
-    assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
 
 
 def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_values(one_lane, tmp_path):

@@ -13,6 +13,8 @@ import importlib
 import json
 import os
 import random
+import signal
+import threading
 import time
 import traceback
 import uuid
@@ -34,8 +36,8 @@ from babeltune.errors import BabeltuneError, ClusterError
 NAMESPACE = "babeltune"
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
-TEAR_DOWN = 10.0
-"""Seconds to wait for a lane that was ended by force to free its resources."""
+TEAR_DOWN = 15.0
+"""Seconds to wait for a lane that was asked to abort, and for one that was killed to free its resources."""
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_METRICS_ENABLED": "0",
@@ -165,11 +167,20 @@ def _attempt(
     return "done", "", None
 
 
+def _abort_when_asked(desk: Any) -> None:
+    """Interrupts this process once the desk says so: Ray Train's `fit` then ends its run in good order."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(desk.aborted.remote())
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 class _Lane:
     """The process that calls `fit`, which wants a main thread of its own."""
 
     def run(self, settings: dict[str, Any], scaling: dict[str, Any]) -> None:
         os.environ.update(ENVIRONMENT)
+        desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
+        threading.Thread(target=_abort_when_asked, args=(desk,), daemon=True).start()
         gpu = scaling["use_gpu"]
         ray.train.torch.TorchTrainer(
             lane_loop,
@@ -204,7 +215,8 @@ class Lanes:
         self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
         fit = lanes_that_fit(workers, cpus_per_worker, gpus_per_worker)
         self.count = fit if count == "auto" else min(count, fit)
-        resources = {"CPU": cpus_per_worker, **({"GPU": gpus_per_worker} if gpus_per_worker else {})}
+        asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
+        resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
         self._scaling = {"num_workers": workers, "use_gpu": gpus_per_worker > 0, "resources_per_worker": resources}
         self._settings = {
             "desk": self.desk_name,
@@ -222,7 +234,8 @@ class Lanes:
             for index in range(self.count):
                 self._start(f"{self.desk_name}-lane-{index}")
             ready = self._desk.ready.remote()
-            ray.wait([ready, *self._runs.values()], num_returns=1)
+            while ready not in ray.wait([ready, *self._runs.values()], num_returns=1)[0]:
+                self.mend()
             self.mend()
         except BaseException:
             self._tear_down(patience=0)
@@ -278,13 +291,13 @@ class Lanes:
     def _tear_down(self, patience: float) -> None:
         """Sends the lanes home, ends by force those that are late, and frees what they held.
 
-        Ray leaves the placement group of a run that is ended by force to a watcher that can be slow: `_end` is not.
+        Without patience, Ray Train is asked to abort: a run that is killed leaves a detached watcher behind.
         """
         groups: dict[str, str] = {}
         with contextlib.suppress(ray.exceptions.RayError):
             groups = ray.get(self._desk.groups.remote())
-            ray.get(self._desk.close.remote())
-            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience)
+            ray.get(self._desk.close.remote(abort=not patience))
+            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience or TEAR_DOWN)
         self._end(list(self._lanes), groups)
         self._runs.clear()
         ray.kill(self._desk)

@@ -53,10 +53,10 @@ class Stream:
 
 
 class Schedule:
-    """All global batches of a trial that sees exactly `total_pairs` pairs.
+    """All global batches of a trial that sees `total_pairs` pairs.
 
     A language pair smaller than `global_batch` gives smaller batches, so that no batch repeats a pair; the last batch
-    is cut to end at `total_pairs`.
+    is cut to end at `total_pairs`, and left out where only one pair would remain of it.
     """
 
     def __init__(
@@ -96,6 +96,8 @@ class Schedule:
             cut = min(overshoot, int(self.counts[-1, group]))
             self.counts[-1, group] -= cut
             overshoot -= cut
+        if self.steps > 1 and self.counts[-1].sum() == 1:  # one pair has no negatives
+            self.counts, self.steps = self.counts[:-1], self.steps - 1
         self.seen: NDArray[np.int64] = np.cumsum(self.counts.sum(axis=1))
         """[steps] pairs seen after each step."""
         self.starts = np.cumsum(self.counts, axis=0) - self.counts
