@@ -1,7 +1,7 @@
-"""Races two functions on the same inputs: rounds in turn, one thread, process CPU seconds, ratios round by round.
+"""Races ours against a peer on the same work: rounds in turn, one thread, ratios round by round.
 
 The last line is `NAME ratio <median> min <min> max <max> goal <goal>`; the exit code is 1 when the worst round is below
-0.85 of the goal. `--json FILE` keeps the rows.
+0.85 of the goal, or when something else that the benchmark promises does not hold. `--json FILE` keeps the rows.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 SLACK = 0.85
 """The worst round may fall this far below the goal."""
@@ -26,17 +29,26 @@ SLACK = 0.85
 class Options:
     """What every benchmark can be told."""
 
-    rounds: int
-    json: Path | None
+    rounds: int = 5
+    json: Path | None = None
 
 
-def options(description: str | None, rounds: int = 5) -> Options:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    return Options(max(1, given.rounds), given.json)
+def options(description: str | None, arguments: Sequence[str] | None = None) -> Options:
+    """Reads the command line, and confines this process to one thread, as what is raced should be."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=Options.rounds, help="rounds that count (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds is {given.rounds}; at least one is needed")
+    one_thread()
+    return Options(given.rounds, given.json)
+
+
+def one_thread() -> None:
+    """Confines this process and those that it starts to one thread each."""
+    os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+    torch.set_num_threads(1)
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
@@ -46,8 +58,20 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def race(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> list[tuple[float, float]]:
-    """Seconds of ours and the peer's in each round, after one round of each that does not count.
+@dataclass(frozen=True)
+class Row:
+    """One round's seconds."""
+
+    ours: float
+    peer: float
+
+    @property
+    def ratio(self) -> float:
+        return self.peer / self.ours
+
+
+def race(ours: Callable[[], float], peer: Callable[[], float], rounds: int) -> list[Row]:
+    """The seconds that either returns in each round, after one round that does not count.
 
     Who goes first alternates, so that a drifting machine favours neither.
     """
@@ -56,38 +80,55 @@ def race(ours: Callable[[], object], peer: Callable[[], object], rounds: int) ->
     rows = []
     for number in range(rounds):
         if number % 2:
-            theirs, own = cpu_seconds(peer), cpu_seconds(ours)
+            theirs, own = peer(), ours()
         else:
-            own, theirs = cpu_seconds(ours), cpu_seconds(peer)
-        rows.append((own, theirs))
+            own, theirs = ours(), peer()
+        rows.append(Row(own, theirs))
+        print(f"round {number + 1}: ours {own:.4g} s, peer {theirs:.4g} s, ratio {theirs / own:.3g}", flush=True)
     return rows
 
 
-def _peak(function: Callable[..., object], arguments: tuple[Any, ...], pipe: Any) -> None:
-    function(*arguments)
-    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
 def peak_memory(function: Callable[..., object], *arguments: Any) -> int:
-    """Peak resident bytes of a fresh process that calls the (module-level) function."""
+    """Peak resident bytes of a fresh process that calls the (module-level) function with these arguments."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_peak, args=(function, arguments, sender))
+    process = context.Process(target=_send_peak, args=(sender, function, arguments))
     process.start()
     sender.close()
     try:
         peak: int = receiver.recv()
     except EOFError as error:
-        raise RuntimeError(f"{function.__name__} failed in its own process") from error
+        raise RuntimeError(f"{function.__name__} failed in its own process; its error is above") from error
     finally:
         process.join()
     return peak
 
 
-def verdict(name: str, ratios: list[float], goal: float, given: Options, **facts: Any) -> None:
-    """Prints the last line, keeps the rows, and exits with 1 when the worst round is too far below the goal."""
-    line = f"{name} ratio {statistics.median(ratios):.3g} min {min(ratios):.3g} max {max(ratios):.3g} goal {goal:g}"
+def _send_peak(pipe: Any, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    one_thread()
+    function(*arguments)
+    pipe.send(_peak())
+
+
+def _peak() -> int:
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    # Not `ru_maxrss`: on Linux a new process inherits its parent's.
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def verdict(
+    name: str, rows: Sequence[Row], goal: float, given: Options, *, broken: Sequence[str] = (), **facts: Any
+) -> NoReturn:
+    """Prints what is `broken` and the last line, keeps the rows, and ends the process: with 0 if nothing is amiss."""
+    ratios = [row.ratio for row in rows]
     if given.json:
-        given.json.write_text(json.dumps({"name": name, "ratios": ratios, "goal": goal, **facts}, indent=1))
-    print(line, flush=True)
-    sys.exit(1 if min(ratios) < SLACK * goal else 0)
+        values = {"name": name, "goal": goal, "ratios": ratios, "rows": [vars(row) for row in rows]}
+        values |= {"broken": list(broken), "load": os.getloadavg(), **facts}
+        given.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    for fault in broken:
+        print(f"{name}: {fault}", file=sys.stderr, flush=True)
+    print(f"{name} ratio {statistics.median(ratios):.3g} min {min(ratios):.3g} max {max(ratios):.3g} goal {goal:g}")
+    sys.exit(1 if broken or min(ratios) < SLACK * goal else 0)

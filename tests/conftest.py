@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import shutil
 import socket
 import struct
 from pathlib import Path
@@ -92,3 +93,55 @@ def tiny(tiny_file, tiny_storage):
 
     sweep = read_sweep(tiny_file)
     return sweep, prepare(sweep, tiny_storage)
+
+
+SEARCHED = """
+method: soft_contrastive
+name: searched
+parameters:
+  temperature: {log_float: [0.03, 0.2]}
+  training.learning_rate: {choice: [3e-3, 1e-3, 1e30]}
+training: {pairs: 1280, reports: 2, global_batch: 32, clip: null, warmup: 0.0}
+sampler:
+  kind: random
+  points:
+    - {temperature: 0.1, training.learning_rate: 3e-3}
+    - {temperature: 0.1, training.learning_rate: 1e30}
+    - {temperature: 0.05, training.learning_rate: 1e-3}
+    - {temperature: 0.2, training.learning_rate: 1e-3}
+budget: {trials: 4, workers: 2}
+"""
+
+
+def cluster_at(storage):
+    """Two lanes, and everything that they write in one folder."""
+    from babeltune.cluster import Cluster
+
+    return Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db", lanes=2)
+
+
+@pytest.fixture(scope="session")
+def searched(ray_cluster, tiny_file, tmp_path_factory):
+    """A finished sweep of four trials, of which t0001 cannot train, on two lanes of two gloo workers: (sweep, folder).
+
+    Its storage is for reading; `copied` hands out copies.
+    """
+    from babeltune.spec import read_sweep
+    from babeltune.sweep import submit
+
+    overlay = tmp_path_factory.mktemp("specs") / "searched.yaml"
+    overlay.write_text(SEARCHED, encoding="utf-8")
+    sweep = read_sweep(tiny_file, overlays=[overlay])
+    return sweep, submit(sweep, cluster_at(tmp_path_factory.mktemp("searched")))
+
+
+@pytest.fixture
+def copied(searched, tmp_path):
+    """A copy of the finished sweep in a storage of its own, to go on with or to damage: (sweep, folder, cluster)."""
+    from babeltune.ledger import SweepFolder
+
+    sweep, folder = searched
+    storage = folder.path.parents[1]
+    copy = tmp_path / "storage"
+    shutil.copytree(storage, copy)
+    return sweep, SweepFolder(copy / "sweeps" / folder.id), cluster_at(copy)

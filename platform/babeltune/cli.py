@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 out = Console(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 
 File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
 With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sections replace the sweep file's.")]
@@ -98,6 +100,7 @@ def submit(
 
 
 def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: bool) -> None:
+    from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
     from babeltune.view import attach, live, show_leaderboard
 
@@ -106,8 +109,13 @@ def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: boo
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
         folder = attach(running, err)
     else:
-        with live(err) as watch:
-            folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
+        try:
+            with live(err) as watch:
+                folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
+        except KeyboardInterrupt:
+            name = sweep_id(sweep)
+            err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}` goes on")
+            raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         if folder.state() == "stopped":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,7 +105,7 @@ def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
     its source says, and when no pair is left, saying which step removed what.
     """
     dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
-    evals = {f"dev/{rows.task.name}": rows for rows in dev} | {f"test/{rows.task.name}": rows for rows in test}
+    evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
     sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
     cleaning = Cleaning(data, seed, sealed)
     blocks: list[Block] = []
@@ -330,6 +330,15 @@ def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
             left, right, grades, digest = read_graded(task, root)
             found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))
     return found
+
+
+def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
+    """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
+    names = [rows.task.name for rows in found]
+    for rows in found:
+        name = f"{kind}/{rows.task.name}"
+        several = names.count(rows.task.name) > 1
+        yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
 
 
 def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[Subset]:

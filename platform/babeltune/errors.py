@@ -59,6 +59,12 @@ class SweepError(BabeltuneError):
     """A sweep that is unknown, already running, or ended without a finished trial."""
 
 
+class UnknownNameError(SweepError):
+    """A sweep, trial or metric that does not exist."""
+
+    exit_code = 2
+
+
 class PromotionError(BabeltuneError):
     """A checkpoint that was refused, with the reason."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.checkpoint import best_report, read_reports, write_json
-from babeltune.errors import SweepError, nearest
+from babeltune.errors import SweepError, UnknownNameError, nearest
 from babeltune.records import Objective, Report, Scalar, Sweep, plain
 from babeltune.spec import sweep_from
 
@@ -87,14 +87,15 @@ def find_sweep(storage: Path, name: str | None) -> SweepFolder:
     """The sweep with this id or name (its latest), or the latest of all; `SweepError` names the nearest."""
     folders = sweep_folders(storage)
     if not folders:
-        raise SweepError(f"no sweep in {storage}; start one with `babeltune submit search_spaces/quickstart.yaml`")
+        raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
     if name is None:
         return folders[0]
     for folder in folders:
         if name in (folder.id, folder.id.rpartition("-")[0]):
             return folder
     ids = [folder.id for folder in folders]
-    raise SweepError(f"no sweep {name!r} in {storage}{nearest(name, ids)} sweeps: {', '.join(ids)}")
+    names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
+    raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
 
 
 def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
@@ -106,7 +107,7 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
     number = trial.removeprefix("t")
     if not number.isdigit() or not folder.trial(int(number)).exists():
         have = ", ".join(p.name for p in folder.trials()) or "none yet"
-        raise SweepError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
+        raise UnknownNameError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
     return folder, int(number)
 
 
@@ -162,8 +163,8 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
         rows.append(Row(name=name, state="finished", metrics=scores))
     known = {key for row in rows for key in row.metrics}
     if metric is not None and metric not in known and known:
-        raise SweepError(
-            f"no metric {metric!r} in sweep {folder.id}{nearest(metric, known)} known: {', '.join(sorted(known))}"
+        raise UnknownNameError(
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
         )
     sign = 1 if goal == "minimize" else -1
     return sorted(rows, key=lambda r: (chosen not in r.metrics, sign * r.metrics.get(chosen, 0.0), r.name))

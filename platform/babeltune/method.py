@@ -148,10 +148,7 @@ def load_method(name: str) -> type[Method]:
             loaded: type[Method] = entry.load()
             return loaded
     names = list(available())
-    raise MethodError(
-        f"no method {name!r} is installed{nearest(name, names)} available: {', '.join(names) or 'none'}; "
-        "`babeltune methods` lists them"
-    )
+    raise MethodError(f"no method {name!r} is installed; available: {', '.join(names) or 'none'}{nearest(name, names)}")
 
 
 def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
@@ -160,8 +157,8 @@ def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
     for key in values:
         if key not in known:
             raise MethodError(
-                f"method {method.name!r} has no setting {key!r}{nearest(key, known)} "
-                f"available: {', '.join(sorted(known))}"
+                f"method {method.name!r} has no setting {key!r}; "
+                f"available: {', '.join(sorted(known))}{nearest(key, known)}"
             )
     try:
         return method.Config(**values)

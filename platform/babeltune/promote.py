@@ -182,7 +182,8 @@ def promote(
 ) -> Decision:
     """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, or a named trial's.
 
-    Raises `SweepError` without a finished trial, `CheckpointError` for an altered checkpoint; a refusal is a `Decision`.
+    Raises `SweepError` without a finished trial and `CheckpointError` for an altered checkpoint; a refusal is a
+    `Decision`.
     """
     storage = Path(cluster.storage).absolute()
     if out is not None and out.exists():

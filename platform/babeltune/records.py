@@ -69,6 +69,7 @@ class Task(Strict):
     """A named dev or test set: bitext retrieval over a `source`'s pairs, or graded sentence pairs of one language."""
 
     name: str
+    """Tasks of one kind may share a name: they are one set in several files."""
     task: Literal["bitext", "sts"] = "bitext"
     source: Source | None = None
     """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,9 +201,26 @@ def data_problems(data: Data) -> Iterator[Problem]:
     for index, source in enumerate(data.train):
         yield from source_problems(("data", "train", index), source, by_name)
     for kind, tasks in (("dev", data.dev), ("test", data.test)):
-        yield from repeated([task.name for task in tasks], lambda index, kind=kind: ("data", kind, index, "name"))  # type: ignore[misc]
+        yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):
             yield from task_problems(("data", kind, index), task, data)
+
+
+def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks of one name are one set in several files: their kind agrees, and their sources have names of their own."""
+    for index, task in enumerate(tasks):
+        for earlier in tasks[:index]:
+            if earlier.name == task.name and (earlier.task != task.task or parts_of(earlier) == parts_of(task)):
+                problem = (
+                    f"{task.name!r} is used twice; give each its own name, or name their sources apart if it is one set"
+                )
+                yield ("data", kind, index, "name"), problem
+                break
+
+
+def parts_of(task: Task) -> str | None:
+    """What tells tasks of one name apart."""
+    return task.language if task.source is None else task.source.name
 
 
 def repeated(names: list[str], key: Callable[[int], Key]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,15 +92,22 @@ class Standalone(tune.Trainable):  # type: ignore[misc]
     method = ""
 
     def setup(self, config: dict[str, Any]) -> None:
-        from babeltune.trial import standalone
+        self._reports = _standalone({"method": self.method, **config})
 
-        self._reports: Iterator[dict[str, Any]] = iter(standalone({"method": self.method, **config}))
+    def cleanup(self) -> None:
+        self._reports.close()
 
     def step(self) -> dict[str, Any]:
         report = next(self._reports, None)
         if report is None:
             return {"done": True}
         return {**report["metrics"], "reports": report["index"], "done": bool(report.get("last"))}
+
+
+def _standalone(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    from babeltune.trial import standalone
+
+    yield from standalone(config)
 
 
 def register_methods() -> list[str]:

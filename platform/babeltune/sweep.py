@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,8 @@ from babeltune.track import Status, Tracker, environment_facts
 
 PINNED = ("torch", "ray", "optuna", "transformers", "tokenizers", "numpy")
 """Packages whose version can change a trial's numbers."""
+ASKED = 1.0
+"""Seconds to wait for a lock that `is_driven` may be trying at this moment."""
 
 
 @dataclass
@@ -104,7 +107,7 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
     """Holds the sweep's lock; it falls with the process, however that ends."""
     lock = FileLock(folder.path / "driver.lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=ASKED)
     except Timeout:
         raise SweepError(
             f"sweep {folder.id} is being run by another process; `babeltune status {folder.id}` shows it, "
@@ -166,14 +169,6 @@ def driven_folder(sweep: Sweep, cluster: Cluster) -> SweepFolder | None:
     return folder if folder.path.exists() and is_driven(folder) else None
 
 
-def open_folder(sweep: Sweep, storage: Path) -> SweepFolder:
-    """The sweep's folder, made at its first submission; the budget of the latest one is kept."""
-    folder = SweepFolder(storage / "sweeps" / sweep_id(sweep))
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write("sweep.json", sweep)
-    return folder
-
-
 def submit(
     sweep: Sweep,
     cluster: Cluster,
@@ -183,13 +178,17 @@ def submit(
 ) -> SweepFolder:
     """Runs the sweep until its budget is spent; an earlier, unfinished submission is continued.
 
-    Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already
-    or every trial fails, `ClusterError` when the cluster cannot hold one trial.
+    The folder keeps the budget and the promotion of the latest submission. Raises `DataError` and `TeacherError` before
+    anything starts, `SweepError` when it is being run already or every trial fails, `ClusterError` when the cluster
+    cannot hold one trial.
     """
-    storage = Path(cluster.storage).absolute()
-    folder = open_folder(sweep, storage)
+    folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
+    folder.path.mkdir(parents=True, exist_ok=True)
     with only_driver(folder):
         check_unchanged(folder, deciding_facts(), accept=accept_changes)
+        folder.write("sweep.json", sweep)
+        if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished":
+            return folder
         folder.stop_request.unlink(missing_ok=True)
         board = Board(sweep, folder)
         if watch:
@@ -198,11 +197,21 @@ def submit(
         try:
             with connected(cluster):
                 complete = _run(sweep, cluster, folder, board)
+        except KeyboardInterrupt:
+            folder.set_state("interrupted")
+            raise
         except BaseException as error:
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
             raise
         folder.set_state("finished" if complete else "stopped")
     return folder
+
+
+def ended_trials(folder: SweepFolder) -> int:
+    """How many trials finished, were pruned or failed."""
+    objective = folder.sweep().objectives[0]
+    rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
+    return sum(row.state in ("finished", "pruned", "failed") for row in rows)
 
 
 def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> bool:
@@ -228,6 +237,8 @@ def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> b
             return attributes
 
         board.progress("searching", 0, sweep.budget.trials)
+        minutes = sweep.budget.minutes
+        last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
         complete = search(
             sweep,
             lanes=lanes,
@@ -237,6 +248,7 @@ def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> b
             on_event=on_event,
             trials=sweep.budget.trials,
             stop=folder.stop_request.exists,
+            no_more=lambda: time.monotonic() > last_start,
         )
     board.progress("done", board.ended, sweep.budget.trials)
     return complete
@@ -279,6 +291,8 @@ class Tracking:
     def __init__(self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker) -> None:
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
         self.facts: dict[int, dict[str, Scalar]] = {}
+        self.open: set[int] = set()
+        """Trials that began and have not ended."""
 
     def __enter__(self) -> Tracking:
         facts = environment_facts()
@@ -303,7 +317,10 @@ class Tracking:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.tracker.end_sweep("FAILED" if error[0] else "FINISHED")
+        for number in sorted(self.open):
+            self.end(number, "stopped", "")
+        kind = error[0]
+        self.tracker.end_sweep("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
         self.tracker.flush(60)
         self.tracker.close()
 
@@ -317,22 +334,25 @@ class Tracking:
             scores = Point(step=report.step, time_ms=now, values=report.metrics)
             self.tracker.metrics(number, [*report.points, scores])
             self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
-            return None
-        return self.end(number, info["state"], info.get("reason") or "")
+            run = self.tracker.run_id(number)
+            return {"mlflow_run": run} if run else None
+        self.end(number, info["state"], info.get("reason") or "")
+        return None
 
     def start(self, number: int) -> dict[str, Scalar] | None:
         trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
+        self.open.add(number)
         outcome(self.folder.trial(number), "running")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
         self.tracker.start_trial(number, {**settings, **searched}, {"babeltune.method": trial["method"], **self.tags})
         return None
 
-    def end(self, number: int, state: State, reason: str) -> dict[str, Scalar] | None:
+    def end(self, number: int, state: State, reason: str) -> None:
         place = self.folder.trial(number)
+        self.open.discard(number)
         outcome(place, state, reason)
         row = trial_row(place, self.sweep.objectives[0])
         status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
         tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
-        return {"mlflow_run": self.tracker.run_id(number) or ""}

@@ -187,7 +187,8 @@ def show_decision(decision: Decision, console: Console) -> None:
                 untrained, chance = decision.untrained.get(name), decision.chance.get(name)
                 table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
         console.print(table)
-    console.print(f"model: {decision.folder}", markup=False)
+    if decision.folder:
+        console.print(f"model: {decision.folder}", markup=False)
     if decision.registered:
         console.print(f"registered: {decision.registered}", markup=False)
 

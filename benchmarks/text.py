@@ -1,0 +1,79 @@
+"""The text, student and teacher that the training benchmarks share.
+
+Pairs are real ones of mixed lengths from `../shared/data` (or `BABELTUNE_DATA`) where it is, else the bundled corpus,
+whose sentences are short and of like length, so that there is less padding to save.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from babeltune.errors import SpecError
+from babeltune.prepare import prepare
+from babeltune.prepared import Prepared
+from babeltune.records import Student, Sweep
+from babeltune.spec import data_root, read_sweep
+from babeltune.store import open_ragged
+
+SWEEP = "search_spaces/quickstart.yaml"
+REAL = "benchmarks/data/mixed_lengths.yaml"
+
+
+def benchmark_sweep(method: str, config: Mapping[str, Any], student: Mapping[str, Any]) -> tuple[Sweep, str]:
+    """The quickstart with one method, nothing searched, and real text where it is; and what its text is."""
+    sweep = read_sweep(SWEEP)
+    text = "the bundled corpus"
+    real = read_sweep(SWEEP, overlays=[REAL])
+    try:
+        root = data_root(real)
+    except SpecError as error:
+        print(f"no real text, so short sentences and less to save: {error}", flush=True)
+    else:
+        sweep, text = real, f"{root.name}: news, chat and scripture"
+    changed = Student(**{**vars(sweep.student), **student})
+    return replace(sweep, method=method, config=dict(config), parameters={}, student=changed), text
+
+
+def prepare_text(sweep: Sweep, storage: Path) -> Prepared:
+    """Corpus and tokens of the sweep, without the teacher's vectors of its training text.
+
+    The tokenizer learns from all of the text, so that sentences have the lengths that they have in a sweep.
+    """
+    without_teacher = replace(sweep, method="translation_ranking", config={"hard_negatives": 0})
+    return prepare(without_teacher, storage)
+
+
+def texts_of(prepared: Prepared) -> list[str]:
+    """Every text by its id."""
+    texts: list[str] = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    return texts
+
+
+def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, list[str]]:
+    """The same with so many of its pairs, in a new folder; and their distinct anchors, in the teacher store's order."""
+    chosen = np.random.default_rng(0).permutation(len(prepared.pairs()))[:pairs]
+    texts = texts_of(prepared)
+    rows = np.full(len(texts), -1, np.int32)
+    places: dict[str, int] = {}
+    for i in prepared.pairs()[chosen, 0].tolist():
+        rows[i] = places.setdefault(texts[i], len(places))
+    folder.mkdir(parents=True)
+    np.save(folder / "pairs.npy", prepared.pairs()[chosen])
+    np.save(folder / "groups.npy", prepared.pair_groups()[chosen])
+    np.save(folder / "weights.npy", prepared.pair_weights()[chosen])
+    np.save(folder / "teacher_rows.npy", rows)
+    return replace(prepared, folder=str(folder)), list(places)
+
+
+def describe_lengths(prepared: Prepared) -> str:
+    """Tokens per sentence, for the record."""
+    (tokens,) = prepared.tokens.values()
+    lengths = open_ragged(Path(tokens.train)).lengths()[np.unique(prepared.pairs())]
+    low, middle, high = np.percentile(lengths, (10, 50, 90))
+    return f"{len(prepared.pairs())} pairs of {lengths.mean():.1f} tokens a side (10 % {low:.0f}, 50 % {middle:.0f}, 90 % {high:.0f})"

@@ -1,0 +1,194 @@
+"""Pairs per CPU-second of a training step against sentence-transformers' trainer.
+
+Both train the same weights on the same batches of 64 pairs in the same order, in fp32 on one thread, with the loss that
+sentence-transformers calls MultipleNegativesRankingLoss (scale 20) and fused AdamW with the same settings. Ours is
+`Run.one_step`, as a trial calls it: the sampler's rows, the token store, and `Learner.step`. The peer is
+`SentenceTransformerTrainer.train` on our exported student, from its first batch to its last update: no logging, no
+saving, no evaluation. Its tokenization is in its time, as it is in every run of it; ours is done once per sweep.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.losses import MultipleNegativesRankingLoss
+from torch import Tensor
+from torch.utils.data import SequentialSampler
+from transformers import TrainerCallback
+
+from babeltune.export import export
+from babeltune.gather import Ranks
+from babeltune.prepared import Prepared
+from babeltune.records import Trial
+from babeltune.space import make_trial
+from babeltune.tokens import load_tokenizer
+from babeltune.train import Meter, Run, token_set
+from benchmarks.race import cpu_seconds, options, race, verdict
+from benchmarks.text import benchmark_sweep, describe_lengths, prepare_text, texts_of
+
+GOAL = 2.5
+STEPS, BATCH = 32, 64
+TOLERANCE = 1e-3
+"""Largest difference of the gradients, relative to the largest gradient."""
+SCALE = 20.0
+LOSS = {"temperature": 1 / SCALE, "direction": "forward", "hard_negatives": 0, "mask_duplicates": False}
+STUDENT = {"layers": 2, "width": 256, "heads": 4, "feed_forward": 1024, "vocabulary": 16_000, "max_tokens": 128}
+CPU = torch.device("cpu")
+
+
+class Silent:
+    """A run's reporter, which is never called here."""
+
+    def report(self, report: dict[str, Any]) -> bool:
+        return True
+
+
+def start(trial: Trial, prepared: Prepared) -> Run:
+    """A run at its first step."""
+    return Run(trial, prepared, Path(prepared.folder) / "none", Silent(), Ranks(), CPU)
+
+
+def batches(trial: Trial, prepared: Prepared) -> list[tuple[list[str], list[str]]]:
+    """The texts of both sides of every global batch."""
+    texts, run = texts_of(prepared), start(trial, prepared)
+    pairs = [run.reader.pairs[run.schedule.rows(step)] for step in range(len(run.schedule))]
+    return [([texts[i] for i in rows[:, 0]], [texts[i] for i in rows[:, 1]]) for rows in pairs]
+
+
+def ours(trial: Trial, prepared: Prepared) -> float:
+    """CPU seconds of all steps."""
+    run, meter = start(trial, prepared), Meter(every=len(prepared.pairs()))
+
+    def steps() -> None:
+        for step in range(len(run.schedule)):
+            run.one_step(step, meter, flush=False)
+
+    return cpu_seconds(steps)
+
+
+class Clock(TrainerCallback):  # type: ignore[misc]
+    """The trainer's CPU seconds from its first batch to the end of its last step."""
+
+    seconds = 0.0
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self.started = time.process_time()
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.seconds = time.process_time() - self.started
+
+
+class InOrder(SentenceTransformerTrainer):  # type: ignore[misc]
+    """The trainer without shuffling."""
+
+    def get_batch_sampler(self, dataset: Dataset, batch_size: int, drop_last: bool, **_: object) -> Any:
+        return torch.utils.data.BatchSampler(SequentialSampler(dataset), batch_size, drop_last)
+
+
+def peer(trial: Trial, exported: Path, order: list[tuple[list[str], list[str]]], scratch: Path) -> float:
+    """CPU seconds of all steps."""
+    model, training, clock = load(exported), trial.training, Clock()
+    rows = {side: [text for batch in order for text in batch[at]] for at, side in enumerate(("anchor", "positive"))}
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=str(scratch),
+        num_train_epochs=1,
+        per_device_train_batch_size=training.global_batch,
+        learning_rate=training.learning_rate,
+        weight_decay=training.weight_decay,
+        adam_beta1=training.beta1,
+        adam_beta2=training.beta2,
+        adam_epsilon=training.epsilon,
+        max_grad_norm=training.clip or 0.0,
+        lr_scheduler_type="linear",
+        warmup_steps=int(training.warmup * len(order)),
+        optim="adamw_torch_fused",
+        use_cpu=True,
+        logging_strategy="no",
+        save_strategy="no",
+        eval_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    loss = MultipleNegativesRankingLoss(model, scale=SCALE)
+    InOrder(model, arguments, train_dataset=Dataset.from_dict(rows), loss=loss, callbacks=[clock]).train()
+    return clock.seconds
+
+
+def load(exported: Path) -> SentenceTransformer:
+    """Our student as the peer has it."""
+    return SentenceTransformer(str(exported), device="cpu", local_files_only=True).train()
+
+
+def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
+    """Writes the untrained student for the peer."""
+    tokenizer = load_tokenizer(trial.student, Path(token_set(trial, prepared).tokenizer))
+    export(start(trial, prepared).learner.encoder, tokenizer, trial.student, folder)
+
+
+def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch: tuple[list[str], list[str]]) -> float:
+    """The largest difference of both gradients on the first batch, relative to the largest gradient."""
+    run = start(trial, prepared)
+    rows = run.schedule.rows(0)
+    run.learner.backward(run.reader.batch(rows, len(rows)))
+    own = {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
+    model = load(exported)
+    features = [model.preprocess(side) for side in batch]
+    MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()
+    theirs = peer_gradients(model)
+    if own.keys() != theirs.keys():
+        raise AssertionError(f"not the same parameters have gradients: {sorted(own.keys() ^ theirs.keys())}")
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
+    return max(float((own[name] - theirs[name]).abs().max()) for name in own) / largest
+
+
+def peer_gradients(model: SentenceTransformer) -> dict[str, Tensor]:
+    """The peer's gradients under our names."""
+    found = {f"backbone.{name}": p.grad for name, p in model[0].auto_model.named_parameters()}
+    for module in model:
+        if hasattr(module, "linear"):
+            found |= {f"projection.{name}": p.grad for name, p in module.linear.named_parameters()}
+    return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+
+def make_task(storage: Path, steps: int, **student: Any) -> tuple[Trial, Prepared, str]:
+    """The trial that both train, what is prepared for it, and what its text is."""
+    sweep, text = benchmark_sweep("translation_ranking", LOSS, {**STUDENT, **student})
+    training = replace(sweep.training, pairs=steps * BATCH, global_batch=BATCH)
+    sweep = replace(sweep, training=training)
+    prepared = prepare_text(sweep, storage)
+    return make_trial(sweep, 0, {}), prepared, text
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    given = options(__doc__)
+    disable_progress_bars()
+    with TemporaryDirectory() as temporary:
+        storage = Path(temporary)
+        trial, prepared, text = make_task(storage, STEPS)
+        lengths = describe_lengths(prepared)
+        print(f"{text}: {lengths}; {STEPS} steps of {BATCH} pairs")
+        exported = storage / "student"
+        export_untrained(trial, prepared, exported)
+        order = batches(trial, prepared)
+        gradient = gradient_difference(trial, prepared, exported, order[0])
+        rows = race(lambda: ours(trial, prepared), lambda: peer(trial, exported, order, storage / "peer"), given.rounds)
+    pairs = STEPS * BATCH
+    speeds = {"ours": [pairs / row.ours for row in rows], "peer": [pairs / row.peer for row in rows]}
+    print(f"pairs per CPU-second at best: ours {max(speeds['ours']):.0f}, peer {max(speeds['peer']):.0f}")
+    print(f"largest difference of the gradients, relative to the largest gradient: {gradient:.2g}")
+    broken = [f"the gradients differ by more than {TOLERANCE:g}"] if gradient > TOLERANCE else []
+    verdict(
+        "train", rows, GOAL, given, broken=broken, text=text, lengths=lengths, pairs=pairs, gradient_difference=gradient
+    )
+
+
+if __name__ == "__main__":
+    main()
