@@ -75,5 +75,5 @@ def describe_lengths(prepared: Prepared) -> str:
     """Tokens per sentence, for the record."""
     (tokens,) = prepared.tokens.values()
     lengths = open_ragged(Path(tokens.train)).lengths()[np.unique(prepared.pairs())]
-    low, middle, high = np.percentile(lengths, (10, 50, 90))
-    return f"{len(prepared.pairs())} pairs of {lengths.mean():.1f} tokens a side (10 % {low:.0f}, 50 % {middle:.0f}, 90 % {high:.0f})"
+    spread = "/".join(f"{length:.0f}" for length in np.percentile(lengths, (10, 50, 90)))
+    return f"{len(prepared.pairs())} pairs, {lengths.mean():.1f} tokens a side on average, 10/50/90 % at {spread}"

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from datasets import Dataset, disable_progress_bars
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-from sentence_transformers.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from torch import Tensor
 from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
