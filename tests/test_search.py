@@ -330,3 +330,20 @@ def test_every_installed_method_is_registered_with_tune(ray_cluster):
 
     assert "soft_contrastive" in register_methods()
     assert get_trainable_cls("soft_contrastive").method == "soft_contrastive"
+
+
+def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_file, tmp_path):
+    from ray import tune
+
+    from babeltune.search import register_methods
+
+    assert "soft_contrastive" in register_methods()
+    space = {"sweep": str(tiny_file), "out": str(tmp_path / "out"), "temperature": tune.grid_search([0.05, 0.1])}
+    tuner = tune.Tuner(
+        "soft_contrastive",
+        param_space=space,
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+    )
+    results = tuner.fit()
+    assert [result.metrics["reports"] for result in results] == [2, 2]
+    assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)

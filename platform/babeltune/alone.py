@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from babeltune.export import export
 from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import write_prepared
+from babeltune.records import plain
 from babeltune.space import default_params, make_trial
 from babeltune.spec import read_sweep
+from babeltune.store import key_of
 from babeltune.tokens import load_tokenizer
 from babeltune.train import Run, token_set
 
@@ -37,6 +40,24 @@ class Printer:
 def progress(what: str, done: int, total: int) -> None:
     """Says on standard error what is being prepared."""
     print(f"{what} {done}/{total}", file=sys.stderr, flush=True)
+
+
+def payload_alone(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `trial.run` trains for one of Tune's configurations.
+
+    `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
+    name in sweep files, such as `training.learning_rate`.
+    """
+    params = {key: value for key, value in settings.items() if key not in ("sweep", "out")}
+    sweep = read_sweep(settings["sweep"], assignments=[f"method={method}"], check=False)
+    sweep = replace(sweep, parameters={})
+    out = Path(settings.get("out") or ".babeltune/tune").absolute()
+    prepared = prepare(sweep, out)
+    trial = make_trial(sweep, 0, params)
+    folder = out / "trials" / key_of(plain(trial))[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_prepared(prepared, folder / "prepared.json")
+    return {"trial": plain(trial), "prepared": str(folder / "prepared.json"), "folder": str(folder)}
 
 
 def train_alone(file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str) -> Run:

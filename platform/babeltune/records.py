@@ -155,6 +155,8 @@ class Teacher(Strict):
     normalize: bool = True
     prompt: str = ""
     max_tokens: int = 128
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
     target_side: Literal["encode", "copy_anchor"] = "encode"
     """Where a method needs the other side too: encode it (the teacher must know it), or copy the anchor's vector."""
 

@@ -92,7 +92,7 @@ class Standalone(tune.Trainable):  # type: ignore[misc]
     method = ""
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._reports = _standalone({"method": self.method, **config})
+        self._reports = _standalone(self.method, config)
 
     def cleanup(self) -> None:
         self._reports.close()
@@ -104,10 +104,11 @@ class Standalone(tune.Trainable):  # type: ignore[misc]
         return {**report["metrics"], "reports": report["index"], "done": bool(report.get("last"))}
 
 
-def _standalone(config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+def _standalone(method: str, config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    from babeltune.alone import payload_alone
     from babeltune.trial import standalone
 
-    yield from standalone(config)
+    yield from standalone(payload_alone(method, config))
 
 
 def register_methods() -> list[str]:

@@ -56,7 +56,9 @@ class TeacherModel:
         for rows in self._batches(texts):
             features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
             features = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in features.items()}
-            found = self._model(features)["sentence_embedding"].float()
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._teacher.precision == "bf16"):
+                found = self._model(features)["sentence_embedding"]
+            found = found.float()
             if self._teacher.normalize:
                 found = torch.nn.functional.normalize(found, dim=-1)
             vectors[rows] = found.cpu().numpy()
@@ -254,6 +256,7 @@ def build_teacher_store(
         "pooling": teacher.pooling,
         "normalize": teacher.normalize,
         "max_tokens": teacher.max_tokens,
+        "precision": teacher.precision,
         "dtype": "<f2",
     }
 
