@@ -24,14 +24,13 @@ from torch.utils.data import SequentialSampler
 from transformers import TrainerCallback
 
 from babeltune.export import export
-from babeltune.gather import Ranks
 from babeltune.prepared import Prepared
 from babeltune.records import Trial
 from babeltune.space import make_trial
 from babeltune.tokens import load_tokenizer
-from babeltune.train import Meter, Run, token_set
+from babeltune.train import Meter, token_set
 from benchmarks.race import cpu_seconds, options, race, verdict
-from benchmarks.text import benchmark_sweep, describe_lengths, prepare_text, texts_of
+from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 
 GOAL = 2.5
 STEPS, BATCH = 32, 64
@@ -40,19 +39,6 @@ TOLERANCE = 1e-3
 SCALE = 20.0
 LOSS = {"temperature": 1 / SCALE, "direction": "forward", "hard_negatives": 0, "mask_duplicates": False}
 STUDENT = {"layers": 2, "width": 256, "heads": 4, "feed_forward": 1024, "vocabulary": 16_000, "max_tokens": 128}
-CPU = torch.device("cpu")
-
-
-class Silent:
-    """A run's reporter, which is never called here."""
-
-    def report(self, report: dict[str, Any]) -> bool:
-        return True
-
-
-def start(trial: Trial, prepared: Prepared) -> Run:
-    """A run at its first step."""
-    return Run(trial, prepared, Path(prepared.folder) / "none", Silent(), Ranks(), CPU)
 
 
 def batches(trial: Trial, prepared: Prepared) -> list[tuple[list[str], list[str]]]:

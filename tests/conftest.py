@@ -121,18 +121,28 @@ def cluster_at(storage):
 
 
 @pytest.fixture(scope="session")
-def searched(ray_cluster, tiny_file, tmp_path_factory):
+def searched(request, tiny_file, tmp_path_factory):
     """A finished sweep of four trials, of which t0001 cannot train, on two lanes of two gloo workers: (sweep, folder).
 
-    Its storage is for reading; `copied` hands out copies.
+    It runs once, however many processes run the tests. Its storage is for reading; `copied` hands out copies.
     """
+    from filelock import FileLock
+
+    from babeltune.ledger import find_sweep
     from babeltune.spec import read_sweep
     from babeltune.sweep import submit
 
-    overlay = tmp_path_factory.mktemp("specs") / "searched.yaml"
-    overlay.write_text(SEARCHED, encoding="utf-8")
-    sweep = read_sweep(tiny_file, overlays=[overlay])
-    return sweep, submit(sweep, cluster_at(tmp_path_factory.mktemp("searched")))
+    place = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        place = place.parent
+    overlay, storage = place / "searched.yaml", place / "searched"
+    with FileLock(place / "searched.lock"):
+        overlay.write_text(SEARCHED, encoding="utf-8")
+        sweep = read_sweep(tiny_file, overlays=[overlay])
+        if not storage.exists():
+            request.getfixturevalue("ray_cluster")
+            submit(sweep, cluster_at(storage))
+    return sweep, find_sweep(storage, sweep.name)
 
 
 @pytest.fixture

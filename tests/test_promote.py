@@ -99,9 +99,8 @@ def promoted(searched, tmp_path_factory):
     """One promotion of the shared sweep: (folder, cluster, decision, model folder)."""
     import shutil
 
-    from conftest import cluster_at
-
     from babeltune.ledger import SweepFolder
+    from conftest import cluster_at
 
     sweep, folder = searched
     storage = tmp_path_factory.mktemp("promotion") / "storage"

@@ -62,6 +62,13 @@ def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
     assert np.abs(found - bundled.encode(TEXTS)).max() < 1e-5
 
 
+def test_half_precision_changes_the_third_digit_at_most(bundled):
+    found = load_teacher(Teacher(precision="bf16")).encode(TEXTS)
+    cosines = (found * bundled.encode(TEXTS)).sum(1)
+    assert found.dtype == np.float32
+    assert cosines.min() > 0.999
+
+
 def test_an_explicit_prompt_is_put_before_every_sentence(bundled):
     found = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])
     assert np.abs(found - bundled.encode([f"query: {t}" for t in TEXTS[:9]])).max() < 1e-5
@@ -221,7 +228,9 @@ def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 
 
-@pytest.mark.parametrize("change", [{"prompt": "a"}, {"pooling": "cls"}, {"normalize": False}, {"max_tokens": 9}])
+@pytest.mark.parametrize(
+    "change", [{"prompt": "a"}, {"pooling": "cls"}, {"normalize": False}, {"max_tokens": 9}, {"precision": "bf16"}]
+)
 def test_all_that_decides_the_vectors_decides_the_store(tiny, tmp_path, change):
     same = build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny))
     assert same == build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, languages=("eng", "fra")))

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.console import Console
@@ -28,8 +28,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-out = Console(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+PAGE = 160
+"""Columns where the output is not a terminal."""
+
+
+def console(stream: TextIO) -> Console:
+    """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
+    return Console(file=stream, width=None if stream.isatty() else PAGE)
+
+
+out = console(sys.stdout)
+err = console(sys.stderr)
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 

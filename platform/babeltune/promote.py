@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,7 @@ from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint
 from babeltune.cluster import Cluster
 from babeltune.corpus import read_tasks
 from babeltune.encoder import Encoder
-from babeltune.errors import PromotionError, SpecError, SweepError
+from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
 from babeltune.evaluate import TextTask
 from babeltune.export import export
 from babeltune.ledger import SweepFolder, find_run, find_sweep, winner
@@ -29,6 +31,7 @@ from babeltune.prepared import Prepared, read_prepared
 from babeltune.records import Gate, Report, Student, Sweep, Trial, trial_from
 from babeltune.rescore import rescore
 from babeltune.spec import data_root, read_data
+from babeltune.teacher import model_folder as hub_folder
 from babeltune.tokens import load_tokenizer
 from babeltune.train import make_student, token_set
 
@@ -86,7 +89,7 @@ def judge(
         f"{name} was logged as {value:.4f} and the exported model gives "
         + (f"{reproduced[name]:.4f}" if name in reproduced else "nothing")
         for name, value in logged.items()
-        if abs(value - reproduced.get(name, float("inf"))) > TOLERANCE
+        if not abs(value - reproduced.get(name, math.inf)) <= TOLERANCE  # so written, it refuses NaN
     ]
     if broken:
         return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
@@ -264,14 +267,12 @@ def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: 
 
 
 def model_folder(model: str, cluster: Cluster) -> str:
-    """The folder or hub id behind a model's name: a path, `SWEEP/t0003`, or `models:/NAME@ALIAS`."""
+    """The folder behind a model's name: a path, a hub id, or `models:/NAME@ALIAS`. Raises `TeacherError` for none."""
     from babeltune.track import fetch
 
     if model.startswith("models:/"):
         return str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))
-    if Path(model).is_dir():
-        return str(Path(model).absolute())
-    return model
+    return str(hub_folder(model, None, setting="model").absolute())
 
 
 def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool) -> Scores:
@@ -310,7 +311,7 @@ def _trial_of(model: str, storage: Path) -> Candidate | None:
         return None
     try:
         return find_candidate(model, storage)
-    except SweepError:
-        if (storage / "sweeps" / model.partition("/")[0]).exists():
+    except UnknownNameError:
+        if re.search(r"/t\d+$", model):
             raise
         return None

@@ -1,4 +1,4 @@
-"""The text, student and teacher that the training benchmarks share.
+"""The text, the sweep and the runs that the training benchmarks share.
 
 Pairs are real ones of mixed lengths from `../shared/data` (or `BABELTUNE_DATA`) where it is, else the bundled corpus,
 whose sentences are short and of like length, so that there is less padding to save.
@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from babeltune.errors import SpecError
+from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import Prepared
-from babeltune.records import Student, Sweep
+from babeltune.records import Student, Sweep, Trial
 from babeltune.spec import data_root, read_sweep
 from babeltune.store import open_ragged
+from babeltune.train import Run
 
 SWEEP = "search_spaces/quickstart.yaml"
 REAL = "benchmarks/data/mixed_lengths.yaml"
@@ -77,3 +80,15 @@ def describe_lengths(prepared: Prepared) -> str:
     lengths = open_ragged(Path(tokens.train)).lengths()[np.unique(prepared.pairs())]
     spread = "/".join(f"{length:.0f}" for length in np.percentile(lengths, (10, 50, 90)))
     return f"{len(prepared.pairs())} pairs, {lengths.mean():.1f} tokens a side on average, 10/50/90 % at {spread}"
+
+
+class Silent:
+    """A run's reporter, which benchmarks of single steps never call."""
+
+    def report(self, report: dict[str, Any]) -> bool:
+        return True
+
+
+def start(trial: Trial, prepared: Prepared) -> Run:
+    """A trial before its first step, alone on the CPU. Nothing is resumed, and nothing is written."""
+    return Run(trial, prepared, Path(prepared.folder) / "no-trial", Silent(), Ranks(), torch.device("cpu"))

@@ -1,0 +1,189 @@
+"""Seconds from a trial's proposal to the end of its first optimizer step: a warm lane against stock Ray.
+
+The unit is wall time, for most of it is waiting. Both train one batch of the quickstart's student on two gloo workers.
+Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands over, and
+`babeltune.trial:run` trains. The first trial of each round also starts Tune's own process for the sweep; the median of
+the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train function takes the same
+step. The clock starts when the searcher makes the proposal and stops when rank 0 has made the step.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ray.train
+import ray.train.torch
+from ray import tune
+from ray.tune.search import Searcher
+
+from babeltune.gather import Ranks
+from babeltune.lanes import Lanes, local_ray
+from babeltune.ledger import SweepFolder
+from babeltune.prepare import prepare
+from babeltune.prepared import write_prepared
+from babeltune.records import Scalar, Sweep
+from babeltune.search import search
+from babeltune.space import suggest
+from babeltune.spec import read_sweep
+from babeltune.sweep import payload
+from babeltune.trial import run as run_trial
+from benchmarks.race import options, race, verdict
+
+GOAL = 100.0
+WORKERS = 2
+TRIALS = 4
+"""In each round of ours."""
+
+
+@dataclass
+class Starts:
+    """Starts trials of one prepared sweep either way, in a Ray that is already running."""
+
+    sweep: Sweep
+    scratch: Path
+    lanes: Lanes
+    rounds: count[int] = field(default_factory=count)
+    cold: list[float] = field(default_factory=list)
+    """Seconds of each round's first trial of ours."""
+
+    def __post_init__(self) -> None:
+        self.storage = self.scratch / "storage"
+        self.prepared = prepare(self.sweep, self.storage)
+
+    def folder(self) -> SweepFolder:
+        """A new sweep's folder."""
+        folder = SweepFolder(self.storage / "sweeps" / f"round-{next(self.rounds)}")
+        folder.path.mkdir(parents=True)
+        write_prepared(self.prepared, folder.prepared)
+        return folder
+
+    def ours(self) -> float:
+        """Seconds of a trial on the warm lane."""
+        folder = self.folder()
+        proposed: dict[int, float] = {}
+        stepped: dict[int, float] = {}
+
+        def propose(trial: Any) -> dict[str, Scalar]:
+            proposed[trial.number] = trial.datetime_start.timestamp()
+            return suggest(self.sweep.parameters, trial)
+
+        def listen(event: str, number: int, info: dict[str, Any]) -> None:
+            if event == "report":
+                stepped[number] = info["points"][0]["time_ms"] / 1000
+
+        search(
+            self.sweep,
+            lanes=self.lanes,
+            folder=folder.path,
+            suggest=propose,
+            make_payload=lambda number, params: payload(self.sweep, folder, number, params),
+            on_event=listen,
+            trials=TRIALS,
+            stop=lambda: False,
+        )
+        first, *others = (stepped[number] - proposed[number] for number in sorted(stepped))
+        self.cold.append(first)
+        return statistics.median(others)
+
+    def peer(self) -> float:
+        """Seconds of a trial of stock Tune and Train."""
+        folder = self.folder()
+        given = {"payload": payload(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
+        proposals = Proposals(given)
+        tune.Tuner(
+            stock_trial,
+            tune_config=tune.TuneConfig(search_alg=proposals, num_samples=1),
+            run_config=tune.RunConfig(name=folder.id, storage_path=given["storage"], verbose=0),
+        ).fit()
+        return float((folder.trial(0) / "stepped").read_text()) - proposals.at
+
+
+class Proposals(Searcher):  # type: ignore[misc]
+    """Proposes one configuration, and remembers when."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(metric="done", mode="max")
+        self.given, self.at = given, 0.0
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        self.at = time.time()
+        return self.given
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Learns nothing."""
+
+
+def stock_trial(config: dict[str, Any]) -> None:
+    """A trial as Ray's documentation has it: a trainer inside a Tune function."""
+    ray.train.torch.TorchTrainer(
+        stock_loop,
+        train_loop_config=config,
+        scaling_config=ray.train.ScalingConfig(num_workers=WORKERS),
+        torch_config=ray.train.torch.TorchConfig(backend="gloo"),
+        run_config=ray.train.RunConfig(storage_path=config["storage"]),
+    ).fit()
+    tune.report({"done": 1})
+
+
+def stock_loop(config: dict[str, Any]) -> None:
+    """The same trial on one of its workers."""
+    ranks = Ranks()
+    run_trial(config["payload"], OneStep(Path(config["payload"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu")
+
+
+@dataclass
+class OneStep:
+    """Writes down when the trial had made its first step."""
+
+    folder: Path
+    rank: int
+
+    def report(self, report: dict[str, Any]) -> bool:
+        if self.rank == 0:
+            (self.folder / "stepped").write_text(str(report["points"][0]["time_ms"] / 1000))
+        return False
+
+
+def one_step_sweep(file: str | Path) -> Sweep:
+    """The sweep with trials of one step."""
+    sweep = read_sweep(file)
+    training = replace(sweep.training, pairs=sweep.training.global_batch, reports=1)
+    parameters = {name: p for name, p in sweep.parameters.items() if name != "training.global_batch"}
+    dev = tuple(replace(task, limit=10) for task in sweep.data.dev)
+    return replace(sweep, training=training, parameters=parameters, data=replace(sweep.data, dev=dev))
+
+
+def open_lane(storage: Path) -> Lanes:
+    """One lane of two workers."""
+    return Lanes(
+        count=1,
+        workers=WORKERS,
+        cpus_per_worker=1,
+        gpus_per_worker=0,
+        run_trial="babeltune.trial:run",
+        storage=storage,
+    )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    given = options(__doc__)
+    with (
+        TemporaryDirectory() as temporary,
+        local_ray(num_cpus=2 * WORKERS + 2),
+        open_lane(Path(temporary) / "lanes") as lanes,
+    ):
+        starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), lanes)
+        rows = race(starts.ours, starts.peer, given.rounds)
+    print(f"wall seconds, not CPU seconds; ours with Tune's first process: {statistics.median(starts.cold):.2f} s")
+    verdict("trial_start", rows, GOAL, given, unit="wall seconds", first_of_sweep=starts.cold)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The benchmarks at tiny sizes: what they print, when they fail, and that they run what a trial runs."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from babeltune.gather import Ranks
+from babeltune.space import make_trial
+from babeltune.train import train
+from benchmarks import race, soft_loss, teacher_store, work
+from benchmarks import train as train_step
+from benchmarks.race import Options, Row
+
+LINE = re.compile(r"\S+ ratio [\d.e+]+ min [\d.e+]+ max [\d.e+]+ goal [\d.]+")
+SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocabulary": 600, "max_tokens": 24}
+
+
+class RefusedError(Exception):
+    """Raised by what a test puts in a function's place."""
+
+
+def refuse(*_, **__):
+    raise RefusedError
+
+
+@pytest.fixture(autouse=True)
+def bundled_text_and_the_threads_as_they_were(monkeypatch, tmp_path):
+    """The bundled corpus is the same everywhere; a benchmark may change this process's threads."""
+    monkeypatch.setenv("BABELTUNE_DATA", str(tmp_path / "absent"))
+    for name in ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+        monkeypatch.setenv(name, "1" if name.startswith("OMP") else "false")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    """A small trial on the bundled corpus, and what is prepared for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BABELTUNE_DATA", "/absent")
+        trial, prepared, text = train_step.make_task(tmp_path_factory.mktemp("train"), steps=2, **SMALL)
+    assert text == "the bundled corpus"
+    return trial, prepared
+
+
+@pytest.fixture(scope="module")
+def sweep_work(tmp_path_factory):
+    """A small sweep on the bundled corpus with the real teacher."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BABELTUNE_DATA", "/absent")
+        made, _ = teacher_store.make_work(tmp_path_factory.mktemp("store"), trials=2, pairs=128, **SMALL)
+    return made
+
+
+class Once:
+    """Lets a trial go to its first report."""
+
+    def report(self, report):
+        return False
+
+
+def a_trial(sweep, prepared, folder, **config):
+    trial = make_trial(replace(sweep, config=config), 0, {})
+    train(trial, prepared, folder, Once(), Ranks(), torch.device("cpu"))
+
+
+def end_of(capsys, *arguments, **more):
+    with pytest.raises(SystemExit) as ended:
+        race.verdict(*arguments, **more)
+    return ended.value.code, capsys.readouterr()
+
+
+# The race
+
+
+def test_the_peer_goes_first_every_other_round_and_the_first_round_does_not_count():
+    calls = []
+    rows = race.race(lambda: calls.append("ours") or 2.0, lambda: calls.append("peer") or 5.0, 3)
+    assert "".join(call[0] for call in calls) == "op" + "op" + "po" + "op"
+    assert rows == [Row(2.0, 5.0)] * 3
+    assert rows[0].ratio == 2.5
+
+
+@pytest.mark.parametrize(("worst", "code"), [(1.71, 0), (1.69, 1)])
+def test_a_benchmark_fails_when_its_worst_round_is_below_085_of_the_goal(capsys, worst, code):
+    found, printed = end_of(capsys, "name", [Row(1, 2.5), Row(1, worst), Row(1, 3)], 2.0, Options())
+    assert found == code
+    assert printed.out.splitlines()[-1] == f"name ratio 2.5 min {worst} max 3 goal 2"
+    assert LINE.fullmatch(printed.out.splitlines()[-1])
+
+
+def test_a_benchmark_fails_when_another_promise_is_broken(capsys):
+    found, printed = end_of(capsys, "name", [Row(1, 9)], 2.0, Options(), broken=["the gradients differ"])
+    assert found == 1
+    assert printed.err == "name: the gradients differ\n"
+
+
+def test_the_rows_are_kept_as_json(capsys, tmp_path):
+    given = Options(2, tmp_path / "rows.json")
+    end_of(capsys, "name", [Row(1, 3), Row(2, 4)], 2.0, given, pairs=7)
+    values = json.loads(given.json.read_text())
+    assert (values["name"], values["goal"], values["ratios"], values["pairs"]) == ("name", 2.0, [3, 2], 7)
+    assert values["rows"][1] == {"ours": 2, "peer": 4}
+
+
+def test_the_command_line_names_rounds_and_the_json_file(tmp_path):
+    assert race.options("", []) == Options(5, None)
+    assert race.options("", ["--rounds", "7", "--json", "rows.json"]) == Options(7, Path("rows.json"))
+    assert torch.get_num_threads() == 1
+    with pytest.raises(SystemExit):
+        race.options("", ["--rounds", "0"])
+
+
+# What is raced
+
+
+def test_the_tiled_and_the_full_loss_agree():
+    value, gradient = soft_loss.difference(soft_loss.make_vectors(700, 16))
+    assert max(value, gradient) < 1e-5
+
+
+def test_peak_memory_is_that_of_the_work_and_not_of_this_process():
+    ballast = torch.ones(2**28)
+    small, large = (race.peak_memory(soft_loss.evaluate_once, which, 1536, 16) for which in ("inputs", "peer"))
+    assert large - small > 4 * 1536**2 * 4
+    assert small < ballast.nbytes
+
+
+def test_a_failed_measurement_names_the_function():
+    with pytest.raises(RuntimeError, match="evaluate_once failed in its own process"):
+        race.peak_memory(soft_loss.evaluate_once, "nothing", 8, 8)
+
+
+def test_the_step_and_the_trainer_of_sentence_transformers_have_equal_gradients(task, tmp_path):
+    train_step.export_untrained(*task, tmp_path / "student")
+    order = train_step.batches(*task)
+    assert [len(side) for batch in order for side in batch] == [64] * 4
+    assert train_step.gradient_difference(*task, tmp_path / "student", order[0]) < 1e-4
+    assert train_step.ours(*task) > 0
+    assert train_step.peer(task[0], tmp_path / "student", order, tmp_path / "peer") > 0
+
+
+def test_a_sweep_over_the_store_and_one_with_the_teacher_beside_it_have_equal_losses(sweep_work):
+    assert sweep_work.ours() > 0
+    assert sweep_work.peer() > 0
+    assert len(sweep_work.losses["ours"]) >= 4
+    assert sweep_work.difference() < teacher_store.TOLERANCE
+
+
+def test_absent_real_text_is_said_and_named(capsys):
+    _, text = work.benchmark_sweep("translation_ranking", train_step.LOSS, {})
+    assert text == "the bundled corpus"
+    assert "absent" in capsys.readouterr().out
+
+
+# They run what a trial runs: without it, both fail
+
+
+@pytest.mark.parametrize("name", ["babeltune.train.Learner.step", "babeltune.train.Reader.batch"])
+def test_a_trial_and_the_benchmark_of_steps_share_the_step(name, task, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(name, refuse)
+    with pytest.raises(RefusedError):
+        a_trial(*tiny, tmp_path)
+    with pytest.raises(RefusedError):
+        train_step.ours(*task)
+
+
+@pytest.mark.parametrize("name", ["tiled_cross_entropy", "soft_labels"])
+def test_a_trial_and_the_benchmark_of_the_loss_share_the_tiles(name, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"babeltune_methods.soft_contrastive.{name}", refuse)
+    with pytest.raises(RefusedError):
+        a_trial(*tiny, tmp_path)
+    with pytest.raises(RefusedError):
+        soft_loss.tiled(soft_loss.make_vectors(8, 4))
+
+
+@pytest.mark.parametrize("name", ["vectors", "batch"])
+def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_work, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"babeltune.train.Reader.{name}", refuse)
+    with pytest.raises(RefusedError):
+        a_trial(*tiny, tmp_path)
+    with pytest.raises(RefusedError):
+        sweep_work.ours()
+
+
+def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, tiny, tmp_path, monkeypatch):
+    from babeltune.prepare import prepare
+
+    monkeypatch.setattr("babeltune.teacher.build", refuse)
+    with pytest.raises(RefusedError):
+        prepare(tiny[0], tmp_path)
+    with pytest.raises(RefusedError):
+        sweep_work.ours()
+
+
+def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
+    ray_cluster, tiny_file, tmp_path, monkeypatch
+):
+    from benchmarks import trial_start
+
+    with trial_start.open_lane(tmp_path / "lanes") as lanes:
+        starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, lanes)
+        assert 0 < starts.ours() < 10
+        monkeypatch.setattr("babeltune.lanes.Lanes.offer", refuse)
+        with pytest.raises(RefusedError):
+            starts.ours()
+
+
+def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
+    from babeltune.ledger import SweepFolder
+    from babeltune.prepared import write_prepared
+    from babeltune.sweep import payload
+    from benchmarks import trial_start
+
+    sweep, prepared = tiny
+    folder = SweepFolder(tmp_path)
+    write_prepared(prepared, folder.prepared)
+    trial_start.stock_loop({"payload": payload(sweep, folder, 0, {})})
+    assert float((folder.trial(0) / "stepped").read_text()) > 0

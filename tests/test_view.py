@@ -1,0 +1,90 @@
+"""What is printed: short, complete, and safe to print."""
+
+import io
+import time
+
+from rich.console import Console
+
+from babeltune.ledger import Row
+from babeltune.promote import Decision
+from babeltune.spec import read_sweep
+from babeltune.view import live, method_document, minutes, number, show_decision, show_method, show_sweeps, table_of
+
+
+def shown(value):
+    console = Console(file=io.StringIO(), width=200)
+    value(console) if callable(value) else console.print(value)
+    return console.file.getvalue()
+
+
+def test_numbers_and_times_are_short():
+    assert [number(v) for v in (0.123456, 1e-5, 3, "priority", True)] == ["0.1235", "1e-05", "3", "priority", "True"]
+    assert [minutes(s) for s in (0, 61.9, 3600)] == ["0:00", "1:01", "60:00"]
+
+
+def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
+    sweep = read_sweep(tiny_file)
+    rows = [
+        Row(name="teacher", state="finished", metrics={"dev/everyday/accuracy": 0.5}),
+        Row(name="t0001", state="running", params={"temperature": 0.05}, reports=1, step=10, seconds=61),
+        Row(name="t0002", state="failed", params={"temperature": 0.2}, reason="loss is nan; [b]lower[/b] it\nmore"),
+    ]
+    text = shown(table_of(rows, sweep, "dev/sts/spearman"))
+    lines = text.splitlines()
+    assert "everyday/accuracy" in lines[0]
+    assert "sts/spearman" in lines[0]
+    assert "0.5000" in lines[1]
+    assert "1/2" in lines[2]
+    assert "1:01" in lines[2]
+    assert "temperature=0.05" in lines[2]
+    assert "loss is nan; [b]lower[/b] it" in text, "a reason is text, not markup"
+
+
+def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
+    decision = Decision(
+        verdict="refuse",
+        reasons=("test/t/fra-eng/accuracy is 0.1, needed 0.2",),
+        sweep="s-1",
+        trial="t0001",
+        report=2,
+        test={"test/t/fra-eng/accuracy": 0.1},
+        chance={"test/t/fra-eng/accuracy": 0.04},
+    )
+    text = shown(lambda console: show_decision(decision, console))
+    assert text.startswith("refuse s-1 t0001")
+    assert "needed 0.2" in text
+    assert "0.1000" in text
+    assert "0.0400" in text
+    assert "model:" not in text
+
+
+def test_sweeps_are_listed_with_their_best_trial():
+    row = {"name": "t0003", "reports": 2, "params": {"a": 1}, "state": "finished"}
+    text = shown(lambda c: show_sweeps([{"sweep": "s-1", "state": "stopped", "leaderboard": [row]}], c))
+    assert "t0003" in text
+    assert "stopped" in text
+    assert "babeltune submit" in shown(lambda c: show_sweeps([], c))
+
+
+def test_a_method_shows_every_setting_with_its_source():
+    document = method_document("soft_contrastive")
+    assert "2024" in document["paper"]
+    for setting in document["settings"]:
+        assert setting["source"], f"{setting['name']} cites nothing"
+    text = shown(lambda console: show_method(document, console))
+    assert all(setting["name"] in text for setting in document["settings"])
+
+
+def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
+    from babeltune.ledger import SweepFolder
+    from babeltune.sweep import Board
+
+    console = Console(file=io.StringIO(), width=120)
+    with live(console) as watch:
+        board = Board(read_sweep(tiny_file), SweepFolder(tmp_path))
+        watch(board)
+        board.progress("encoding with the teacher", 3, 9)
+        deadline = time.monotonic() + 60
+        while "encoding with the teacher 3/9" not in console.file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "encoding with the teacher 3/9" in console.file.getvalue()
