@@ -7,6 +7,7 @@ whose sentences are short and of like length, so that there is less padding to s
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,7 @@ def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, lis
     np.save(folder / "groups.npy", prepared.pair_groups()[chosen])
     np.save(folder / "weights.npy", prepared.pair_weights()[chosen])
     np.save(folder / "teacher_rows.npy", rows)
+    shutil.copy(Path(prepared.folder) / "texts.json", folder)
     return replace(prepared, folder=str(folder)), list(places)
 
 

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+# Several test processes share two cores: more threads than that only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
 NEW_NETWORK = 0x40000000
 SET_FLAGS = 0x8914
 UP = 1
@@ -31,12 +35,35 @@ def enter_loopback_only() -> bool:
     return True
 
 
+SHARED = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and SHARED.is_dir():
+        skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """Where the real corpora are at hand, a skipped test fails the run."""
+    if skipped and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    if skipped:
+        terminalreporter.write_line(f"{SHARED} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
+
+
 @pytest.fixture(scope="session")
-def ray_cluster():
-    """A local Ray of four logical CPUs whose workers can import the modules beside this file."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+def loopback_only():
+    """For this process and those that it starts: see `enter_loopback_only`."""
     enter_loopback_only()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(loopback_only):
+    """A local Ray of four logical CPUs whose workers can import the modules beside this file."""
     from babeltune.lanes import local_ray
 
     with local_ray(num_cpus=4, env={"PYTHONPATH": str(Path(__file__).parent), "HF_HUB_OFFLINE": "1"}):
@@ -124,7 +151,7 @@ def cluster_at(storage):
 def searched(request, tiny_file, tmp_path_factory):
     """A finished sweep of four trials, of which t0001 cannot train, on two lanes of two gloo workers: (sweep, folder).
 
-    It runs once, however many processes run the tests. Its storage is for reading; `copied` hands out copies.
+    It runs once, however many processes run the tests. Its storage is for reading; `copy_of` copies it.
     """
     from filelock import FileLock
 
@@ -145,13 +172,21 @@ def searched(request, tiny_file, tmp_path_factory):
     return sweep, find_sweep(storage, sweep.name)
 
 
-@pytest.fixture
-def copied(searched, tmp_path):
-    """A copy of the finished sweep in a storage of its own, to go on with or to damage: (sweep, folder, cluster)."""
+@pytest.fixture(scope="session")
+def copy_of(searched):
+    """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
     from babeltune.ledger import SweepFolder
 
     sweep, folder = searched
-    storage = folder.path.parents[1]
-    copy = tmp_path / "storage"
-    shutil.copytree(storage, copy)
-    return sweep, SweepFolder(copy / "sweeps" / folder.id), cluster_at(copy)
+
+    def copy(storage):
+        shutil.copytree(folder.path.parents[1], storage)
+        return sweep, SweepFolder(storage / "sweeps" / folder.id), cluster_at(storage)
+
+    return copy
+
+
+@pytest.fixture
+def copied(copy_of, tmp_path):
+    """A copy of the finished sweep for one test."""
+    return copy_of(tmp_path / "storage")

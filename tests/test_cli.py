@@ -44,7 +44,7 @@ def babeltune(monkeypatch, capsys):
 
 
 def test_the_commands_are_those_that_are_promised():
-    promised = "evaluate methods plan promote resume runs status stop submit ui".split()
+    promised = ["evaluate", "methods", "plan", "promote", "resume", "runs", "status", "stop", "submit", "ui"]
     assert promised == COMMANDS
 
 
@@ -211,15 +211,12 @@ def wait_for(condition, process, seconds=400):
 
 
 @pytest.mark.timeout(900)
-def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, tiny_file, tmp_path):
-    from conftest import enter_loopback_only
-
+def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, tiny_file, tmp_path):
     _, folder = searched
     storage = tmp_path / "storage"
     storage.mkdir()
     (storage / "stores").symlink_to(folder.path.parents[1] / "stores")
     environment = {**os.environ, "BABELTUNE_HOME": str(storage), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    enter_loopback_only()
     command = [sys.executable, "-m", "babeltune.cli", "submit", str(tiny_file), "--json"]
     command += ["--set", "training.pairs=64000", "--set", "training.reports=20", "--trials", "1"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -267,7 +264,7 @@ def free_port():
 
 
 @pytest.mark.timeout(600)
-def test_ui_serves_the_runs_on_this_machine_only(home):
+def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
     port = free_port()
     command = [sys.executable, "-m", "babeltune.cli", "ui", "--port", str(port), "--json"]
     process = subprocess.Popen(

@@ -65,7 +65,7 @@ def test_a_row_holds_the_teachers_vector_of_its_text(tiny):
 
 def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     sweep, _ = tiny
-    lines = ["eng\tfra", "OK\tOK", "Hello there.\tBonjour."]
+    lines = ["eng\tfra", "OK\tD'accord", "All right\tOK", "Hello there.\tBonjour."]
     (tmp_path / "a.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     source = replace(sweep.data.train[0], path="a.tsv", columns={"eng": "eng", "fra": "fra"}, id=None)
     data = replace(sweep.data, root=str(tmp_path), train=(source,), dev=(), test=())
@@ -74,6 +74,7 @@ def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     asked, rows = asked_of_teacher(corpus, both, copy_anchor=False)
     same = [i for i, text in enumerate(corpus.texts) if text == "OK"]
     assert len(asked) == len(set(asked))
+    assert [corpus.languages[i] for i in same] == ["eng", "fra"]
     assert len({int(rows[i]) for i in same}) == 1
     assert [asked[r] for r in rows] == corpus.texts
 

@@ -95,20 +95,11 @@ def test_chance_is_one_over_the_candidates():
 
 
 @pytest.fixture(scope="module")
-def promoted(searched, tmp_path_factory):
-    """One promotion of the shared sweep: (folder, cluster, decision, model folder)."""
-    import shutil
-
-    from babeltune.ledger import SweepFolder
-    from conftest import cluster_at
-
-    sweep, folder = searched
-    storage = tmp_path_factory.mktemp("promotion") / "storage"
-    shutil.copytree(folder.path.parents[1], storage)
-    out = storage.parent / "out"
-    cluster = cluster_at(storage)
-    decision = promote(sweep.name, cluster, out=out)
-    return SweepFolder(storage / "sweeps" / folder.id), cluster, decision, out
+def promoted(copy_of, tmp_path_factory):
+    """One promotion of a copy of the finished sweep: (folder, cluster, decision, model folder)."""
+    place = tmp_path_factory.mktemp("promotion")
+    sweep, folder, cluster = copy_of(place / "storage")
+    return folder, cluster, promote(sweep.name, cluster, out=place / "out"), place / "out"
 
 
 def test_promotion_takes_the_best_finished_trial(promoted):
@@ -174,18 +165,26 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {group} | {rows} |" in card
 
 
-def test_every_opening_of_the_sealed_tests_is_recorded_and_the_second_is_warned_of(promoted):
+def test_a_dry_run_registers_nothing_and_the_second_opening_of_the_sealed_tests_is_warned_of(promoted):
     folder, cluster, decision, _ = promoted
     path = folder.path / "openings.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert [line["tests"] for line in lines] == [["everyday"]]
+    (opening,) = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert opening["tests"] == ["everyday"]
+    assert opening["model"] == f"{decision.trial}/{decision.report}"
     assert not any("opened" in reason for reason in decision.reasons)
-    again = promote(folder.id, cluster, alias="candidate")
+    models = files_in(Path(cluster.storage) / "models")
+    again = promote(folder.id, cluster, alias="candidate", dry_run=True)
     assert again.verdict == "promote"
+    assert again.test == decision.test
     assert any("opened 2 times" in reason for reason in again.reasons)
     assert len(path.read_text(encoding="utf-8").splitlines()) == 2
-    first, second = (champion_of(cluster.mlflow, "searched", alias) for alias in ("champion", "candidate"))
-    assert first.tags["babeltune.trial"] == second.tags["babeltune.trial"]
+    assert again.folder == again.registered == ""
+    assert champion_of(cluster.mlflow, "searched", "candidate") is None
+    assert files_in(Path(cluster.storage) / "models") == models
+
+
+def files_in(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def test_an_out_folder_that_exists_is_left_alone(promoted):
@@ -197,19 +196,8 @@ def test_an_out_folder_that_exists_is_left_alone(promoted):
 
 
 def registered_nothing(cluster):
-    storage = Path(cluster.storage)
     assert champion_of(cluster.mlflow, "searched", "champion") is None
-    models = storage / "models"
-    assert not models.exists() or not [p for p in models.rglob("*") if p.is_file()]
-
-
-def test_a_dry_run_decides_and_registers_nothing(copied):
-    _, folder, cluster = copied
-    decision = promote(folder.id, cluster, dry_run=True)
-    assert decision.verdict == "promote"
-    assert decision.folder == decision.registered == ""
-    assert decision.test
-    registered_nothing(cluster)
+    assert not files_in(Path(cluster.storage) / "models")
 
 
 def alter(folder, *, fix_manifest):
@@ -252,13 +240,21 @@ def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
     registered_nothing(cluster)
 
 
-@pytest.mark.parametrize("gate", [Gate(test="everyday", times_chance=1000), Gate(test="everyday", times_untrained=1e6)])
-def test_a_gate_that_does_not_hold_refuses_and_registers_nothing(copied, gate):
+def test_gates_that_do_not_hold_refuse_and_register_nothing(copied):
     sweep, folder, cluster = copied
-    folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=(gate,))))
+    gates = (
+        Gate(test="everyday", times_chance=1000),
+        Gate(test="everyday", times_untrained=1e6),
+        Gate(test="everyday"),
+    )
+    folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=gates)))
     decision = promote(folder.id, cluster)
     assert decision.verdict == "refuse"
-    assert any("needed" in reason for reason in decision.reasons)
+    subsets = len(decision.chance)
+    assert subsets >= 2
+    assert sum("1000 x chance" in reason for reason in decision.reasons) == subsets
+    assert sum("1e+06 x untrained" in reason for reason in decision.reasons) == subsets
+    assert len(decision.reasons) == 2 * subsets, "the third gate asks for nothing"
     registered_nothing(cluster)
 
 

@@ -15,7 +15,7 @@ def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
 
 
 @given(
-    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(2, 60), min_size=1, max_size=4),
     batch=st.integers(2, 16),
     pairs=st.integers(1, 300),
     mixed=st.booleans(),
@@ -93,6 +93,11 @@ def test_milestones_are_equal_shares_of_the_pairs_whatever_the_batch():
         ends = [plan.seen[m - 1] for m in plan.milestones(4)]
         assert ends[-1] == 400
         assert all(abs(end - 100 * (i + 1)) < batch for i, end in enumerate(ends))
+
+
+def test_a_language_pair_of_one_row_is_left_out():
+    groups, plan = schedule([30, 1], pairs=200)
+    assert all(set(groups[plan.rows(step)]) == {0} for step in range(len(plan)))
 
 
 def test_no_rows_is_an_error_that_says_what_to_do():

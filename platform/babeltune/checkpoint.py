@@ -152,6 +152,4 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tenso
         prefix = f"{name}/"
         state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
-            optimizer.state[parameter] = {
-                key: value if key == "step" else value.to(parameter.device) for key, value in state.items()
-            }
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

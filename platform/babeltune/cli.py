@@ -130,6 +130,11 @@ def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: boo
         if folder.state() == "stopped":
             out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}` goes on")
         else:
+            rest = folder.read("tracking.json") or {}
+            if rest.get("unsent_bytes"):
+                out.print(
+                    f"MLflow did not take everything ({rest['trouble']}); `babeltune resume {folder.id}` sends the rest"
+                )
             out.print(f"next: `babeltune promote {folder.id}` · `babeltune ui` shows every run in MLflow")
 
 
@@ -242,7 +247,9 @@ def promote(
     name: Annotated[str | None, typer.Argument(help="A sweep, or a trial such as SWEEP/t0003.")] = None,
     alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
     out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide and say so; register and move nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")
+    ] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -300,11 +307,12 @@ def ui(
     """Serve the MLflow pages of the cluster's store on this machine only."""
     from babeltune.track import artifact_folder, serve_command
 
-    uri = cluster_of(cluster).mlflow
-    artifacts = artifact_folder(uri)
-    if artifacts is None:
+    chosen = cluster_of(cluster)
+    uri = chosen.mlflow
+    if uri.startswith(("http://", "https://")):
         say({"url": uri}, as_json, lambda: out.print(f"the tracking server is at {uri}"))
         return
+    artifacts = artifact_folder(uri) or Path(chosen.storage).absolute() / "artifacts"
     url = f"http://127.0.0.1:{port}"
     say({"url": url, "store": uri}, as_json, lambda: out.print(f"MLflow of {uri} at {url} (Ctrl-C ends it)"))
     sys.stdout.flush()

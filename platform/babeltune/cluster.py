@@ -47,8 +47,6 @@ class Cluster(Strict):
     gpus_per_worker: float = 0.0
     lanes: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
-    system_metrics_seconds: float = 10.0
-    """How often processor, memory and GPU use are recorded; 0 for never."""
 
     def token(self, environ: Mapping[str, str] | None = None) -> str | None:
         """The token, read now and kept nowhere. Raises `ClusterError` when it is named but not there."""
@@ -107,7 +105,6 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
-        ("system_metrics_seconds", cluster.system_metrics_seconds, 0),
     ):
         if number < low:
             yield (key,), f"{number} must be at least {low}"

@@ -32,6 +32,7 @@ from torch import distributed
 
 from babeltune.desk import DIED, POLL, Desk, Ending
 from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.system import SystemMetrics
 
 NAMESPACE = "babeltune"
 RESPAWNS = 3
@@ -58,15 +59,20 @@ class Reporter:
 
     def __init__(self, desk: Any, trial: str, rank: int, world: int, device: str) -> None:
         self._desk, self._trial, self._rank, self._world, self._device = desk, trial, rank, world, device
+        self._system = SystemMetrics()
 
     def report(self, report: dict[str, Any]) -> bool:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
         `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
-        trial. A resumed trial may repeat its last report: it is recognised by its index.
+        trial; where it has `points`, what the machine was doing is added. A resumed trial may repeat its last report:
+        it is recognised by its index.
         """
         words = ""
         if self._rank == 0:
+            if "points" in report:
+                now = {"step": report["step"], "time_ms": time.time_ns() // 1_000_000, "values": self._system.read()}
+                report = {**report, "points": [*report["points"], now]}
             words = json.dumps(ray.get(self._desk.report.remote(self._trial, report)))
         return bool(json.loads(_from_rank_0(words, self._rank, self._world, self._device)))
 

@@ -26,7 +26,7 @@ from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
 from babeltune.evaluate import TextTask
 from babeltune.export import export
-from babeltune.ledger import SweepFolder, find_run, find_sweep, winner
+from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.prepared import Prepared, read_prepared
 from babeltune.records import Gate, Report, Student, Sweep, Trial, trial_from
 from babeltune.rescore import rescore
@@ -36,7 +36,7 @@ from babeltune.tokens import load_tokenizer
 from babeltune.train import make_student, token_set
 
 TOLERANCE = 0.003
-"""A logged metric is reproduced when it comes out within this; near ties may fall the other way."""
+"""A logged metric is reproduced when it comes out within this: the same weights agree to rounding."""
 
 Scores = dict[str, float]
 
@@ -116,12 +116,16 @@ def chance_of(tasks: Sequence[TextTask], prefix: str = "test") -> Scores:
 
 def find_candidate(name: str | None, storage: Path) -> Candidate:
     """The named trial, or the best finished one of the named (or latest) sweep."""
+    from babeltune.sweep import is_driven
+
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
     if number is None:
         number = int(winner(folder).name.removeprefix("t"))
     sweep, place = folder.sweep(), folder.trial(number)
     trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
     objective = sweep.objectives[0]
+    if trial_row(place, objective).state == "running" and is_driven(folder):
+        raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")
     report = best_report(read_reports(place), objective.metric, objective.goal)
     if report is None:
         raise SweepError(
@@ -251,7 +255,7 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
 def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: str, decision: Decision) -> str:
     """A new version in the MLflow registry, with its lineage, under the alias."""
     from babeltune.track import find_run as run_of
-    from babeltune.track import register
+    from babeltune.track import log_scores, register
 
     registered_name = candidate.sweep.promotion.name or candidate.sweep.name
     run_id = run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
@@ -262,6 +266,7 @@ def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: 
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": f"{v:.6f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
+    log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step)
     version = register(cluster.mlflow, registered_name, folder, run_id, alias, tags)
     return f"models:/{registered_name}@{alias} (version {version})"
 

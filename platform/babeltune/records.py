@@ -167,7 +167,6 @@ class Evaluation(Strict):
 
     prompt: str | None = None
     """The student's prompt when absent."""
-    teacher_prompt: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Stream:
 class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
-    A language pair smaller than `global_batch` gives smaller batches, so that no batch repeats a pair; the last batch
+    A language pair of one row has no negatives and is left out. A language pair smaller than `global_batch` gives smaller batches, so that no batch repeats a pair; the last batch
     is cut to end at `total_pairs`, and left out where only one pair would remain of it.
     """
 
@@ -69,9 +69,9 @@ class Schedule:
         total_pairs: int,
         seed: int,
     ) -> None:
-        present = np.unique(groups)
-        if not len(present):
-            raise TrainingError("no training pairs; give data.train at least one source with rows")
+        present = [group for group, rows in enumerate(np.bincount(groups)) if rows > 1]
+        if not present:
+            raise TrainingError("no language pair has two training pairs; give data.train sources with more rows")
         self.streams = [
             Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)))
             for group in present

@@ -7,6 +7,7 @@ died is replaced by submitting the same sweep again.
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -27,7 +28,7 @@ import babeltune
 from babeltune.baselines import teacher_scores, untrained_scores
 from babeltune.checkpoint import write_json
 from babeltune.cluster import Cluster
-from babeltune.errors import ClusterError, SweepError
+from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
 from babeltune.ledger import State, SweepFolder, outcome, trial_row
 from babeltune.prepare import Progress, prepare, silent
@@ -63,13 +64,14 @@ class Board:
 
 
 def code_digest() -> str:
-    """SHA-256 over the platform's and the methods' source files."""
+    """SHA-256 over the source files of both packages, but for those that only show results."""
     import babeltune_methods
 
+    shown = {"cli.py", "view.py", "card.py", "plan.py"}
     digest = hashlib.sha256()
     for package in (babeltune, babeltune_methods):
         folder = Path(package.__path__[0])
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(path for path in folder.rglob("*.py") if path.name not in shown):
             digest.update(path.relative_to(folder).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -81,10 +83,11 @@ def deciding_facts() -> dict[str, str]:
 
 
 def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool) -> None:
-    """Refuses to continue a sweep with other code or packages, unless the change is accepted."""
-    before = folder.read("facts.json")
-    if before is None or before == facts or accept:
-        folder.write("facts.json", facts)
+    """Refuses to continue a sweep with other code, packages or data, unless the change is accepted."""
+    recorded = folder.read("facts.json") or {}
+    before = {name: recorded[name] for name in facts if name in recorded}
+    if not before or before == facts or accept:
+        folder.write("facts.json", {**recorded, **facts})
         return
     lines = difflib.unified_diff(
         [f"{k}: {v}" for k, v in sorted(before.items())],
@@ -95,7 +98,7 @@ def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool)
         n=0,
     )
     raise SweepError(
-        f"sweep {folder.id} began with other code or packages:\n"
+        f"sweep {folder.id} began with other code, packages or data:\n"
         + "\n".join(lines)
         + "\nits finished trials would not "
         "compare with new ones; go back to that version, give the sweep another name, or pass --accept-changes"
@@ -131,13 +134,25 @@ def is_driven(folder: SweepFolder) -> bool:
     return False
 
 
-def ray_shards(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]]) -> Iterator[int]:
-    """Runs the shards of a store as Ray tasks, one CPU each; yields results as they come."""
-    remote = ray.remote(num_cpus=1, max_retries=2)(function)
+def fetched(reference: Any) -> Any:
+    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, BabeltuneError):
+            raise error.cause from None
+        raise
+
+
+def ray_shards(
+    function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpus: float = 0.0
+) -> Iterator[int]:
+    """Runs the shards of a store as Ray tasks, one CPU and a share of a GPU each; yields results as they come."""
+    remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(function)
     waiting = [remote.remote(*a) for a in arguments]
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1)
-        yield ray.get(ready[0])
+        yield fetched(ready[0])
 
 
 @contextmanager
@@ -150,6 +165,14 @@ def connected(cluster: Cluster) -> Iterator[None]:
         with local_ray(num_cpus=os.cpu_count() or 1, num_gpus=torch.cuda.device_count()):
             yield
         return
+    if cluster.address.startswith(("http://", "https://")):
+        raise ClusterError(
+            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, and this version starts no Ray jobs; "
+            "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
+        )
+    token = cluster.token()
+    if token is not None:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
     try:
         ray.init(address=cluster.address, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError) as error:
@@ -188,15 +211,16 @@ def submit(
         check_unchanged(folder, deciding_facts(), accept=accept_changes)
         folder.write("sweep.json", sweep)
         if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished":
+            send_rest(sweep, cluster, folder)
             return folder
         folder.stop_request.unlink(missing_ok=True)
-        board = Board(sweep, folder)
+        board = Board(sweep, folder, ended=ended_trials(folder))
         if watch:
             watch(board)
         folder.set_state("running")
         try:
             with connected(cluster):
-                complete = _run(sweep, cluster, folder, board)
+                complete = _run(sweep, cluster, folder, board, accept=accept_changes)
         except KeyboardInterrupt:
             folder.set_state("interrupted")
             raise
@@ -207,6 +231,20 @@ def submit(
     return folder
 
 
+def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
+    """Sends MLflow what an earlier submission could not; `tracking.json` says how much is still unsent, and why."""
+    tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
+    close_tracker(tracker, folder)
+
+
+def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:
+    """Waits a minute for MLflow and records what it has not taken."""
+    tracker.flush(60)
+    unsent, trouble = tracker.waiting(), tracker.trouble
+    folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
+    tracker.close(timeout=0 if unsent else 10)
+
+
 def ended_trials(folder: SweepFolder) -> int:
     """How many trials finished, were pruned or failed."""
     objective = folder.sweep().objectives[0]
@@ -214,9 +252,11 @@ def ended_trials(folder: SweepFolder) -> int:
     return sum(row.state in ("finished", "pruned", "failed") for row in rows)
 
 
-def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board) -> bool:
+def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board, *, accept: bool) -> bool:
     """Everything that needs the cluster; True when the budget's trials are all there."""
-    prepared = prepare(sweep, folder.path.parents[1], run_shards=ray_shards, progress=board.progress)
+    shards = functools.partial(ray_shards, gpus=cluster.gpus_per_worker)
+    prepared = prepare(sweep, folder.path.parents[1], run_shards=shards, progress=board.progress)
+    check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
     score_baselines(sweep, prepared, folder, board.progress)
     board.progress("starting lanes", 0, 1)
@@ -281,7 +321,7 @@ def score_baselines(sweep: Sweep, prepared: Prepared, folder: SweepFolder, progr
     trial = make_trial(sweep, 0, default_params(sweep))
     untrained = ray.remote(num_cpus=1)(untrained_scores).remote(trial, prepared)
     teacher = ray.remote(num_cpus=1)(teacher_scores).remote(prepared)
-    folder.write("baselines.json", {"untrained": ray.get(untrained), "teacher": ray.get(teacher)})
+    folder.write("baselines.json", {"untrained": fetched(untrained), "teacher": fetched(teacher)})
     progress("scoring the untrained student and the teacher", 1, 1)
 
 
@@ -308,7 +348,7 @@ class Tracking:
             for step, n in steps.items()
         }
         self.tags = {**facts, "data": self.prepared.digest, **digests}
-        params = {"method": self.sweep.method, "teacher": self.sweep.teacher.model, "seed": self.sweep.seed}
+        params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
         self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows})
         for name, scores in self.folder.read("baselines.json").items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
@@ -321,8 +361,7 @@ class Tracking:
             self.end(number, "stopped", "")
         kind = error[0]
         self.tracker.end_sweep("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
-        self.tracker.flush(60)
-        self.tracker.close()
+        close_tracker(self.tracker, self.folder)
 
     def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
         """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
@@ -344,6 +383,7 @@ class Tracking:
         self.open.add(number)
         outcome(self.folder.trial(number), "running")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
+        settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
         self.tracker.start_trial(number, {**settings, **searched}, {"babeltune.method": trial["method"], **self.tags})
         return None

@@ -343,6 +343,17 @@ def find_run(uri: str, experiment: str, sweep: str, number: Key) -> str:
     return str(found[0].info.run_id)
 
 
+def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int) -> None:
+    """Adds the metrics of sealed tests to a trial's run; they exist only after a promotion."""
+    from mlflow.entities import Metric
+
+    with _promotion(uri, "log the test metrics"):
+        now = time.time_ns() // 1_000_000
+        metrics = [Metric(_name(name), float(value), now, step) for name, value in scores.items()]
+        for part in _slices(metrics, METRICS_PER_BATCH):
+            _open_client(uri).log_batch(run_id, part)
+
+
 def fetch(uri: str, model: str, folder: Path) -> Path:
     """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder`."""
     name, _, alias = model.removeprefix("models:/").partition("@")

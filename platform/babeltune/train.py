@@ -30,7 +30,7 @@ from babeltune.checkpoint import (
     write_reports,
 )
 from babeltune.encoder import Encoder, build_student, encode_all
-from babeltune.errors import TrainingError
+from babeltune.errors import CheckpointError, TrainingError
 from babeltune.evaluate import evaluate
 from babeltune.gather import Ranks
 from babeltune.gradcache import CachedEncode
@@ -301,12 +301,14 @@ class Run:
             seed=trial.seed,
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
+        batches = self.schedule.counts.sum(axis=1)
         self.facts: dict[str, bool | int | float | str | None] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "effective_negatives": method.negatives(config, trial.training.global_batch),
+            "effective_negatives": method.negatives(config, int(np.median(batches))),
+            "effective_negatives_least": method.negatives(config, int(batches.min())),
             "student_parameters": sum(p.numel() for p in self.learner.encoder.parameters()),
             "packed": self.learner.encoder.packs,
         }
@@ -316,12 +318,26 @@ class Run:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
         reports = last_good(self.folder)
         if reports:
-            tensors, _ = load_checkpoint(checkpoint_folder(self.folder, reports[-1].index))
+            tensors, state = load_checkpoint(checkpoint_folder(self.folder, reports[-1].index))
+            self.check_same(state)
             weights = {f"student.{k}": v for k, v in tensors["student"].items()}
             weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
             self.learner.module.load_state_dict(weights)
             restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
         return reports
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
+        return {"trial": plain(self.trial), "prepared": self.prepared.digest}
+
+    def check_same(self, state: Mapping[str, Any]) -> None:
+        """Refuses to go on from a checkpoint of other settings or data."""
+        for name, value in self.identity().items():
+            if state.get(name) != value:
+                raise CheckpointError(
+                    f"{self.folder} holds checkpoints of another {'trial' if name == 'trial' else 'data set or teacher'}; "
+                    "name another folder, or remove this one"
+                )
 
     def save(self, report: Report) -> None:
         """Writes the checkpoint and then its line in the ledger; keeps the best and the last."""
@@ -334,7 +350,7 @@ class Run:
         }
         if method_state := dict(self.learner.method.state_dict()):
             tensors["method"] = method_state
-        state = {"trial": plain(self.trial), "step": report.step, "pairs": report.pairs, "metrics": report.metrics}
+        state = {**self.identity(), "step": report.step, "pairs": report.pairs, "metrics": report.metrics}
         save_checkpoint(checkpoint_folder(self.folder, report.index), tensors, state)
         write_reports(self.folder, self.reports)
         objective = self.trial.objectives[0]
