@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 GOAL = 1.7
-TRIALS, PAIRS, BATCH = 8, 512, 64
+TRIALS, PAIRS, BATCH = 8, 256, 64
 TOLERANCE = 1e-3
 """Largest difference of two losses, relative: the store keeps half precision."""
 

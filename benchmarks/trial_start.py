@@ -1,6 +1,7 @@
 """Seconds from a trial's proposal to the end of its first optimizer step: a warm lane against stock Ray.
 
-The unit is wall time, for most of it is waiting. Both train one batch of the quickstart's student on two gloo workers.
+The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two gloo
+workers.
 Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands over, and
 `babeltune.trial:run` trains. The first trial of each round also starts Tune's own process for the sweep; the median of
 the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train function takes the same
@@ -153,7 +154,7 @@ class OneStep:
 def one_step_sweep(file: str | Path) -> Sweep:
     """The sweep with trials of one step."""
     sweep = read_sweep(file)
-    training = replace(sweep.training, pairs=sweep.training.global_batch, reports=1)
+    training = replace(sweep.training, pairs=32, global_batch=32, reports=1)
     parameters = {name: p for name, p in sweep.parameters.items() if name != "training.global_batch"}
     dev = tuple(replace(task, limit=10) for task in sweep.data.dev)
     return replace(sweep, training=training, parameters=parameters, data=replace(sweep.data, dev=dev))

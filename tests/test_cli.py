@@ -83,7 +83,7 @@ def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babel
     code, out, err = babeltune("plan", path)
     assert code == 2
     assert not out
-    assert f"{path}:{line}" in err.replace("\n", "")
+    assert f"{path}:{line}" in err
     assert "knid" in err
     assert "kind" in err
     assert "Traceback" not in err
@@ -159,6 +159,16 @@ def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
     assert (home.path / "results.jsonl").read_bytes() == before
 
 
+def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    folder.path.rename(folder.path.with_name("searched-0123456789"))
+    code, _, err = babeltune("resume", "searched")
+    assert code == 1
+    assert "another version" in err
+    assert [f.id for f in sweep_folders(Path(cluster.storage))] == ["searched-0123456789"]
+
+
 def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tiny_file, tmp_path):
     from babeltune.promote import export_model, find_candidate
 
@@ -192,7 +202,7 @@ def test_a_model_that_does_not_exist_is_a_wrong_name(babeltune, home, tiny_file,
     assert "no/such/folder" in err
 
 
-def test_the_installed_command_answers(tiny_file):
+def test_the_installed_command_answers():
     command = [str(Path(sys.executable).with_name("babeltune")), "methods", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -280,7 +290,8 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
                 return False
 
         wait_for(answers, process)
-        assert json.loads(process.stdout.readline() + process.stdout.readline() * 3)["url"] == url
+        said = "".join(iter(lambda: process.stdout.readline().rstrip(), "}")) + "}"
+        assert json.loads(said)["url"] == url
         asked = urllib.request.Request(
             f"{url}/api/2.0/mlflow/experiments/search",
             data=json.dumps({"max_results": 10}).encode(),

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -32,13 +32,13 @@ PAGE = 160
 """Columns where the output is not a terminal."""
 
 
-def console(stream: TextIO) -> Console:
+def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
-    return Console(file=stream, width=None if stream.isatty() else PAGE)
+    return Console(stderr=stderr, width=None if (sys.stderr if stderr else sys.stdout).isatty() else PAGE)
 
 
-out = console(sys.stdout)
-err = console(sys.stderr)
+out = console()
+err = console(stderr=True)
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
@@ -213,8 +213,16 @@ def resume(
     """Go on with a stopped or interrupted sweep, exactly where its checkpoints are."""
     import dataclasses
 
+    from babeltune.errors import SweepError
+    from babeltune.spec import sweep_id
+
     folder = folder_of(name, cluster)
     sweep = folder.sweep()
+    if sweep_id(sweep) != folder.id:
+        raise SweepError(
+            f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
+            "settings; resume it with that version, or submit its file as a new sweep"
+        )
     if trials is not None:
         sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
     run_sweep(sweep, cluster_of(cluster), accept_changes, as_json)
@@ -289,9 +297,9 @@ def methods(
     from babeltune.view import method_document, show_method, show_methods
 
     if name is None:
-        from babeltune.method import available, load_method
+        from babeltune.method import available
 
-        listed = {method: (load_method(method).__doc__ or "").splitlines()[0] for method in available()}
+        listed = {method: method_document(method)["paper"].partition("\n")[0] for method in available()}
         say(listed, as_json, lambda: show_methods(listed, out))
     else:
         document = method_document(name)
@@ -325,7 +333,7 @@ def main() -> None:
     try:
         app()
     except BabeltuneError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}")
+        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise SystemExit(error.exit_code) from None
 
 

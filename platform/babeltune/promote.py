@@ -264,7 +264,7 @@ def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: 
         "babeltune.trial": candidate.name,
         "babeltune.report": str(candidate.report.index),
         "babeltune.data": candidate.prepared.digest,
-        **{f"metric.{k}": f"{v:.6f}" for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
+        **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step)
     version = register(cluster.mlflow, registered_name, folder, run_id, alias, tags)

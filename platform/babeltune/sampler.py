@@ -55,8 +55,9 @@ class Stream:
 class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
-    A language pair of one row has no negatives and is left out. A language pair smaller than `global_batch` gives smaller batches, so that no batch repeats a pair; the last batch
-    is cut to end at `total_pairs`, and left out where only one pair would remain of it.
+    A language pair of one row has no negatives and is left out. One smaller than `global_batch` gives smaller batches,
+    so that no batch repeats a pair; the last batch is cut to end at `total_pairs`, and left out where only one pair
+    would remain of it.
     """
 
     def __init__(

@@ -33,6 +33,10 @@ TILE = {"cpu": 512, "cuda": 8192}
 """Rows and columns of a tile."""
 
 
+PLAIN = 50.0
+"""Largest |v| of which fp32 has room to sum e^v as it is."""
+
+
 def _spans(count: int, tile: int) -> list[slice]:
     return [slice(start, min(start + tile, count)) for start in range(0, count, tile)]
 
@@ -40,11 +44,11 @@ def _spans(count: int, tile: int) -> list[slice]:
 class _LogSums:
     """log sum_k exp(v_k) of each of `count` lists whose values arrive in tiles, |v| <= bound.
 
-    Up to 50, fp32 has room to sum the exponentials as they are; above, they are taken less the maximum so far.
+    Up to `PLAIN` the exponentials are summed as they are; above, they are taken less the maximum so far.
     """
 
     def __init__(self, count: int, like: Tensor, bound: float) -> None:
-        self.plain = bound <= 50
+        self.plain = bound <= PLAIN
         self.sums = like.new_zeros(count)
         self.most = like.new_full((count,), 0.0 if self.plain else -bound)
 
@@ -84,6 +88,11 @@ class Labels:
     log_z: Float[Tensor, "global"]
     temperature: float
     tile: int
+
+    @property
+    def plain(self) -> bool:
+        """Whether e^(a_i·a_j / tau') has room in fp32."""
+        return 1 / self.temperature <= PLAIN
 
     def similarities(self, i: slice, j: slice) -> Tensor:
         """A tile of a_i·a_j / tau'."""
@@ -198,34 +207,37 @@ class _Work:
         if beside is not None and rows.sums is not None:
             rows.sums = torch.logaddexp(rows.sums, beside)
 
-    def label_tiles(self) -> Iterator[tuple[_Side, _Side, slice, slice, Tensor | None]]:
-        """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits."""
+    def label_tiles(self) -> Iterator[tuple[_Side, _Side, slice, slice, Tensor | None, Tensor | None]]:
+        """Every tile of S once, or of its transpose, with the tile a_i·a_j / tau' that fits, and its exponentials."""
         alone = self.labels is not None and len(self.labels.own) == len(self.labels.everyone)
         for i in _spans(len(self.rows.vectors), self.tile):
             for j in _spans(len(self.columns.vectors), self.tile):
                 if alone and j.start < i.start:
                     continue
                 teacher = self.labels.similarities(i, j) if self.labels is not None else None
-                yield self.rows, self.columns, i, j, teacher
+                powers = teacher.exp() if teacher is not None and self.labels and self.labels.plain else None
+                yield self.rows, self.columns, i, j, teacher, powers
                 if alone and i.start < j.start:
-                    yield self.columns, self.rows, i, j, teacher
+                    yield self.columns, self.rows, i, j, teacher, powers
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The second pass: sums of (r w_ij + c w_ji) S_ij and of (r w_ij + c w_ji) a_i·a_j / tau', and gradients."""
         totals = self.rows.vectors.new_zeros(2, dtype=torch.float64)
-        for left, right, i, j, teacher in self.label_tiles():
+        for left, right, i, j, teacher, powers in self.label_tiles():
             values = self.similarities(left, right, i, j)
             labels = None
             if teacher is not None:
                 labels = _softmaxes(
                     teacher,
+                    powers,
                     (left.label_weight, left.label_log_z, i),
                     (right.label_weight, right.label_log_z, j),
                 )
                 totals[0] += torch.dot(labels.view(-1), values.view(-1))
                 totals[1] += torch.dot(labels.view(-1), teacher.view(-1))
             if left.gradient is not None and right.gradient is not None:
-                change = _softmaxes(values, (left.weights, left.sums, i), (right.weights, right.sums, j))
+                powers = values.exp() if 1 / self.temperature <= PLAIN else None
+                change = _softmaxes(values, powers, (left.weights, left.sums, i), (right.weights, right.sums, j))
                 if labels is not None:
                     change -= labels
                 left.gradient[i].addmm_(change, right.vectors[j])
@@ -236,19 +248,25 @@ class _Work:
 Normaliser = tuple["Tensor | float | None", "Tensor | None", slice]
 
 
-def _softmaxes(values: Tensor, rows: Normaliser, columns: Normaliser) -> Tensor:
-    """weight · exp(values - log) of the rows' weights and logarithms, plus the same of the columns'."""
+def _softmaxes(values: Tensor, powers: Tensor | None, rows: Normaliser, columns: Normaliser) -> Tensor:
+    """weight · exp(values - log) of the rows' weights and logarithms, plus the same of the columns'.
+
+    With `powers`, the exponentials of the values, both terms come from them: exponentials are what a tile costs most.
+    """
     total = None
     for (weight, log, at), dim in ((rows, 1), (columns, 0)):
         if log is None or weight is None or (isinstance(weight, float) and not weight):
             continue
-        term = (values - log[at].unsqueeze(dim)).exp_()
-        if isinstance(weight, Tensor):
-            term *= weight[at].unsqueeze(dim)
-        elif weight != 1:
-            term *= weight
-        total = term if total is None else total.add_(term)
-    return torch.zeros_like(values) if total is None else total
+        share = weight[at] if isinstance(weight, Tensor) else weight
+        if powers is not None:
+            term = ((-log[at]).exp_() * share).unsqueeze(dim)
+        else:
+            term = (values - log[at].unsqueeze(dim)).exp_()
+            term *= share.unsqueeze(dim) if isinstance(share, Tensor) else share
+        total = term if total is None else total + term
+    if total is None:
+        return torch.zeros_like(values)
+    return total if powers is None else powers * total
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -334,9 +334,9 @@ class Run:
         """Refuses to go on from a checkpoint of other settings or data."""
         for name, value in self.identity().items():
             if state.get(name) != value:
+                other = "trial" if name == "trial" else "data set or teacher"
                 raise CheckpointError(
-                    f"{self.folder} holds checkpoints of another {'trial' if name == 'trial' else 'data set or teacher'}; "
-                    "name another folder, or remove this one"
+                    f"{self.folder} holds checkpoints of another {other}; name another folder, or remove this one"
                 )
 
     def save(self, report: Report) -> None:
