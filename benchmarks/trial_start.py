@@ -1,10 +1,9 @@
 """Seconds from a trial's proposal to the end of its first optimizer step: a warm lane against stock Ray.
 
-The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two gloo
-workers.
-Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands over, and
-`babeltune.trial:run` trains. The first trial of each round also starts Tune's own process for the sweep; the median of
-the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train function takes the same
+The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two
+gloo workers. Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands over,
+and `babeltune.trial:run` trains. The first trial of each round also starts Tune's own process for the sweep; the median
+of the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train function takes the same
 step. The clock starts when the searcher makes the proposal and stops when rank 0 has made the step.
 """
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from babeltune.cli import app, main
 from babeltune.ledger import SweepFolder, sweep_folders
 
+pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 COMMANDS = sorted(get_command(app).commands)
 
 
@@ -220,7 +221,6 @@ def wait_for(condition, process, seconds=400):
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(900)
 def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, tiny_file, tmp_path):
     _, folder = searched
     storage = tmp_path / "storage"
@@ -228,7 +228,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     (storage / "stores").symlink_to(folder.path.parents[1] / "stores")
     environment = {**os.environ, "BABELTUNE_HOME": str(storage), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "babeltune.cli", "submit", str(tiny_file), "--json"]
-    command += ["--set", "training.pairs=64000", "--set", "training.reports=20", "--trials", "1"]
+    command += ["--set", "training.pairs=32000", "--set", "training.reports=10", "--trials", "1"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: any(f.trial(0).joinpath("reports.jsonl").exists() for f in sweep_folders(storage)), process)
@@ -243,7 +243,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     assert not out
     assert sweep.state() == "interrupted"
     before = reports_of(sweep)
-    assert 1 <= len(before) < 20
+    assert 1 <= len(before) < 10
     done = subprocess.run(
         [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--json"],
         env=environment,
@@ -256,7 +256,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     document = json.loads(done.stdout)
     assert document["state"] == "finished"
     row = next(r for r in document["leaderboard"] if r["name"] == "t0000")
-    assert (row["state"], row["reports"]) == ("finished", 20)
+    assert (row["state"], row["reports"]) == ("finished", 10)
     after = reports_of(sweep)
     assert after[: len(before)] == before, "what was done is kept"
     assert [p.name for p in sweep.trials()] == ["t0000"]
@@ -273,7 +273,6 @@ def free_port():
         return s.getsockname()[1]
 
 
-@pytest.mark.timeout(600)
 def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
     port = free_port()
     command = [sys.executable, "-m", "babeltune.cli", "ui", "--port", str(port), "--json"]

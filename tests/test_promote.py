@@ -24,6 +24,7 @@ from babeltune.promote import (
 from babeltune.records import Gate, Promotion
 from babeltune.track import champion_of, fetch
 
+pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
 LOGGED = {"dev/d/accuracy": 0.5}
 

@@ -15,6 +15,8 @@ from babeltune.errors import SweepError
 from babeltune.ledger import leaderboard, trial_row, winner
 from babeltune.sweep import check_unchanged, deciding_facts, is_driven, only_driver, submit
 
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
+
 
 def runs_of(folder):
     """The MLflow runs of a sweep: the parent, and the children by the tag that names them."""
