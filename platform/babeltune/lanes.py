@@ -65,12 +65,12 @@ class Reporter:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
         `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
-        trial; where it has `points`, what the machine was doing is added. A resumed trial may repeat its last report:
+        trial; where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its last report:
         it is recognised by its index.
         """
         words = ""
         if self._rank == 0:
-            if "points" in report:
+            if "points" in report and "step" in report:
                 now = {"step": report["step"], "time_ms": time.time_ns() // 1_000_000, "values": self._system.read()}
                 report = {**report, "points": [*report["points"], now]}
             words = json.dumps(ray.get(self._desk.report.remote(self._trial, report)))
