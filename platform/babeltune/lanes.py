@@ -65,8 +65,8 @@ class Reporter:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
         `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
-        trial; where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its last report:
-        it is recognised by its index.
+        trial. Where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its
+        last report: it is recognised by its index.
         """
         words = ""
         if self._rank == 0:
