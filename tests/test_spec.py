@@ -370,7 +370,9 @@ def test_a_condition_may_restrict_a_setting_to_its_method_through_another_one(tm
         "  labels: {choice: [near, hard], when: {method: contrast}}\n"
         "  temperature: {log_float: [0.01, 0.2], when: {labels: near}}"
     )
-    read_sweep(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
+    sweep = read_sweep(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
+    assert sweep.parameters["temperature"].when == {"labels": "near"}
+    assert sweep.parameters["labels"].when == {"method": "contrast"}
 
 
 def test_all_mistakes_are_listed_at_once(tmp_path):
