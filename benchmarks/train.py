@@ -26,10 +26,11 @@ from transformers.utils import logging
 
 from babeltune.export import export
 from babeltune.prepared import Prepared
+from babeltune.reader import token_set
 from babeltune.records import Trial
 from babeltune.space import make_trial
 from babeltune.tokens import load_tokenizer
-from babeltune.train import Meter, token_set
+from babeltune.train import Meter
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 

@@ -164,7 +164,7 @@ def test_absent_real_text_is_said_and_named(capsys):
 # They run what a trial runs: without it, both fail
 
 
-@pytest.mark.parametrize("name", ["babeltune.train.Learner.step", "babeltune.train.Reader.batch"])
+@pytest.mark.parametrize("name", ["babeltune.learner.Learner.step", "babeltune.reader.Reader.batch"])
 def test_a_trial_and_the_benchmark_of_steps_share_the_step(name, task, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(name, refuse)
     with pytest.raises(RefusedError):
@@ -184,7 +184,7 @@ def test_a_trial_and_the_benchmark_of_the_loss_share_the_tiles(name, tiny, tmp_p
 
 @pytest.mark.parametrize("name", ["vectors", "batch"])
 def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_work, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"babeltune.train.Reader.{name}", refuse)
+    monkeypatch.setattr(f"babeltune.reader.Reader.{name}", refuse)
     with pytest.raises(RefusedError):
         a_trial(*tiny, tmp_path)
     with pytest.raises(RefusedError):

@@ -228,7 +228,7 @@ def test_a_dense_layer_with_tanh_beside_the_model_is_loaded_as_labse_has_it(xlm_
 
 
 def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):
-    with pytest.raises(TeacherError, match="'nobody/nothing' cannot be loaded"):
+    with pytest.raises(TeacherError, match="'nobody/nothing' is neither a folder nor reachable"):
         from_folder("nobody/nothing")
     with pytest.raises(TeacherError, match=r"exceeds the 40 positions"):
         from_folder(xlm_r, max_tokens=41)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -122,3 +123,27 @@ def test_the_sweep_is_read_back_as_it_was_written(tmp_path, sweep):
     assert json.loads((folder.path / "state.json").read_text(encoding="utf-8"))["reason"] == "x"
     with pytest.raises(SweepError, match=r"no sweep\.json"):
         SweepFolder(tmp_path).sweep()
+
+
+def test_the_front_holds_the_trials_that_no_other_one_dominates(tmp_path, sweep):
+    both = replace(sweep, objectives=(Objective(metric=METRIC), Objective(metric="dev/sts/spearman")))
+    folder = make(tmp_path, both, "two-0123456789")
+    for number, score in enumerate((0.2, 0.6, 0.4)):  # the second objective is one minus the first
+        add(folder, both, number, [score], "finished")
+    add(folder, both, 3, [0.7], "finished")
+    reports = [Report(index=1, step=1, pairs=1, seconds=1, metrics={METRIC: 0.6, "dev/sts/spearman": 0.3})]
+    write_reports(folder.trial(1), reports)  # now t0003 has more of one and as much of the other
+    assert {row.name for row in leaderboard(folder) if row.front} == {"t0000", "t0002", "t0003"}
+    assert winner(folder).front
+    folder.write("sweep.json", sweep)
+    assert not any(row.front for row in leaderboard(folder)), "with one objective the order says it all"
+
+
+def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "now-0123456789")
+    add(folder, sweep, 0, [0.2])
+    write_json(folder.trial(0) / "progress.json", {"step": 17, "steps": 40, "loss": 0.5})
+    (row,) = leaderboard(folder)
+    assert (row.step, row.steps, row.loss) == (17, 40, 0.5)
+    outcome(folder.trial(0), "stopped")
+    assert leaderboard(folder)[0].loss is None

@@ -117,8 +117,8 @@ def write(path, rows):
 def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_storage):
     import torch
 
+    from babeltune.reader import make_reader
     from babeltune.space import make_trial
-    from babeltune.train import make_reader
 
     sweep, plain = tiny
     sweep = only_soft(sweep, labels="average")
@@ -134,8 +134,8 @@ def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_
 def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storage):
     import torch
 
+    from babeltune.reader import make_reader
     from babeltune.space import make_trial
-    from babeltune.train import make_reader
 
     sweep, _ = tiny
     sweep = replace(sweep, method="translation_ranking", config={"hard_negatives": 2}, parameters={})

@@ -6,6 +6,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from babeltune.checkpoint import write_json
 from babeltune.errors import SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
@@ -259,6 +260,7 @@ def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_val
 
 def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_path):
     earlier = open_study(tmp_path / "early-1234", a_sweep())
+    write_json(tmp_path / "early-1234" / "sweep.json", a_sweep())
     for x in (0.2, 0.4, 1.7):
         earlier.add_trial(
             optuna.create_trial(
@@ -278,7 +280,12 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_p
     assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
     assert len(kept) == 4
     with pytest.raises(SpecError, match="names 0 sweeps"):
-        warm_trials(tmp_path / "late-1234", a_sweep(sampler=Sampler(warm_start="nothing")))
+        warm_trials(tmp_path / "late-1234", a_sweep(sampler=Sampler(warm_start="nothing")), suggest)
+    other = a_sweep(sampler=sweep.sampler, objectives=(Objective(metric="dev/other"),))
+    with pytest.raises(SpecError, match=r"early-1234 has other objectives"):
+        warm_trials(tmp_path / "late-1234", other, suggest)
+    with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
+        warm_trials(tmp_path / "late-1234", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
 
 
 def test_a_point_outside_of_the_search_space_is_refused():

@@ -129,6 +129,13 @@ def written(folder: Path, text: str = FILE, name: str = "small.yaml") -> Path:
     return path
 
 
+def with_files(folder: Path, text: str = FILE) -> str:
+    """The text, with the data files that it names in the folder."""
+    for name in ("talks", "laws", "news", "sts"):
+        (folder / f"{name}.tsv").touch()
+    return text.replace("root: .", f"root: {folder}")
+
+
 def changed(old: str, new: str) -> str:
     assert FILE.count(old) == 1, old
     return FILE.replace(old, new)
@@ -720,7 +727,9 @@ def test_without_the_offline_switch_a_dead_network_is_noticed_within_seconds(tmp
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     text = changed("path: laws.tsv", "format: hub\n      dataset: no-such-team/laws")
-    sweep = read_sweep(written(tmp_path, text), assignments=["teacher.model=no-such-team/teacher"])
+    sweep = read_sweep(
+        written(tmp_path, with_files(tmp_path, text)), assignments=["teacher.model=no-such-team/teacher"]
+    )
     start = time.monotonic()
     with pytest.raises(SpecError) as caught:
         check_reachable(sweep, {})
@@ -731,6 +740,17 @@ def test_without_the_offline_switch_a_dead_network_is_noticed_within_seconds(tmp
     assert "does not answer" in teacher
 
 
+def test_a_file_that_is_not_there_is_refused_with_its_line_before_anything_starts(tmp_path):
+    path = written(tmp_path, with_files(tmp_path))
+    assert read_sweep(path, reach=True)
+    (tmp_path / "laws.tsv").rename(tmp_path / "law.tsv")
+    (tmp_path / "sts.tsv").unlink()
+    message = refusal(path, reach=True)
+    assert "small.yaml:17: data.train.1.path: " in message
+    assert "holds no 'laws.tsv'; did you mean 'law.tsv'?" in message
+    assert "small.yaml:22: data.dev.1.path: " in message
+
+
 def test_folders_and_cached_models_are_reachable_offline(tmp_path, monkeypatch):
     import huggingface_hub.constants
 
@@ -738,7 +758,7 @@ def test_folders_and_cached_models_are_reachable_offline(tmp_path, monkeypatch):
     snapshot.mkdir(parents=True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "model").mkdir()
-    path = written(tmp_path)
+    path = written(tmp_path, with_files(tmp_path))
     for model in ("team/model", str(tmp_path / "model")):
         check_reachable(read_sweep(path, assignments=[f"student.model={model}"]), {"HF_HUB_OFFLINE": "1"})
     sweep = read_sweep(path, assignments=[f"parameters.student.model={{choice: [team/model, {tmp_path}/nothing]}}"])

@@ -11,7 +11,7 @@ import mlflow
 import optuna
 import pytest
 
-from babeltune.errors import SweepError
+from babeltune.errors import SpecError, SweepError
 from babeltune.ledger import leaderboard, trial_row, winner
 from babeltune.sweep import check_unchanged, deciding_facts, is_driven, only_driver, submit
 
@@ -182,3 +182,23 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
     assert submit(sweep, cluster, accept_changes=True).state() == "finished"
     assert folder.read("facts.json") == facts
     check_unchanged(folder, facts, accept=False)
+
+
+def test_a_stop_during_preparation_is_heard_and_the_sweep_goes_on_later(copied):
+    sweep, folder, cluster = copied
+    sweep = replace(sweep, seed=7, budget=replace(sweep.budget, trials=1))
+    stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
+    assert stopped.id != folder.id
+    assert stopped.state() == "stopped"
+    assert not stopped.prepared.exists()
+    assert submit(sweep, cluster).state() == "finished"
+
+
+def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
+    sweep, _, cluster = copied
+    sweep = replace(sweep, seed=8, sampler=replace(sweep.sampler, warm_start="searched", points=()))
+    other = replace(sweep, objectives=(replace(sweep.objectives[0], metric="dev/sts/spearman"),))
+    seen = []
+    with pytest.raises(SpecError, match=r"sampler\.warm_start: sweep searched-\w+ has other objectives"):
+        submit(other, cluster, watch=seen.append)
+    assert [board.stage for board in seen] == ["starting"]

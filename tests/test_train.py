@@ -14,11 +14,13 @@ import torch
 from babeltune.checkpoint import checkpoint_folder, load_checkpoint, read_reports
 from babeltune.errors import TrainingError
 from babeltune.gather import Ranks
+from babeltune.learner import learning_rate_at, make_learner
 from babeltune.method import load_method, make_config
 from babeltune.prepared import write_prepared
+from babeltune.reader import make_reader
 from babeltune.records import Training, plain
 from babeltune.space import make_trial
-from babeltune.train import learning_rate_at, make_learner, make_reader, train
+from babeltune.train import train
 
 CPU = torch.device("cpu")
 
@@ -59,6 +61,21 @@ def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path)
     assert 0 <= reports[-1]["metrics"]["dev/everyday/accuracy"] <= 1
     assert -1 <= reports[-1]["metrics"]["dev/sts/spearman"] <= 1
     assert reports[0]["facts"]["effective_negatives"] == 31
+
+
+def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.train.PROGRESS_EVERY", 0.0)
+    reports = run(*tiny, tmp_path)
+    now = json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))
+    assert (now["step"], now["steps"]) == (20, 20)
+    assert now["loss"] > 0
+    assert "warning" not in reports[-1]["facts"]
+
+
+def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
+    sweep, prepared = tiny
+    reports = run(replace(sweep, config={"teacher_temperature": 5.0}), prepared, tmp_path)
+    assert reports[-1]["facts"]["warning"] == "labels are nearly flat (100% of log N): lower teacher_temperature"
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not(tiny, tmp_path):

@@ -38,6 +38,21 @@ def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
     assert "1:01" in lines[2]
     assert "temperature=0.05" in lines[2]
     assert "loss is nan; [b]lower[/b] it" in text, "a reason is text, not markup"
+    assert "★" not in text
+    assert "loss" not in lines[0], "nothing says how it is doing"
+
+
+def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(tiny_file):
+    rows = [
+        Row(name="t0000", state="running", step=30, steps=120, loss=1.2345),
+        Row(name="t0001", state="finished", reports=2, front=True, warning="labels are nearly flat"),
+    ]
+    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    assert lines[0].split()[5] == "loss"
+    assert "30/120" in lines[1]
+    assert "1.234" in lines[1]
+    assert lines[2].startswith("t0001 ★")
+    assert "[labels are nearly flat]" in lines[2]
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

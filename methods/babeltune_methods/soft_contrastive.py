@@ -16,6 +16,7 @@ The same is asked of the similarities within each language (TCM).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +30,9 @@ from babeltune.soft_loss import Labels, Repeats, soft_labels, tiled_cross_entrop
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+FLAT = 0.9
+"""Of log N: labels of a higher entropy say hardly which sentences are alike."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,14 @@ class SoftContrastive(Method):
         if config.labels == "average":
             return Needs(teacher=frozenset({"source", "target"}), in_batch_negatives=True)
         return Needs(teacher=frozenset({"source"}), in_batch_negatives=True)
+
+    @classmethod
+    def warning(cls, means: Mapping[str, float]) -> str:
+        """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N."""
+        entropy = means.get("label_entropy", 0.0)
+        if entropy <= FLAT:
+            return ""
+        return f"labels are nearly flat ({entropy:.0%} of log N): lower teacher_temperature"
 
     def weights(self, batch: Batch, gather: Gather, label_tau: float) -> Weights:
         """w(i, j) of this configuration."""

@@ -17,12 +17,13 @@ from babeltune.export import export
 from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import write_prepared
+from babeltune.reader import token_set
 from babeltune.records import plain
 from babeltune.space import default_params, make_trial
 from babeltune.spec import read_sweep
 from babeltune.store import key_of
 from babeltune.tokens import load_tokenizer
-from babeltune.train import Run, token_set
+from babeltune.train import Run
 
 
 class Printer:

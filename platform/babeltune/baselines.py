@@ -10,10 +10,11 @@ import torch
 
 from babeltune.evaluate import evaluate
 from babeltune.gather import Ranks
+from babeltune.learner import make_student
 from babeltune.prepared import Prepared
 from babeltune.records import Trial
 from babeltune.store import open_matrix
-from babeltune.train import dev_scores, make_student
+from babeltune.train import dev_scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,6 +2,7 @@
 
     trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
     trials/t0007/reports.jsonl         one line per report, written after its checkpoint
+    trials/t0007/progress.json         step and loss of this moment
 
 The number of a checkpoint is the report's. The best one by the first objective and the last one are kept.
 """
@@ -23,6 +24,7 @@ from babeltune.errors import CheckpointError
 from babeltune.records import Report, plain, report_from
 
 MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
 
 
 def digest_of(path: Path) -> str:

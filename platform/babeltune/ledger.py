@@ -3,7 +3,7 @@
     <storage>/sweeps/<id>/
         sweep.json  prepared.json  facts.json  baselines.json  state.json
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
-        trials/t0007/trial.json  reports.jsonl  outcome.json  checkpoints/000003/
+        trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
 
 Any process that sees the storage can read it while the sweep runs.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from babeltune.checkpoint import best_report, read_reports, write_json
+from babeltune.checkpoint import PROGRESS, best_report, read_reports, write_json
 from babeltune.errors import SweepError, UnknownNameError, nearest
 from babeltune.records import Objective, Report, Scalar, Sweep, plain
 from babeltune.spec import sweep_from
@@ -122,18 +122,25 @@ class Row:
     """Of the best report by the first objective."""
     reports: int = 0
     step: int = 0
+    steps: int | None = None
+    """Of the whole training, where it has begun."""
+    loss: float | None = None
+    """At the latest step of a trial that runs."""
     pairs: int = 0
     seconds: float = 0.0
     best: int | None = None
     """The best report's number: its checkpoint is what promotion takes."""
     reason: str = ""
+    warning: str = ""
+    """What the method found amiss with the training, such as labels that are nearly flat."""
+    front: bool = False
+    """With several objectives: no other trial is better in one and as good in all (the Pareto front)."""
 
 
 def trial_row(path: Path, objective: Objective) -> Row:
     """The leaderboard's line of the trial in this folder."""
     trial = json.loads((path / "trial.json").read_text(encoding="utf-8"))
-    outcome_path = path / "outcome.json"
-    outcome = json.loads(outcome_path.read_text(encoding="utf-8")) if outcome_path.exists() else {}
+    outcome, now = _read(path / "outcome.json"), _read(path / PROGRESS)
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
@@ -143,12 +150,36 @@ def trial_row(path: Path, objective: Objective) -> Row:
         params=trial["params"],
         metrics=dict(best.metrics) if best else {},
         reports=len(reports),
-        step=last.step if last else 0,
+        step=max(last.step if last else 0, now.get("step", 0)),
+        steps=now.get("steps"),
+        loss=now.get("loss") if outcome.get("state", "running") == "running" else None,
         pairs=last.pairs if last else 0,
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         reason=outcome.get("reason", ""),
+        warning=str(last.facts.get("warning", "")) if last else "",
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in the file; empty where there is none."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return values
+
+
+def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
+    """The names of the trials that no other one dominates: as good in every objective, and better in one."""
+    names = [o.metric for o in objectives]
+    scored = {
+        row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
+        for row in rows
+        if row.best is not None and all(name in row.metrics for name in names)
+    }
+
+    def dominated(mine: list[float]) -> bool:
+        return any(other != mine and all(o >= m for o, m in zip(other, mine, strict=True)) for other in scored.values())
+
+    return {name for name, values in scored.items() if not dominated(values)}
 
 
 def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
@@ -159,6 +190,9 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     goal = next((o.goal for o in sweep.objectives if o.metric == chosen), None)
     goal = goal or ("minimize" if chosen.endswith(("error", "loss")) else "maximize")
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
+    if len(sweep.objectives) > 1:
+        front = pareto_front(rows, sweep.objectives)
+        rows = [replace(row, front=row.name in front) for row in rows]
     for name, scores in (folder.read("baselines.json") or {}).items():
         rows.append(Row(name=name, state="finished", metrics=scores))
     known = {key for row in rows for key in row.metrics}
@@ -171,7 +205,10 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
 
 
 def winner(folder: SweepFolder) -> Row:
-    """The best finished trial by the first objective; `SweepError` when none has finished."""
+    """The best finished trial by the first objective, which is on the front of all of them.
+
+    Raises `SweepError` when none has finished.
+    """
     for row in leaderboard(folder):
         if row.state == "finished" and row.best is not None:
             return row

@@ -136,6 +136,11 @@ class Method(nn.Module, ABC):
         """Negatives that each anchor sees, recorded with every run."""
         return global_batch - 1 if cls.needs(config).in_batch_negatives else 0
 
+    @classmethod
+    def warning(cls, means: Mapping[str, float]) -> str:
+        """What is amiss with a training whose terms and diagnostics average to `means`; empty when nothing is."""
+        return ""
+
 
 @lru_cache(maxsize=8)
 def _entries(find: Callable[..., Iterable[EntryPoint]]) -> tuple[EntryPoint, ...]:

@@ -52,19 +52,30 @@ class Wanted:
         return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)))
 
 
+def read_corpus(sweep: Sweep, progress: Progress = silent) -> Corpus:
+    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing."""
+    progress("reading and cleaning the corpus", 0, 1)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    progress("reading and cleaning the corpus", 1, 1)
+    return corpus
+
+
 def prepare(
-    sweep: Sweep, storage: Path, *, run_shards: RunShards | None = None, progress: Progress = silent
+    sweep: Sweep,
+    storage: Path,
+    *,
+    corpus: Corpus | None = None,
+    run_shards: RunShards | None = None,
+    progress: Progress = silent,
 ) -> Prepared:
-    """Builds or finds everything that the sweep's trials read.
+    """Builds or finds everything that the sweep's trials read; `corpus` is what `read_corpus` gave, if it was read.
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails.
     """
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
-    progress("reading and cleaning the corpus", 0, 1)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
-    progress("reading and cleaning the corpus", 1, 1)
+    corpus = corpus or read_corpus(sweep, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
     tokens = build_tokens(sweep, corpus, text_digest, stores, progress)

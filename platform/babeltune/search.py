@@ -186,7 +186,7 @@ def search(
     os.environ.update(ENVIRONMENT)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = open_study(folder, sweep)
-    proposals = Proposals(study, sweep, suggest, warm_trials(folder, sweep))
+    proposals = Proposals(study, sweep, suggest, warm_trials(folder, sweep, suggest))
     ledger = Ledger(folder / "results.jsonl")
     scheduler = scheduler_for(sweep)
     searcher = OptunaSearcher(

@@ -20,7 +20,7 @@ from ray.tune.search import Searcher
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.lanes import Lanes
-from babeltune.records import Scalar, Sweep
+from babeltune.records import Scalar, Sweep, plain
 
 Suggest = Callable[[Any], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
@@ -51,8 +51,12 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     )
 
 
-def warm_trials(folder: Path, sweep: Sweep) -> list[FrozenTrial]:
-    """The finished trials of the earlier sweep, beside this one, that `sampler.warm_start` names."""
+def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
+    """The finished trials of the earlier sweep, beside this one, that `sampler.warm_start` names.
+
+    Left out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep,
+    it was judged by other objectives or dev sets, or none of its trials fits.
+    """
     name = sweep.sampler.warm_start
     if name is None:
         return []
@@ -60,8 +64,59 @@ def warm_trials(folder: Path, sweep: Sweep) -> list[FrozenTrial]:
     if len(found) != 1:
         have = sorted(p.parent.name for p in folder.parent.glob("*/study.db"))
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
+    judged, now = json.loads((found[0].parent / "sweep.json").read_text(encoding="utf-8")), plain(sweep)
+    before = {
+        "objectives": judged["objectives"],
+        "data.root": judged["data"]["root"],
+        "data.dev": judged["data"]["dev"],
+    }
+    mine = {"objectives": now["objectives"], "data.root": now["data"]["root"], "data.dev": now["data"]["dev"]}
+    other = [name for name in mine if mine[name] != before[name]]
+    if other:
+        raise SpecError(
+            f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
+            "compare with this sweep's; name one that was judged alike, or leave warm_start out"
+        )
     earlier = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{found[0]}")
-    return list(earlier.get_trials(states=(TrialState.COMPLETE,)))
+    finished = earlier.get_trials(states=(TrialState.COMPLETE,))
+    usable = [trial for trial in finished if like(trial, suggest)]
+    if not usable:
+        raise SpecError(
+            f"sampler.warm_start: none of the {len(finished)} finished trials of {found[0].parent.name} lies in this "
+            "search space; give both sweeps the same parameters, or leave warm_start out"
+        )
+    return usable
+
+
+def like(earlier: FrozenTrial, suggest: Suggest) -> dict[str, Any]:
+    """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
+    try:
+        found = fitting(earlier.params, suggest)
+    except SpecError:
+        return {}
+    return found if set(found) == set(earlier.params) else {}
+
+
+def fitting(params: dict[str, Any], suggest: Suggest) -> dict[str, Any]:
+    """The distributions asked for when `params` are given; `SpecError` when a value is outside of its own."""
+    scratch = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    scratch.enqueue_trial(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trial = scratch.ask()
+        try:
+            suggest(trial)
+        except ValueError as error:
+            raise SpecError(f"sampler.points: {params} is outside of the search space: {error}") from error
+    for name, distribution in trial.distributions.items():
+        if name in params:
+            try:
+                inside = distribution._contains(distribution.to_internal_repr(params[name]))
+            except ValueError:
+                inside = False
+            if not inside:
+                raise SpecError(f"sampler.points: {name} = {params[name]!r} is outside of its range, {distribution}")
+    return dict(trial.distributions)
 
 
 class Ledger:
@@ -95,51 +150,20 @@ class Proposals:
     def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
         self._study, self._sweep, self._suggest = study, sweep, suggest
         for point in sweep.sampler.points:
-            self._fitting(dict(point))
+            fitting(dict(point), suggest)
         trials = study.get_trials(deepcopy=False)
         if all(WARM in trial.user_attrs for trial in trials):
             self._add_warm(list(warm), len(trials))
         self._offset = sum(WARM in trial.user_attrs for trial in study.get_trials(deepcopy=False))
 
     def _add_warm(self, warm: list[FrozenTrial], done: int) -> None:
-        usable = [(t, fit) for t in warm if len(t.values) == len(self._sweep.objectives) and (fit := self._like(t))]
-        for earlier, distributions in usable[done:]:
+        for earlier in warm[done:]:
+            distributions = like(earlier, self._suggest)
             params = {name: earlier.params[name] for name in distributions}
             attrs = {WARM: earlier.number}
             self._study.add_trial(
                 optuna.create_trial(params=params, distributions=distributions, values=earlier.values, user_attrs=attrs)
             )
-
-    def _like(self, earlier: FrozenTrial) -> dict[str, Any]:
-        """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
-        try:
-            found = self._fitting(earlier.params)
-        except SpecError:
-            return {}
-        return found if set(found) == set(earlier.params) else {}
-
-    def _fitting(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The distributions asked for when `params` are given; `SpecError` when a value is outside of its own."""
-        scratch = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-        scratch.enqueue_trial(params)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trial = scratch.ask()
-            try:
-                self._suggest(trial)
-            except ValueError as error:
-                raise SpecError(f"sampler.points: {params} is outside of the search space: {error}") from error
-        for name, distribution in trial.distributions.items():
-            if name in params:
-                try:
-                    inside = distribution._contains(distribution.to_internal_repr(params[name]))
-                except ValueError:
-                    inside = False
-                if not inside:
-                    raise SpecError(
-                        f"sampler.points: {name} = {params[name]!r} is outside of its range, {distribution}"
-                    )
-        return dict(trial.distributions)
 
     def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
         """This sweep's own trials by number, in these states or in any that has begun."""

@@ -28,13 +28,15 @@ import babeltune
 from babeltune.baselines import teacher_scores, untrained_scores
 from babeltune.checkpoint import write_json
 from babeltune.cluster import Cluster
+from babeltune.corpus import Corpus
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
 from babeltune.ledger import State, SweepFolder, outcome, trial_row
-from babeltune.prepare import Progress, prepare, silent
+from babeltune.prepare import Progress, prepare, read_corpus, silent
 from babeltune.prepared import Prepared, write_prepared
 from babeltune.records import Point, Scalar, Sweep, plain, report_from
 from babeltune.search import search
+from babeltune.searcher import warm_trials
 from babeltune.space import default_params, make_trial, suggest
 from babeltune.spec import sweep_id
 from babeltune.track import Status, Tracker, environment_facts
@@ -55,9 +57,11 @@ class Board:
     stage: str = "starting"
     done: int = 0
     of: int = 0
-    running: dict[int, float] = field(default_factory=dict)
-    """Trial number -> when it started."""
     ended: int = 0
+    before: int = 0
+    """Trials that had ended before this submission."""
+    searching: float | None = None
+    """When the search began."""
 
     def progress(self, stage: str, done: int, of: int) -> None:
         self.stage, self.done, self.of = stage, done, of
@@ -214,13 +218,25 @@ def submit(
             send_rest(sweep, cluster, folder)
             return folder
         folder.stop_request.unlink(missing_ok=True)
-        board = Board(sweep, folder, ended=ended_trials(folder))
+        ended = ended_trials(folder)
+        board = Board(sweep, folder, ended=ended, before=ended)
         if watch:
             watch(board)
         folder.set_state("running")
+
+        def progress(stage: str, done: int, of: int) -> None:
+            board.progress(stage, done, of)
+            if folder.stop_request.exists():
+                raise _StopRequestedError
+
         try:
+            warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
+            corpus = read_corpus(sweep, progress)
             with connected(cluster):
-                complete = _run(sweep, cluster, folder, board, accept=accept_changes)
+                prepared = make_ready(sweep, corpus, cluster, folder, progress, accept=accept_changes)
+                complete = _run(sweep, prepared, cluster, folder, board)
+        except _StopRequestedError:
+            complete = False
         except KeyboardInterrupt:
             folder.set_state("interrupted")
             raise
@@ -252,13 +268,24 @@ def ended_trials(folder: SweepFolder) -> int:
     return sum(row.state in ("finished", "pruned", "failed") for row in rows)
 
 
-def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board, *, accept: bool) -> bool:
-    """Everything that needs the cluster; True when the budget's trials are all there."""
+class _StopRequestedError(Exception):
+    """`babeltune stop` came before the search began."""
+
+
+def make_ready(
+    sweep: Sweep, corpus: Corpus, cluster: Cluster, folder: SweepFolder, progress: Progress, *, accept: bool
+) -> Prepared:
+    """The stores and the baselines' scores, made on the cluster where they are not there yet."""
     shards = functools.partial(ray_shards, gpus=cluster.gpus_per_worker)
-    prepared = prepare(sweep, folder.path.parents[1], run_shards=shards, progress=board.progress)
+    prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
-    score_baselines(sweep, prepared, folder, board.progress)
+    score_baselines(sweep, prepared, folder, progress)
+    return prepared
+
+
+def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder, board: Board) -> bool:
+    """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
     lanes = Lanes(
@@ -273,10 +300,13 @@ def _run(sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board, *, a
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
             attributes = tracking.on_event(kind, number, info)
-            follow(board, kind, number)
+            if kind == "end":
+                board.ended += 1
+                board.progress("searching", board.ended, sweep.budget.trials)
             return attributes
 
-        board.progress("searching", 0, sweep.budget.trials)
+        board.progress("searching", board.ended, sweep.budget.trials)
+        board.searching = time.monotonic()
         minutes = sweep.budget.minutes
         last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
         complete = search(
@@ -301,16 +331,6 @@ def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, An
     place.mkdir(parents=True, exist_ok=True)
     write_json(place / "trial.json", trial)
     return {"trial": plain(trial), "prepared": str(folder.prepared), "folder": str(place), "seed": trial.seed}
-
-
-def follow(board: Board, kind: str, number: int) -> None:
-    """Keeps the live view's state."""
-    if kind == "start":
-        board.running.setdefault(number, time.monotonic())
-    elif kind == "end":
-        board.running.pop(number, None)
-        board.ended += 1
-        board.done = board.ended
 
 
 def score_baselines(sweep: Sweep, prepared: Prepared, folder: SweepFolder, progress: Progress = silent) -> None:

@@ -1,6 +1,9 @@
-"""What a trial's machine was doing between two of its reports, under MLflow's own names of system metrics."""
+"""The machine below a trial: what it was doing between two reports, and memory that is given back to it."""
 
 from __future__ import annotations
+
+import contextlib
+import ctypes
 
 import psutil
 import torch
@@ -8,8 +11,17 @@ import torch
 MEGABYTE = 1e6
 
 
+def give_back_memory() -> None:
+    """Returns freed heap to the system, where the C library can.
+
+    Every batch has tensors of new sizes, which leave holes: without this a worker grew from 0.8 to 3 GB in 160 steps.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class SystemMetrics:
-    """Reads processor, memory, disk, network and GPU use. Rates are means since the last reading."""
+    """Use of processor, memory, disk, network and GPU, under MLflow's names. Rates are means since the last reading."""
 
     def __init__(self) -> None:
         self.process = psutil.Process()

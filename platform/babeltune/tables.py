@@ -191,7 +191,9 @@ def load_dataset(source: Source, root: Path) -> Any:
             found = datasets.load_from_disk(str(folder))
         else:
             place = str(folder) if folder.is_dir() else name
-            found = datasets.load_dataset(place, source.subset, split=source.split, revision=source.revision)
+            files = {source.split: source.subset} if "/" in (source.subset or "") else None
+            subset = None if files else source.subset
+            found = datasets.load_dataset(place, subset, data_files=files, split=source.split, revision=source.revision)
     except Exception as error:  # the library, its hub client and its file readers share no error class
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(

@@ -7,7 +7,6 @@ the sweep file says so, and sentences of equal token length run together without
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from babeltune.errors import StoreError, TeacherError
+from babeltune.hub import model_files, model_folder
 from babeltune.records import Teacher
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
 
@@ -29,9 +29,6 @@ BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
 SHARD_ROWS = (256, 16_384)
 """Fewest and most sentences of a shard."""
-
-_PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
-_OTHER_BACKENDS = ("onnx", "openvino")
 
 ShardArguments = tuple[Teacher, str, str]
 RunShards = Callable[[Callable[..., int], Sequence[ShardArguments]], Iterable[int]]
@@ -166,54 +163,6 @@ def verify_weights(path: Path, sha256: str) -> None:
         )
 
 
-def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
-    """The folder of a model with safetensors weights: a local one, or a snapshot from the hub, downloaded once.
-
-    Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`.
-    """
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        folder = _snapshot(name, revision, setting)
-    if not any(True for _ in _files(folder, ("*.safetensors",))):
-        raise TeacherError(
-            f"{setting} {name!r} has no *.safetensors file, the only weights that are read; "
-            "convert it with transformers' save_pretrained, or name another model"
-        )
-    return folder
-
-
-def _snapshot(name: str, revision: str | None, setting: str) -> Path:
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
-        raise TeacherError(f"{setting} {name!r}: no such folder; give an existing folder or a hub id")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=list(_PARTS),
-            ignore_patterns=[f"{other}/*" for other in _OTHER_BACKENDS],
-        )
-    except (OSError, HfHubHTTPError, HFValidationError) as error:
-        raise TeacherError(
-            f"{setting} {name!r}{f' at revision {revision!r}' if revision else ''} is neither a folder nor reachable "
-            f"on the Hugging Face hub ({_first_line(error)}); check the name and the network, or download it to a "
-            "folder first"
-        ) from error
-    return Path(folder)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _files(folder: Path, patterns: Iterable[str] = _PARTS) -> Iterator[Path]:
-    for path in sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
-        if not set(path.relative_to(folder).parts) & set(_OTHER_BACKENDS):
-            yield path
-
-
 @lru_cache(maxsize=256)
 def _file_digest(path: Path, _modified: int) -> str:
     return sha256_of(path)
@@ -222,7 +171,7 @@ def _file_digest(path: Path, _modified: int) -> str:
 def model_digest(teacher: Teacher) -> str:
     """SHA-256 over the names and bytes of the model's weights, configuration and tokenizer."""
     folder = teacher_folder(teacher)
-    return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in _files(folder)})
+    return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
 
 
 # The store

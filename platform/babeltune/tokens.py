@@ -17,9 +17,9 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from babeltune.errors import DataError, TeacherError
+from babeltune.hub import model_folder
 from babeltune.records import Student
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of
-from babeltune.teacher import model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

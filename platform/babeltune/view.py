@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import re
 import textwrap
 import time
@@ -25,6 +26,8 @@ from babeltune.records import Scalar, Sweep
 from babeltune.sweep import Board, is_driven
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
+SETTLED = 5.0
+"""Seconds of searching before the time left is guessed."""
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
@@ -39,11 +42,15 @@ def minutes(seconds: float) -> str:
 
 
 def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
-    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values."""
+    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values.
+
+    With several objectives, a star marks the trials on the Pareto front.
+    """
     objectives = [o.metric for o in sweep.objectives]
     metrics = ([metric] if metric and metric not in objectives else []) + objectives
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("trial", "state", "report", "step", "time"):
+    running = any(row.loss is not None for row in rows)
+    for title in ("trial", "state", "report", "step", "time", *(["loss"] if running else [])):
         table.add_column(title, no_wrap=True)
     for title in metrics:
         table.add_column(title.removeprefix("dev/"), justify="right")
@@ -52,30 +59,45 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
         state = Text(row.state, style=COLORS.get(row.state, ""))
         is_trial = row.reports or row.params or row.state != "finished"
-        far = (
-            [f"{row.reports}/{sweep.training.reports}", str(row.step), minutes(row.seconds)]
-            if is_trial
-            else ["", "", ""]
-        )
+        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
+        far = [f"{row.reports}/{sweep.training.reports}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        if running:
+            far.append(f"{row.loss:.3f}" if row.loss is not None else "")
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
-        reason = f" [{row.reason.splitlines()[0][:80]}]" if row.reason and row.state == "failed" else ""
-        table.add_row(row.name, state, *far, *values, escape(settings + reason))
+        notes = [row.reason.splitlines()[0][:80]] if row.reason and row.state == "failed" else []
+        notes += [row.warning] if row.warning else []
+        name = row.name + (" ★" if row.front else "")
+        table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))
     return table
 
 
 def picture(board: Board) -> RenderableType:
     """The live view: stage, progress bar, time gone and left, trials."""
-    gone = time.monotonic() - board.started
-    searching = board.stage in ("searching", "done")
     rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
-    left = ""
-    if searching and board.ended:
-        share = sum(r.reports / board.sweep.training.reports for r in rows if r.state == "running")
-        rate = (board.ended + share) / gone
-        left = f" · about {minutes((board.of - board.ended - share) / rate)} left"
-    head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {minutes(gone)} gone{left}")
+    gone = minutes(time.monotonic() - board.started)
+    left = time_left(board, rows)
+    head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {gone} gone{left}")
     bar = ProgressBar(total=max(board.of, 1), completed=board.done, width=60)
     return Group(head, bar, *([table_of(rows, board.sweep)] if rows else []))
+
+
+def time_left(board: Board, rows: list[Row]) -> str:
+    """How long the rest of the search takes at the pace of this submission, once some of it is done."""
+    if board.searching is None:
+        return ""
+    done = board.ended - board.before + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps)
+    gone = time.monotonic() - board.searching
+    if gone < SETTLED or done <= 0:
+        return ""
+    left = (board.sweep.budget.trials - board.before - done) * gone / done
+    return f" · about {minutes(max(left, 0))} left"
+
+
+def best_so_far(rows: list[Row], sweep: Sweep) -> str:
+    """The leading trial and its first objective, or nothing before the first report."""
+    metric = sweep.objectives[0].metric
+    row = next((r for r in rows if r.best is not None), None)
+    return f" · best {metric.removeprefix('dev/')} {row.metrics[metric]:.4f} ({row.name})" if row else ""
 
 
 class _Picture:
@@ -113,12 +135,10 @@ def _lines(console: Console) -> Iterator[Callable[[Board], None]]:
                 now = time.monotonic()
                 if board.stage != last[0] or now - last[1] > LINES_EVERY:
                     last = (board.stage, now)
-                    running = ", ".join(f"t{n:04d}" for n in sorted(board.running))
-                    console.print(
-                        f"[{minutes(now - board.started)}] {board.stage} {board.done}/{board.of}"
-                        + (f" · running {running}" if running else ""),
-                        markup=False,
-                    )
+                    head = f"[{minutes(now - board.started)}] {board.stage} {board.done}/{board.of}"
+                    rows = leaderboard(board.folder) if board.searching is not None else []
+                    tail = best_so_far(rows, board.sweep) + time_left(board, rows)
+                    console.print(head + running_words(rows) + tail, markup=False)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -129,9 +149,25 @@ def _lines(console: Console) -> Iterator[Callable[[Board], None]]:
         thread.join()
 
 
+def running_words(rows: list[Row]) -> str:
+    """The trials that run, and how far each is."""
+    running = sorted((row for row in rows if row.state == "running"), key=lambda row: row.name)
+    words = ", ".join(row.name + (f" {row.step / row.steps:.0%}" if row.steps else "") for row in running)
+    return f" · running {words}" if words else ""
+
+
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:
-    """Shows a sweep that another process runs until it ends."""
+    """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
     sweep = folder.sweep()
+    if not console.is_terminal:
+        shown = -math.inf
+        while is_driven(folder):
+            if time.monotonic() - shown > LINES_EVERY:
+                shown = time.monotonic()
+                rows = leaderboard(folder)
+                console.print(f"{folder.id}{running_words(rows)}{best_so_far(rows, sweep)}", markup=False)
+            time.sleep(1)
+        return folder
     with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
         while is_driven(folder):
             display.update(table_of(leaderboard(folder), sweep))

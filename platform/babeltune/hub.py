@@ -1,0 +1,62 @@
+"""Where a model's files are: a folder, or a snapshot of the Hugging Face hub. Weights are in safetensors only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from babeltune.errors import TeacherError
+
+PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
+"""What is downloaded: weights, configurations, tokenizers."""
+OTHER_BACKENDS = ("onnx", "openvino")
+"""Folders with the same weights for other runtimes."""
+
+
+def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
+    """The folder of a model with safetensors weights: a local one, or a snapshot from the hub, downloaded once.
+
+    Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        folder = _snapshot(name, revision, setting)
+    if not any(True for _ in model_files(folder, ("*.safetensors",))):
+        raise TeacherError(
+            f"{setting} {name!r} has no *.safetensors file, the only weights that are read; "
+            "convert it with transformers' save_pretrained, or name another model"
+        )
+    return folder
+
+
+def _snapshot(name: str, revision: str | None, setting: str) -> Path:
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        raise TeacherError(f"{setting} {name!r}: no such folder; give an existing folder or a hub id")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=list(PARTS),
+            ignore_patterns=[f"{other}/*" for other in OTHER_BACKENDS],
+        )
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        raise TeacherError(
+            f"{setting} {name!r}{f' at revision {revision!r}' if revision else ''} is neither a folder nor reachable "
+            f"on the Hugging Face hub ({_first_line(error)}); check the name and the network, or download it to a "
+            "folder first"
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]:
+    for path in sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
+        if not set(path.relative_to(folder).parts) & set(OTHER_BACKENDS):
+            yield path

@@ -1,0 +1,134 @@
+"""One optimizer step: the student and its method, forward, backward over all ranks, and the update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from babeltune.encoder import Encoder, build_student
+from babeltune.errors import TrainingError
+from babeltune.gather import Ranks
+from babeltune.gradcache import CachedEncode
+from babeltune.method import Batch, Method, Tokens, load_method, make_config
+from babeltune.reader import token_set
+from babeltune.sampler import local_sizes
+
+if TYPE_CHECKING:
+    from babeltune.prepared import Prepared
+    from babeltune.records import Training, Trial
+
+
+def learning_rate_at(training: Training, seen: int) -> float:
+    """The learning rate after `seen` pairs: warm-up, then linear decay or half a cosine to zero."""
+    warm = training.warmup * training.pairs
+    if seen < warm:
+        return training.learning_rate * seen / warm
+    if training.schedule == "constant":
+        return training.learning_rate
+    progress = min(1.0, (seen - warm) / max(1.0, training.pairs - warm))
+    factor = 1 - progress if training.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return training.learning_rate * factor
+
+
+def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
+    """Fused AdamW; vectors (biases, norms, temperatures) are not decayed."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        fused=True,
+    )
+
+
+@dataclass
+class Learner:
+    """What one optimizer step needs and changes."""
+
+    encoder: Encoder
+    method: Method
+    training: Training
+    ranks: Ranks
+    device: torch.device
+    optimizer: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
+        self.optimizer = make_optimizer(self.module, self.training)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+
+    def backward(self, batch: Batch) -> dict[str, float]:
+        """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
+        training = self.training
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
+
+        def encode(tokens: Tokens) -> Tensor:
+            with autocast:
+                vectors: Tensor = self.encoder(tokens)
+            return vectors.float()
+
+        self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
+        self.optimizer.zero_grad(set_to_none=True)
+        cached = CachedEncode(encode, training.chunk) if training.chunk else None
+        loss = self.method.loss(cached or encode, batch, self.ranks)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        if cached:
+            cached.backward()
+        self.ranks.sum_gradients(self.parameters)
+        shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
+        return self.ranks.sum_scalars(shares)
+
+    def update(self, seen: int) -> float:
+        """One clipped AdamW update at the learning rate of `seen` pairs; returns the gradient's norm."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.training.clip or math.inf)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.training, seen)
+        self.optimizer.step()
+        return float(norm)
+
+    def step(self, batch: Batch, seen: int) -> dict[str, float]:
+        """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite."""
+        values = self.backward(batch)
+        if not math.isfinite(values["loss"]):
+            raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
+        values["gradient_norm"] = self.update(seen)
+        if not math.isfinite(values["gradient_norm"]):
+            raise TrainingError(f"gradient norm is {values['gradient_norm']}; lower training.learning_rate")
+        return values
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of dropout and other randomness within one step on one rank."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def make_student(trial: Trial, prepared: Prepared) -> Encoder:
+    """The untrained student of a trial; the same weights on every rank."""
+    tokens = token_set(trial, prepared)
+    return build_student(
+        trial.student,
+        vocabulary_size=tokens.vocabulary,
+        pad_token_id=tokens.pad,
+        teacher_dim=prepared.teacher_dim,
+        seed=trial.seed,
+    )
+
+
+def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Learner:
+    """The untrained learner of a trial."""
+    method = load_method(trial.method)
+    encoder = make_student(trial, prepared)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        objective = method(make_config(method, trial.config), student_dim=encoder.dim, teacher_dim=prepared.teacher_dim)
+    return Learner(encoder, objective, trial.training, ranks, device)

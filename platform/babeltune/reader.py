@@ -1,0 +1,90 @@
+"""From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors and mined negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from babeltune.method import Batch, Tokens, load_method, make_config
+from babeltune.store import Matrix, Ragged, open_matrix, open_ragged
+from babeltune.tokens import tokenizer_key
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.prepared import Prepared, TokenSet
+    from babeltune.records import Trial
+
+
+@dataclass
+class Reader:
+    """Turns rows of the prepared pairs into batches on a device."""
+
+    prepared: Prepared
+    tokens: Ragged
+    teacher: Matrix | None
+    device: torch.device
+    sides: frozenset[Literal["source", "target"]]
+    negatives: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        self.pairs = self.prepared.pairs()
+        self.teacher_rows = self.prepared.teacher_rows()
+
+    def sentences(self, ids: NDArray[np.int64]) -> Tokens:
+        values, lengths = self.tokens.take(ids)
+        return Tokens(
+            torch.from_numpy(values.astype(np.int64)).to(self.device),
+            torch.from_numpy(lengths.astype(np.int64)).to(self.device),
+        )
+
+    def vectors(self, ids: NDArray[np.int64]) -> Tensor:
+        assert self.teacher is not None
+        rows = self.teacher.rows(self.teacher_rows[ids])
+        return torch.from_numpy(rows.astype(np.float32)).to(self.device)
+
+    def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
+        """This rank's rows of a global batch of `total` pairs."""
+        sides = self.sides
+        source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
+        negatives = mask = None
+        if self.negatives is not None:
+            chosen = np.asarray(self.negatives[rows], dtype=np.int64)
+            mask = torch.from_numpy(chosen >= 0).to(self.device)
+            negatives = self.sentences(np.where(chosen < 0, target[:, None], chosen).reshape(-1))
+        return Batch(
+            source=self.sentences(source),
+            target=self.sentences(target),
+            source_ids=torch.from_numpy(source).to(self.device),
+            target_ids=torch.from_numpy(target).to(self.device),
+            total=total,
+            teacher_source=self.vectors(source) if "source" in sides else None,
+            teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
+            negatives=negatives,
+            negatives_mask=mask,
+        )
+
+
+def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
+    """The tokenizer and token stores of a trial's student."""
+    return prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
+
+
+def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reader:
+    """The reader of a trial's batches."""
+    method = load_method(trial.method)
+    needs = method.needs(make_config(method, trial.config))
+    mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
+    return Reader(
+        prepared,
+        open_ragged(Path(token_set(trial, prepared).train)),
+        open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
+        device,
+        needs.teacher,
+        np.load(mined, mmap_mode="r") if mined else None,
+    )
