@@ -70,6 +70,23 @@ def ray_cluster(loopback_only):
         yield
 
 
+@pytest.fixture
+def one_thread():
+    """More threads than free cores make small operations a thousand times slower."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """No test asks the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
 TINY = """
 version: 1
 name: tiny

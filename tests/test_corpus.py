@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.corpus import Corpus, build_corpus, components, read_tasks, sentence_keys
+from babeltune.corpus import Corpus, build_corpus, read_tasks
 from babeltune.errors import DataError
 from babeltune.records import Data, Source, Split, Task
 from babeltune.sources import text_key
 from babeltune.spec import read_data
+from babeltune.split import components, sentence_keys
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 REAL = (REPOSITORY / os.environ.get("BABELTUNE_DATA", "../shared/data")).resolve()

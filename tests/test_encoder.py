@@ -15,6 +15,7 @@ from babeltune.method import Tokens, tokens_from
 from babeltune.packing import pack
 from babeltune.records import Student
 
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TINY = Student(layers=2, width=32, heads=4, feed_forward=64, max_tokens=40)
 
 
@@ -26,20 +27,6 @@ def scratch(seed=0, **changes):
 def random_sentences(count, seed=0, longest=39):
     draw = random.Random(seed)
     return [[draw.randrange(5, 90) for _ in range(draw.randint(1, longest))] for _ in range(count)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """More threads than free cores make operations this small a thousand times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])

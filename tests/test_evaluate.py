@@ -7,7 +7,7 @@ import pytest
 
 from babeltune import metrics
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluate import TextTask, evaluate, evaluate_texts
+from babeltune.evaluate import evaluate, evaluate_texts
 from babeltune.prepared import EvalTask
 
 TABLE = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
@@ -124,12 +124,8 @@ def test_texts_score_as_their_ids_do():
         asked.append(texts)
         return TABLE[[int(text) for text in texts]]
 
-    def worded(task):
-        sides = {side: tuple(map(str, getattr(task, side))) for side in ("left", "right")}
-        return TextTask(name=task.name, kind=task.kind, subset=task.subset, scores=task.scores, k=task.k, **sides)
-
     tasks = [bitext(right=[*range(100, 199), 100]), sts()]
-    assert evaluate_texts([worded(t) for t in tasks], encode) == evaluate(tasks, Embed(), prefix="test")
+    assert evaluate_texts([task.mapped(str) for task in tasks], encode) == evaluate(tasks, Embed(), prefix="test")
     assert len(asked) == 1
     assert len(set(asked[0])) == len(asked[0]) == 199
 

@@ -13,6 +13,7 @@ from babeltune.export import SAFE, export, load_export
 from babeltune.method import tokens_from
 from babeltune.records import Student
 
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TEXTS = [
     "A man rides a horse.",
     "",
@@ -22,20 +23,6 @@ TEXTS = [
     "A man rides a horse.",
 ]
 MAX_TOKENS = 12
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """More threads than free cores make operations this small a thousand times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from babeltune.method import Tokens
 from babeltune.packing import enable_packing, pack, run_packed, run_padded, supports_packing
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
+pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIGS = {
     "bert": BertConfig(**SMALL, max_position_embeddings=64),
     "xlm-r": XLMRobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1),
@@ -29,15 +30,6 @@ CONFIGS = {
         dim=32, n_layers=2, n_heads=4, hidden_dim=64, vocab_size=90, max_position_embeddings=64
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """More threads than free cores make operations this small a thousand times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(name):

@@ -4,14 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import mlflow
 import pytest
 from safetensors.torch import load_file, save_file
 
 from babeltune.checkpoint import checkpoint_folder, digest_of, read_reports
 from babeltune.cli import app
 from babeltune.errors import CheckpointError, PromotionError, SweepError, UnknownNameError
-from babeltune.evaluate import TextTask
 from babeltune.ledger import winner
+from babeltune.prepared import TextTask
 from babeltune.promote import (
     TOLERANCE,
     chance_of,
@@ -22,7 +23,7 @@ from babeltune.promote import (
     promote,
 )
 from babeltune.records import Gate, Promotion
-from babeltune.track import champion_of, fetch
+from babeltune.registry import champion_of, fetch, find_run
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
@@ -267,6 +268,18 @@ def test_a_named_trial_is_the_candidate_and_a_failed_one_is_none(copied):
         find_candidate(f"{folder.id}/t0001", storage)
     with pytest.raises(UnknownNameError, match="t0000, t0001, t0002, t0003"):
         find_candidate(f"{folder.id}/t0009", storage)
+
+
+def test_a_trial_is_found_by_the_id_of_its_run(copied):
+    _, folder, cluster = copied
+    run = find_run(cluster.mlflow, "searched", folder.id, 2)
+    decision = promote(run, cluster, dry_run=True)
+    assert (decision.sweep, decision.trial) == (folder.id, "t0002")
+    with pytest.raises(PromotionError, match="cannot look up the run 0000"):
+        promote("0" * 32, cluster)
+    parent = mlflow.MlflowClient(cluster.mlflow).get_run(run).data.tags["mlflow.parentRunId"]
+    with pytest.raises(PromotionError, match="is no trial of a sweep"):
+        promote(parent, cluster)
 
 
 def test_a_trial_scored_on_the_dev_sets_gives_what_was_logged(copied, tiny_file):

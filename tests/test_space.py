@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import babeltune.method
 from babeltune.errors import SpecError
-from babeltune.method import Loss, Method, Needs
+from babeltune.method import Needs
 from babeltune.records import Data, Objective, Parameter, Source, Student, Sweep, plain, trial_from
 from babeltune.space import (
     allows,
@@ -28,6 +27,7 @@ from babeltune.space import (
     sample,
     suggest,
 )
+from toy_methods import Distance, Toy, install
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Config:
     neighbours: int = 0
 
 
-class Contrast(Method):
+class Contrast(Toy):
     name = "contrast"
     Config = Config
 
@@ -45,38 +45,10 @@ class Contrast(Method):
     def needs(cls, config):
         return Needs(teacher=frozenset({"source"} if config.labels == "near" else ()), hard_negatives=config.neighbours)
 
-    def loss(self, encode, batch, gather):
-        return Loss(encode(batch.source).sum())
-
-
-@dataclass(frozen=True)
-class DistanceConfig:
-    power: float = 2.0
-
-
-class Distance(Contrast):
-    name = "distance"
-    Config = DistanceConfig
-
-    @classmethod
-    def needs(cls, config):
-        return Needs(teacher=frozenset({"source"}), same_dimension=True)
-
-
-@dataclass
-class Entry:
-    name: str
-    loaded: type[Method]
-    value: str = "tests:class"
-
-    def load(self):
-        return self.loaded
-
 
 @pytest.fixture(autouse=True)
 def methods(monkeypatch):
-    entries = [Entry("contrast", Contrast), Entry("distance", Distance)]
-    monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
+    install(monkeypatch, Contrast, Distance)
 
 
 PARAMETERS = {

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import babeltune.method
 from babeltune.checks import taught_languages
 from babeltune.corpus import build_corpus
 from babeltune.document import parse_yaml, repository
 from babeltune.errors import SpecError
-from babeltune.method import GROUP, Loss, Method, Needs
+from babeltune.method import GROUP, Needs
 from babeltune.records import plain
 from babeltune.spec import (
     check_method,
@@ -32,6 +31,7 @@ from babeltune.spec import (
     sweep_from,
     sweep_id,
 )
+from toy_methods import Distance, Toy, install
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Config:
             raise ValueError("neighbours are not used with hard labels")
 
 
-class Contrast(Method):
+class Contrast(Toy):
     name = "contrast"
     Config = Config
 
@@ -56,41 +56,10 @@ class Contrast(Method):
         sides = {"near": {"source"}, "both": {"source", "target"}, "hard": set()}[config.labels]
         return Needs(teacher=frozenset(sides), hard_negatives=config.neighbours)
 
-    def loss(self, encode, batch, gather):
-        return Loss(encode(batch.source).sum())
-
-
-@dataclass(frozen=True)
-class DistanceConfig:
-    power: float = 2.0
-
-
-class Distance(Method):
-    name = "distance"
-    Config = DistanceConfig
-
-    @classmethod
-    def needs(cls, config):
-        return Needs(teacher=frozenset({"source"}), same_dimension=True)
-
-    def loss(self, encode, batch, gather):
-        return Loss(encode(batch.source).sum())
-
-
-@dataclass
-class Entry:
-    name: str
-    loaded: type[Method]
-    value: str = "tests:class"
-
-    def load(self):
-        return self.loaded
-
 
 @pytest.fixture(autouse=True)
 def methods(monkeypatch):
-    entries = [Entry("contrast", Contrast), Entry("distance", Distance), *entry_points(group=GROUP)]
-    monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
+    install(monkeypatch, Contrast, Distance, beside=entry_points(group=GROUP))
 
 
 FILE = """\

@@ -11,9 +11,10 @@ import mlflow
 import optuna
 import pytest
 
+from babeltune.environment import deciding_facts
 from babeltune.errors import SpecError, SweepError
 from babeltune.ledger import leaderboard, trial_row, winner
-from babeltune.sweep import check_unchanged, deciding_facts, is_driven, only_driver, submit
+from babeltune.sweep import check_unchanged, is_driven, only_driver, submit
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -104,6 +105,8 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
         assert run.data.tags["data"] == prepared["digest"]
         assert any(key.startswith("digest.") for key in run.data.tags)
     assert any(key.startswith("overlap.natural") for key in parent.data.tags)
+    assert int(parent.data.tags["teacher.sentences"]) > 300
+    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0"]
     assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
     assert sweep.name == "searched"
 

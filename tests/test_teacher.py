@@ -205,7 +205,8 @@ def test_teacher_forwards_equal_the_unique_sentences(tiny, tmp_path, small_shard
 def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
     calls = []
 
-    def backwards(function, arguments):
+    def backwards(function, arguments, *, gpu):
+        assert gpu
         assert function is encode_shard
         for each in reversed(arguments):
             calls.append(each)
@@ -219,7 +220,7 @@ def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
 
 
 def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
-    def lazy(function, arguments):
+    def lazy(function, arguments, *, gpu):
         for each in arguments[1:]:
             yield function(*each)
 

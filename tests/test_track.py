@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from babeltune import spool, track
+from babeltune import environment, mlflow_store, registry, spool, track
 from babeltune.errors import PromotionError
 from babeltune.records import Point
 
@@ -29,7 +29,7 @@ def clients():
 def fresh_store(tmp_path_factory):
     """An empty sqlite store to copy: building its tables takes seconds."""
     folder = tmp_path_factory.mktemp("fresh")
-    track._open_client(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    mlflow_store.open_client(f"sqlite:///{folder}/mlflow.db").search_experiments()
     return folder / "mlflow.db"
 
 
@@ -125,7 +125,7 @@ def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
         opened.wait(20)
         raise ConnectionError("the server hung")
 
-    monkeypatch.setattr(track, "_open_client", stuck)
+    monkeypatch.setattr(track, "open_client", stuck)
     tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
     a_sweep(tracker)
     while not callers:
@@ -250,7 +250,7 @@ class Server:
 
     def start(self):
         store = f"sqlite:///{self.folder}/mlflow.db"
-        command, environment = track.serve_command(store, self.folder / "artifacts", self.port)
+        command, environment = mlflow_store.serve_command(store, self.folder / "artifacts", self.port)
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
@@ -323,9 +323,9 @@ def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, 
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    assert track.register(server.uri, "quick", model, run, "champion", {}) == "1"
-    assert track.champion_of(server.uri, "quick", "champion").run_id == run
-    files = client.list_artifacts(run, track.champion_of(server.uri, "quick", "champion").source.rsplit("/", 1)[1])
+    assert registry.register(server.uri, "quick", model, run, "champion", {}) == "1"
+    assert registry.champion_of(server.uri, "quick", "champion").run_id == run
+    files = client.list_artifacts(run, registry.champion_of(server.uri, "quick", "champion").source.rsplit("/", 1)[1])
     assert [f.path.rsplit("/", 1)[1] for f in files] == ["config.json"]
 
 
@@ -339,28 +339,28 @@ def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_p
         folder = tmp_path / f"model-{len(versions)}"
         (folder / "1_Pooling").mkdir(parents=True)
         (folder / "1_Pooling" / "config.json").write_text(content)
-        versions.append(track.register(store, "quick", folder, run, "champion", {"sweep": "quick-1a2b"}))
-        assert track.champion_of(store, "quick", "champion").version == versions[-1]
+        versions.append(registry.register(store, "quick", folder, run, "champion", {"sweep": "quick-1a2b"}))
+        assert registry.champion_of(store, "quick", "champion").version == versions[-1]
     assert versions == ["1", "2", "1"]
-    champion = track.champion_of(store, "quick", "champion")
+    champion = registry.champion_of(store, "quick", "champion")
     assert (champion.run_id, champion.tags) == (run, {"sweep": "quick-1a2b"})
     from mlflow.artifacts import download_artifacts
 
     copy = download_artifacts(champion.source, dst_path=tmp_path / "copy", tracking_uri=store)
     assert (tmp_path / "copy" / copy / "1_Pooling" / "config.json").read_text() == "first"
-    assert track.champion_of(store, "quick", "candidate") is None
-    assert track.champion_of(store, "unknown", "champion") is None
+    assert registry.champion_of(store, "quick", "candidate") is None
+    assert registry.champion_of(store, "unknown", "champion") is None
 
 
 def test_a_registry_that_refuses_says_why_and_what_to_do(store, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "a").write_text("a")
     with pytest.raises(PromotionError, match=r"cannot register 'quick' .* promote again"):
-        track.register(store, "quick", tmp_path / "model", "0" * 32, "champion", {})
+        registry.register(store, "quick", tmp_path / "model", "0" * 32, "champion", {})
 
 
 def test_the_environment_names_commit_and_versions():
-    facts = track.environment_facts()
+    facts = environment.environment_facts()
     assert facts["version.torch"].startswith("2.")
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["git.commit"]

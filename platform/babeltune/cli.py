@@ -47,6 +47,9 @@ With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sec
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as training.pairs=50000.")]
 ClusterFile = Annotated[str | None, typer.Option("--cluster", help="A cluster file; this machine when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+TrialName = Annotated[
+    str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or the id of a trial's MLflow run.")
+]
 SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
 
 
@@ -108,11 +111,26 @@ def submit(
     run_sweep(read(file, with_, set_, trials), cluster_of(cluster), accept_changes, as_json)
 
 
+def warn_of_slow_precision(sweep: Sweep) -> None:
+    """Says so where this machine would emulate half precision."""
+    from babeltune.system import emulates_bf16
+
+    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
+    if half and emulates_bf16():
+        keys = " ".join(f"--set {key}.precision=fp32" for key in half)
+        err.print(
+            f"[yellow]warning:[/] this machine has no instructions for bf16 and would emulate it, tens of times slower "
+            f"than fp32: {keys}"
+        )
+
+
 def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: bool) -> None:
     from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
     from babeltune.view import attach, live, show_leaderboard
 
+    if cluster.address == "local":
+        warn_of_slow_precision(sweep)
     running = driven_folder(sweep, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
@@ -252,7 +270,9 @@ def runs(
 
 @app.command()
 def promote(
-    name: Annotated[str | None, typer.Argument(help="A sweep, or a trial such as SWEEP/t0003.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or a trial's MLflow run id.")
+    ] = None,
     alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
     out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
     dry_run: Annotated[
@@ -313,7 +333,7 @@ def ui(
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only."""
-    from babeltune.track import artifact_folder, serve_command
+    from babeltune.mlflow_store import artifact_folder, serve_command
 
     chosen = cluster_of(cluster)
     uri = chosen.mlflow

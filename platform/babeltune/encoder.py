@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from babeltune.errors import TeacherError
-from babeltune.hub import model_folder
+from babeltune.hub import model_folder, quiet
 from babeltune.method import Tokens
 from babeltune.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.records import Student
@@ -198,7 +196,7 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise TeacherError(f"{name} is an encoder-decoder ({config.model_type}); name an encoder, such as XLM-R")
-        with _quiet_loading():
+        with quiet():
             model, report = AutoModel.from_pretrained(
                 folder,
                 trust_remote_code=False,
@@ -232,20 +230,6 @@ def _without_pooler(config: Any) -> dict[str, bool]:
     kind = AutoModel._model_mapping[type(config)]
     known = inspect.signature(kind.__init__).parameters if inspect.isclass(kind) else {}
     return {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """No progress bar and no table of weights: a sweep loads a student per trial, and missing weights are refused."""
-    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if shown:
-            transformers_logging.enable_progress_bar()
 
 
 def _saved_projection(student: Student, width: int) -> tuple[nn.Linear, bool] | None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from babeltune import metrics
 from babeltune.errors import DataError, TrainingError
-from babeltune.prepared import EvalTask
+from babeltune.prepared import IdTask, TextTask
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,21 +27,8 @@ MACRO = ("accuracy", "xsim_error", "spearman")
 """Metrics that are averaged over the subsets of a task, each subset counting the same."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextTask:
-    """An `EvalTask` in plain text, for models that are given sentences (promotion)."""
-
-    name: str
-    kind: Literal["bitext", "sts"]
-    subset: str
-    left: tuple[str, ...]
-    right: tuple[str, ...]
-    scores: tuple[float, ...] = ()
-    k: int = 4
-
-
 def evaluate(
-    tasks: Sequence[EvalTask], embed: Callable[[NDArray[np.int64]], Rows], prefix: str = "dev"
+    tasks: Sequence[IdTask], embed: Callable[[NDArray[np.int64]], Rows], prefix: str = "dev"
 ) -> dict[str, float]:
     """The metrics of all tasks; `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
 
@@ -79,25 +65,11 @@ def evaluate_texts(
     """`evaluate` for tasks in plain text: `encode` gets every distinct text once, in order of appearance."""
     numbers: dict[str, int] = {}
 
-    def number(side: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(numbers.setdefault(text, len(numbers)) for text in side)
-
-    numbered = [
-        EvalTask(
-            name=t.name,
-            kind=t.kind,
-            subset=t.subset,
-            left=number(t.left),
-            right=number(t.right),
-            scores=t.scores,
-            k=t.k,
-        )
-        for t in tasks
-    ]
+    numbered = [task.mapped(lambda text: numbers.setdefault(text, len(numbers))) for task in tasks]
     return evaluate(numbered, lambda ids: encode(list(numbers)), prefix)
 
 
-def _bitext(task: EvalTask, left: Rows, right: Rows) -> dict[str, float]:
+def _bitext(task: IdTask, left: Rows, right: Rows) -> dict[str, float]:
     matches = metrics.match(left, right, task.k)
     turned = matches.turned()
     forward, backward = metrics.accuracy(matches.forward), metrics.accuracy(matches.backward)
@@ -111,14 +83,14 @@ def _bitext(task: EvalTask, left: Rows, right: Rows) -> dict[str, float]:
     return scores | ({"xsim_flipped": flipped} if flipped else {})
 
 
-def _sts(task: EvalTask, left: Rows, right: Rows) -> dict[str, float]:
+def _sts(task: IdTask, left: Rows, right: Rows) -> dict[str, float]:
     return {"spearman": metrics.spearman(task.scores, metrics.paired_cosine(left, right))}
 
 
-_SCORERS: dict[str, Callable[[EvalTask, Rows, Rows], dict[str, float]]] = {"bitext": _bitext, "sts": _sts}
+_SCORERS: dict[str, Callable[[IdTask, Rows, Rows], dict[str, float]]] = {"bitext": _bitext, "sts": _sts}
 
 
-def _check_names(tasks: Sequence[EvalTask]) -> None:
+def _check_names(tasks: Sequence[IdTask]) -> None:
     names = [(task.name, task.subset) for task in tasks]
     for name in names:
         if names.count(name) > 1:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from babeltune.encoder import Encoder, build_student, pooling_of
 from babeltune.errors import CheckpointError
+from babeltune.hub import quiet
 from babeltune.records import Student
 
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
@@ -76,7 +77,8 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
 
 
 def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path) -> None:
-    encoder.backbone.save_pretrained(folder)
+    with quiet():
+        encoder.backbone.save_pretrained(folder)
     loaded = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, Path) else tokenizer
     loaded.save_pretrained(folder)
     width = encoder.backbone.config.hidden_size

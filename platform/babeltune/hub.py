@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from babeltune.errors import TeacherError
@@ -60,3 +61,19 @@ def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]
     for path in sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
         if not set(path.relative_to(folder).parts) & set(OTHER_BACKENDS):
             yield path
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No bars and tables while transformers loads or saves a model: a trial does it often, and errors are raised."""
+    from transformers.utils import logging as transformers_logging
+
+    shown, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shown:
+            transformers_logging.enable_progress_bar()

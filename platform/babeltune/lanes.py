@@ -40,7 +40,7 @@ RESPAWNS = 3
 TEAR_DOWN = 15.0
 """Seconds to wait for a lane that was asked to abort, and for one that was killed to free its resources."""
 ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

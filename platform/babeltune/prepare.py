@@ -5,6 +5,7 @@ Everything is content-addressed, so a second sweep over the same text and teache
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -19,10 +20,11 @@ from babeltune.corpus import Corpus, build_corpus
 from babeltune.mining import mine_negatives
 from babeltune.prepared import Prepared, TokenSet
 from babeltune.records import Sweep, plain
+from babeltune.shards import RunShards, run_here
 from babeltune.space import possible_needs, preparations
 from babeltune.spec import data_root
-from babeltune.store import Contents, build, digest_of_texts, key_of, open_matrix
-from babeltune.teacher import RunShards, build_teacher_store
+from babeltune.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
+from babeltune.teacher import build_teacher_store
 from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def prepare(
     storage: Path,
     *,
     corpus: Corpus | None = None,
-    run_shards: RunShards | None = None,
+    run_shards: RunShards = run_here,
     progress: Progress = silent,
 ) -> Prepared:
     """Builds or finds everything that the sweep's trials read; `corpus` is what `read_corpus` gave, if it was read.
@@ -78,7 +80,7 @@ def prepare(
     corpus = corpus or read_corpus(sweep, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
-    tokens = build_tokens(sweep, corpus, text_digest, stores, progress)
+    tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress)
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
         stores,
@@ -139,7 +141,7 @@ def digest_of(array: NDArray[Any]) -> str:
 
 
 def build_tokens(
-    sweep: Sweep, corpus: Corpus, text_digest: str, stores: Path, progress: Progress
+    sweep: Sweep, corpus: Corpus, text_digest: str, stores: Path, run_shards: RunShards, progress: Progress
 ) -> dict[str, TokenSet]:
     """A tokenizer and its token stores for every student that the sweep can propose.
 
@@ -148,25 +150,34 @@ def build_tokens(
     train_texts = [corpus.texts[i] for i in np.unique(corpus.pairs)]
     students = preparations(sweep)
     sets: dict[str, TokenSet] = {}
-    for done, student in enumerate(students):
-        progress("tokenizing", done, len(students))
+    for number, student in enumerate(students, 1):
+        what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"
         trained = None
         if student.model is None:
+            progress("training the tokenizer", 0, 1)
             trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
         tokenizer = load_tokenizer(student, trained)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         train, evaluation = (
-            str(build_token_store(stores, corpus.texts, tokenizer, text, student.max_tokens))
+            build_token_store(
+                stores,
+                corpus.texts,
+                tokenizer,
+                text,
+                student.max_tokens,
+                run_shards=run_shards,
+                progress=functools.partial(progress, what),
+            )
             for text in (student.prompt, prompt)
         )
         sets[tokenizer_key(student, text_digest)] = TokenSet(
             tokenizer=str(trained or student.model),
             vocabulary=len(tokenizer),
             pad=tokenizer.pad_token_id,
-            train=train,
-            evaluation=evaluation,
+            train=str(train),
+            evaluation=str(evaluation),
+            truncated=int(facts_of(train)["truncated"] or 0),
         )
-    progress("tokenizing", len(students), len(students))
     return sets
 
 

@@ -8,9 +8,10 @@ stores all speak in text ids. Sealed test sets are not in here.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -19,19 +20,43 @@ from babeltune.checkpoint import write_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Text = TypeVar("Text", int, str)
+Other = TypeVar("Other", int, str)
+
 
 @dataclass(frozen=True, kw_only=True)
-class EvalTask:
-    """A dev set in text ids. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair."""
+class EvalTask(Generic[Text]):
+    """A dev or test set. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair."""
 
     name: str
     kind: Literal["bitext", "sts"]
     subset: str
     """`fra-eng` or `eng`: the metric is `dev/<name>/<subset>/<metric>`."""
-    left: tuple[int, ...]
-    right: tuple[int, ...]
+    left: tuple[Text, ...]
+    right: tuple[Text, ...]
     scores: tuple[float, ...] = ()
     k: int = 4
+
+    def mapped(self, name: Callable[[Text], Other]) -> EvalTask[Other]:
+        """The task with every text called as `name` says, left sides first."""
+        left, right = tuple(map(name, self.left)), tuple(map(name, self.right))
+        return EvalTask(
+            name=self.name, kind=self.kind, subset=self.subset, left=left, right=right, scores=self.scores, k=self.k
+        )
+
+
+IdTask = EvalTask[int]
+"""Its texts are numbers: those of a corpus."""
+TextTask = EvalTask[str]
+"""Its texts are plain, for models that are given sentences."""
+
+
+def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
+    """The tasks that `plain` wrote."""
+    return tuple(
+        EvalTask(**{**v, "left": tuple(v["left"]), "right": tuple(v["right"]), "scores": tuple(v["scores"])})
+        for v in values
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +71,8 @@ class TokenSet:
     """Token store with the student's prompt."""
     evaluation: str
     """Token store with the evaluation prompt; the same one where the prompts agree."""
+    truncated: int = 0
+    """Texts of the training store that were cut at `student.max_tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +96,7 @@ class Prepared:
     """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
     negatives: dict[str, str]
     """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
-    tasks: tuple[EvalTask, ...]
+    tasks: tuple[IdTask, ...]
     counts: dict[str, Any]
     """Rows left after each cleaning step, per source; overlap counts; recorded with the run."""
     digests: dict[str, str]
@@ -104,10 +131,7 @@ def write_prepared(record: Prepared, path: Path) -> None:
 def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    values["tasks"] = tuple(
-        EvalTask(**{**t, "left": tuple(t["left"]), "right": tuple(t["right"]), "scores": tuple(t["scores"])})
-        for t in values["tasks"]
-    )
+    values["tasks"] = tasks_from(values["tasks"])
     values["tokens"] = {key: TokenSet(**tokens) for key, tokens in values["tokens"].items()}
     values["groups"], values["group_rows"] = tuple(values["groups"]), tuple(values["group_rows"])
     return Prepared(**values)

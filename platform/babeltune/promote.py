@@ -24,12 +24,11 @@ from babeltune.cluster import Cluster
 from babeltune.corpus import read_tasks
 from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
-from babeltune.evaluate import TextTask
 from babeltune.export import export
 from babeltune.hub import model_folder as hub_folder
 from babeltune.learner import make_student
 from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
-from babeltune.prepared import Prepared, read_prepared
+from babeltune.prepared import Prepared, TextTask, read_prepared
 from babeltune.reader import token_set
 from babeltune.records import Gate, Report, Student, Sweep, Trial, trial_from
 from babeltune.rescore import rescore
@@ -157,18 +156,7 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
 def dev_texts(prepared: Prepared) -> list[TextTask]:
     """The dev tasks in plain text."""
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
-    return [
-        TextTask(
-            name=t.name,
-            kind=t.kind,
-            subset=t.subset,
-            left=tuple(texts[i] for i in t.left),
-            right=tuple(texts[i] for i in t.right),
-            scores=t.scores,
-            k=t.k,
-        )
-        for t in prepared.tasks
-    ]
+    return [task.mapped(texts.__getitem__) for task in prepared.tasks]
 
 
 def record_opening(folder: SweepFolder, what: str, tasks: Sequence[TextTask]) -> int:
@@ -196,6 +184,10 @@ def promote(
     storage = Path(cluster.storage).absolute()
     if out is not None and out.exists():
         raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
+    if name and re.fullmatch(r"[0-9a-f]{32}", name):
+        from babeltune.registry import trial_of_run
+
+        name = trial_of_run(cluster.mlflow, name)
     candidate = find_candidate(name, storage)
     sweep = candidate.sweep
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
@@ -255,8 +247,8 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
 
 def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: str, decision: Decision) -> str:
     """A new version in the MLflow registry, with its lineage, under the alias."""
-    from babeltune.track import find_run as run_of
-    from babeltune.track import log_scores, register
+    from babeltune.registry import find_run as run_of
+    from babeltune.registry import log_scores, register
 
     registered_name = candidate.sweep.promotion.name or candidate.sweep.name
     run_id = run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
@@ -274,7 +266,7 @@ def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: 
 
 def model_folder(model: str, cluster: Cluster) -> str:
     """The folder behind a model's name: a path, a hub id, or `models:/NAME@ALIAS`. Raises `TeacherError` for none."""
-    from babeltune.track import fetch
+    from babeltune.registry import fetch
 
     if model.startswith("models:/"):
         return str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))

@@ -15,10 +15,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from babeltune.errors import PromotionError, TeacherError
-from babeltune.evaluate import TextTask, evaluate_texts
+from babeltune.evaluate import evaluate_texts
+from babeltune.prepared import TextTask, tasks_from
 from babeltune.records import plain
 
 if TYPE_CHECKING:
@@ -60,14 +61,6 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str) -> dict[str, float
         return vectors
 
     return evaluate_texts(tasks, encode, prefix)
-
-
-def tasks_from(values: list[dict[str, Any]]) -> list[TextTask]:
-    """The tasks that `plain` wrote."""
-    return [
-        TextTask(**{**v, "left": tuple(v["left"]), "right": tuple(v["right"]), "scores": tuple(v["scores"])})
-        for v in values
-    ]
 
 
 def main(request: str, response: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
 import json
 import math
 import os
@@ -16,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,11 @@ import ray
 import torch
 from filelock import FileLock, Timeout
 
-import babeltune
 from babeltune.baselines import teacher_scores, untrained_scores
 from babeltune.checkpoint import write_json
 from babeltune.cluster import Cluster
 from babeltune.corpus import Corpus
+from babeltune.environment import deciding_facts, environment_facts
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
 from babeltune.ledger import State, SweepFolder, outcome, trial_row
@@ -39,10 +37,9 @@ from babeltune.search import search
 from babeltune.searcher import warm_trials
 from babeltune.space import default_params, make_trial, suggest
 from babeltune.spec import sweep_id
-from babeltune.track import Status, Tracker, environment_facts
+from babeltune.store import facts_of
+from babeltune.track import Status, Tracker
 
-PINNED = ("torch", "ray", "optuna", "transformers", "tokenizers", "numpy")
-"""Packages whose version can change a trial's numbers."""
 ASKED = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""
 
@@ -65,25 +62,6 @@ class Board:
 
     def progress(self, stage: str, done: int, of: int) -> None:
         self.stage, self.done, self.of = stage, done, of
-
-
-def code_digest() -> str:
-    """SHA-256 over the source files of both packages, but for those that only show results."""
-    import babeltune_methods
-
-    shown = {"cli.py", "view.py", "card.py", "plan.py"}
-    digest = hashlib.sha256()
-    for package in (babeltune, babeltune_methods):
-        folder = Path(package.__path__[0])
-        for path in sorted(path for path in folder.rglob("*.py") if path.name not in shown):
-            digest.update(path.relative_to(folder).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def deciding_facts() -> dict[str, str]:
-    """What must not change between two submissions of one sweep: the code and the packages that compute."""
-    return {"code": code_digest(), **{name: version(name) for name in PINNED}}
 
 
 def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool) -> None:
@@ -149,10 +127,10 @@ def fetched(reference: Any) -> Any:
 
 
 def ray_shards(
-    function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpus: float = 0.0
+    function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False, share: float = 0.0
 ) -> Iterator[int]:
-    """Runs the shards of a store as Ray tasks, one CPU and a share of a GPU each; yields results as they come."""
-    remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=2)(function)
+    """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one."""
+    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(function)
     waiting = [remote.remote(*a) for a in arguments]
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1)
@@ -276,7 +254,7 @@ def make_ready(
     sweep: Sweep, corpus: Corpus, cluster: Cluster, folder: SweepFolder, progress: Progress, *, accept: bool
 ) -> Prepared:
     """The stores and the baselines' scores, made on the cluster where they are not there yet."""
-    shards = functools.partial(ray_shards, gpus=cluster.gpus_per_worker)
+    shards = functools.partial(ray_shards, share=cluster.gpus_per_worker)
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
@@ -369,7 +347,10 @@ class Tracking:
         }
         self.tags = {**facts, "data": self.prepared.digest, **digests}
         params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
-        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows})
+        texts = {f"truncated.{key}": str(tokens.truncated) for key, tokens in self.prepared.tokens.items()}
+        if self.prepared.teacher:
+            texts["teacher.sentences"] = str(facts_of(Path(self.prepared.teacher))["forwarded"])
+        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts})
         for name, scores in self.folder.read("baselines.json").items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
             self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=scores)])

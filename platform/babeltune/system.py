@@ -11,6 +11,11 @@ import torch
 MEGABYTE = 1e6
 
 
+def emulates_bf16() -> bool:
+    """Whether bf16 is slow here: no GPU, and a processor without instructions for it (50 times slower than fp32)."""
+    return not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def give_back_memory() -> None:
     """Returns freed heap to the system, where the C library can.
 

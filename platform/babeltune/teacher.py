@@ -6,8 +6,7 @@ the sweep file says so, and sentences of equal token length run together without
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,9 @@ import numpy as np
 import torch
 
 from babeltune.errors import StoreError, TeacherError
-from babeltune.hub import model_files, model_folder
+from babeltune.hub import model_files, model_folder, quiet
 from babeltune.records import Teacher
+from babeltune.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
 SHARD_ROWS = (256, 16_384)
 """Fewest and most sentences of a shard."""
-
-ShardArguments = tuple[Teacher, str, str]
-RunShards = Callable[[Callable[..., int], Sequence[ShardArguments]], Iterable[int]]
 
 
 class TeacherModel:
@@ -86,7 +83,8 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
     """
     folder = teacher_folder(teacher)
     try:
-        modules = _modules(teacher, folder)
+        with quiet():
+            modules = _modules(teacher, folder)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise TeacherError(
             f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer saved as safetensors "
@@ -182,15 +180,13 @@ def build_teacher_store(
     texts: Sequence[str],
     teacher: Teacher,
     *,
-    run_shards: RunShards | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    run_shards: RunShards = run_here,
+    progress: Count = uncounted,
 ) -> Path:
     """The folder of the teacher's vectors: fp16, row i belongs to `texts[i]`; open it with `store.open_matrix`.
 
     The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
-    together. `run_shards(function, arguments)` runs `function(*a)` for each `a`, anywhere that sees the folder, and
-    yields the results as they come; without it they run here. `progress(done, total)` counts sentences.
-    The fact `forwarded` counts the sentences that went through the teacher.
+    together. The fact `forwarded` counts the sentences that went through the teacher.
 
     Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
     """
@@ -210,7 +206,7 @@ def build_teacher_store(
     }
 
     def write(folder: Path) -> Contents:
-        return _write(folder, texts, teacher, run_shards or _run_here, progress or (lambda done, total: None))
+        return _write(folder, texts, teacher, run_shards, progress)
 
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
     return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * 2)
@@ -221,7 +217,7 @@ def _write(
     texts: Sequence[str],
     teacher: Teacher,
     run_shards: RunShards,
-    progress: Callable[[int, int], None],
+    progress: Count,
 ) -> Contents:
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     sequence = np.argsort(-lengths, kind="stable")
@@ -230,16 +226,10 @@ def _write(
     for number, start in enumerate(range(0, len(texts), rows)):
         members = sequence[start : start + rows]
         name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
-        work.write_text(json.dumps([texts[i] for i in members]), encoding="utf-8")
+        write_texts(work, [texts[i] for i in members])
         arguments.append((teacher, str(work), str(folder / name)))
         shards.append((name, len(members)))
-    progress(0, len(texts))
-    forwarded = 0
-    for count in run_shards(encode_shard, arguments):
-        forwarded += count
-        progress(forwarded, len(texts))
-    if forwarded != len(texts):
-        raise StoreError(f"the teacher encoded {forwarded} of {len(texts)} sentences; a task was lost: submit again")
+    forwarded = count_all(run_shards(encode_shard, arguments, gpu=True), len(texts), progress, "the teacher encoded")
     for _, work_file, _ in arguments:
         Path(work_file).unlink()
     order = np.empty(len(texts), "<i8")
@@ -270,7 +260,7 @@ def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, 
 
     Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
     """
-    texts = json.loads(Path(texts_file).read_text(encoding="utf-8"))
+    texts = read_texts(texts_file)
     before = torch.get_num_threads()
     if threads:
         torch.set_num_threads(threads)
@@ -292,8 +282,3 @@ def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, 
 def _loaded(teacher: Teacher, device: str) -> TeacherModel:
     """The teacher of this process's shards, loaded once."""
     return load_teacher(teacher, device)
-
-
-def _run_here(function: Callable[..., int], arguments: Sequence[ShardArguments]) -> Iterator[int]:
-    for each in arguments:
-        yield function(*each)

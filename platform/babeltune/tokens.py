@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from babeltune.errors import DataError, TeacherError
 from babeltune.hub import model_folder
 from babeltune.records import Student
+from babeltune.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of
 
 if TYPE_CHECKING:
@@ -140,7 +142,9 @@ def build_token_store(
     tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     max_tokens: int,
-    description: dict[str, Any] | None = None,
+    *,
+    run_shards: RunShards = run_here,
+    progress: Count = uncounted,
 ) -> Path:
     """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `store.open_ragged`.
 
@@ -152,7 +156,6 @@ def build_token_store(
     backend.no_truncation()
     values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
     full = {
-        **(description or {}),
         "texts": digest_of_texts(texts),
         "tokenizer": key_of({"json": backend.to_str()}),
         "prompt": prompt,
@@ -162,25 +165,36 @@ def build_token_store(
     backend.enable_truncation(max_tokens)
 
     def write(folder: Path) -> Contents:
-        return _write_tokens(folder, texts, backend, prompt, max_tokens, np.dtype(values_type))
+        return _write_tokens(folder, texts, backend, prompt, np.dtype(values_type), run_shards, progress)
 
     return build(root, "tokens", full, write, bytes_needed=len(texts) * (8 + 32 * np.dtype(values_type).itemsize))
 
 
 def _write_tokens(
-    folder: Path, texts: Sequence[str], backend: Tokenizer, prompt: str, max_tokens: int, dtype: np.dtype[Any]
+    folder: Path,
+    texts: Sequence[str],
+    backend: Tokenizer,
+    prompt: str,
+    dtype: np.dtype[Any],
+    run_shards: RunShards,
+    progress: Count,
 ) -> Contents:
-    lengths, truncated = np.zeros(len(texts) + 1, "<i8"), 0
-    with (folder / "values.bin").open("wb") as file:
-        for start in range(0, len(texts), CHUNK):
-            encodings = backend.encode_batch_fast([prompt + text for text in texts[start : start + CHUNK]])
-            ids = [encoding.ids for encoding in encodings]
-            lengths[start + 1 : start + 1 + len(ids)] = [len(row) for row in ids]
-            truncated += sum(
-                bool(e.overflowing) for e, row in zip(encodings, ids, strict=True) if len(row) == max_tokens
-            )
-            np.fromiter(chain.from_iterable(ids), dtype).tofile(file)
-    offsets = np.cumsum(lengths, dtype="<i8")
+    work = folder / "work"
+    work.mkdir()
+    backend.save(str(work / "tokenizer.json"))
+    parts = [work / f"{number:05}" for number in range(-(-len(texts) // CHUNK))]
+    for number, part in enumerate(parts):
+        write_texts(part.with_suffix(".json"), texts[number * CHUNK : (number + 1) * CHUNK])
+    arguments = [(str(work / "tokenizer.json"), str(part), prompt, dtype.str) for part in parts]
+    count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
+    with (folder / "values.bin").open("wb") as values:
+        for part in parts:
+            with part.with_suffix(".ids").open("rb") as ids:
+                shutil.copyfileobj(ids, values)
+    lengths = [np.zeros(1, "<i8"), *(np.fromfile(part.with_suffix(".lengths"), "<i8") for part in parts)]
+    truncated = sum(int(part.with_suffix(".truncated").read_text(encoding="ascii")) for part in parts)
+    shutil.rmtree(work)
+    offsets = np.cumsum(np.concatenate(lengths), dtype="<i8")
     offsets.tofile(folder / "offsets.bin")
     tokens = int(offsets[-1])
     return Contents(
@@ -190,3 +204,17 @@ def _write_tokens(
         },
         facts={"sentences": len(texts), "tokens": tokens, "truncated": truncated},
     )
+
+
+def tokenize_shard(tokenizer_file: str, part: str, prompt: str, dtype: str) -> int:
+    """Writes ids, lengths and the number of texts cut beside the texts of `part`; returns how many texts there were."""
+    backend = Tokenizer.from_file(tokenizer_file)
+    texts = read_texts(f"{part}.json")
+    encodings = backend.encode_batch_fast([prompt + text for text in texts])
+    ids = [encoding.ids for encoding in encodings]
+    np.fromiter(chain.from_iterable(ids), dtype).tofile(f"{part}.ids")
+    np.array([len(row) for row in ids], "<i8").tofile(f"{part}.lengths")
+    longest = (backend.truncation or {}).get("max_length")
+    cut = sum(bool(e.overflowing) for e, row in zip(encodings, ids, strict=True) if len(row) == longest)
+    Path(f"{part}.truncated").write_text(str(cut), encoding="ascii")
+    return len(texts)

@@ -1,4 +1,4 @@
-"""The one door to MLflow: a sweep becomes a parent run, its trials child runs, a promoted model a registered version.
+"""The tracker: a sweep becomes a parent run of MLflow, its trials child runs.
 
 The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a
 local file, the *spool*; a background thread reads on from where the store last acknowledged it and sends what it
@@ -12,24 +12,33 @@ their tags before they are made. (MLflow's retired file store has no such key; M
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import logging
-import os
-import platform
-import re
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from babeltune.errors import PromotionError
+from babeltune.mlflow_store import (
+    ENTRIES_PER_BATCH,
+    METRICS_PER_BATCH,
+    ROLE,
+    SWEEP,
+    TAG_CHARACTERS,
+    TRIAL,
+    cut,
+    experiment_id,
+    first_line,
+    flattened,
+    metrics_of,
+    name_of,
+    open_client,
+    quotable,
+    slices,
+    text_of,
+    without_password,
+)
 from babeltune.records import Point
 from babeltune.spool import Spool
 
@@ -41,14 +50,8 @@ Key = int | str
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 
-SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
-"""The tags that a run is found by: the sweep's name, the key within it, and `sweep` or `trial`."""
 PARENT = ""
 """The key of the sweep's own run."""
-
-METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
-PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
-"""MLflow's limits."""
 
 LINGER_S = 0.2
 """How long the sender lets events gather."""
@@ -56,13 +59,6 @@ RETRY_S = (0.5, 30.0)
 """The first and the longest wait after a failure; it doubles in between."""
 READ_BYTES = 1 << 20
 """Spool bytes that are sent before they are acknowledged."""
-HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
-"""MLflow's own retries would take minutes; ours go on for ever. Set unless the environment sets them."""
-
-PACKAGES = (
-    *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
-    *("ray", "optuna", "mlflow", "datasets", "pandas"),
-)
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
@@ -88,7 +84,7 @@ class Tracker:
 
     def start_sweep(self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
         """Opens the parent run, or goes on with the one of this name. Before any other event of a spool."""
-        self._put({"do": "start", "sweep": _quotable(name), "key": PARENT, "params": params, "tags": tags})
+        self._put({"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags})
 
     def start_trial(self, number: Key, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
         """Opens a child run, or goes on with it; nested `params` become dotted names."""
@@ -149,7 +145,7 @@ class Tracker:
         wait, longest = RETRY_S
         while self._await_events():
             try:
-                sender = sender or _Sender(_open_client(self.uri), self._spool.memo, self.experiment)
+                sender = sender or _Sender(open_client(self.uri), self._spool.memo, self.experiment)
                 lines = self._spool.unsent(READ_BYTES)
                 refused = sender.send(lines)
                 with self._changed:
@@ -158,7 +154,7 @@ class Tracker:
                     self._changed.notify_all()
                 wait = RETRY_S[0]
             except Exception as error:  # a server may fail in any way, and the trials go on
-                self.trouble = f"{_without_password(self.uri)} does not take events: {_first_line(error)}"
+                self.trouble = f"{without_password(self.uri)} does not take events: {first_line(error)}"
                 first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
                 _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
@@ -189,7 +185,7 @@ class _Sender:
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
         self.runs: dict[str, str] = memo.setdefault("runs", {})
-        self.experiment_id = _experiment(client, experiment)
+        self.experiment_id = experiment_id(client, experiment)
         self.pending: dict[str, list[Any]] = {}
         self.refused = 0
         if PARENT in self.runs:
@@ -204,7 +200,7 @@ class _Sender:
         for line in lines:
             try:
                 event = json.loads(line)
-                key, metrics = event["key"], _metrics(event.get("points", ()))
+                key, metrics = event["key"], metrics_of(event.get("points", ()))
                 STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
                 self._refuse(f"not an event ({error}): {line[:80]!r}")
@@ -241,7 +237,7 @@ class _Sender:
         )
         self.runs[key] = run.info.run_id
         self._send_tags(key, tags)
-        self._send_params(key, _flat(event["params"]), run.data.params)
+        self._send_params(key, flattened(event["params"]), run.data.params)
         if found:
             self._try(self.client.update_run, run.info.run_id, "RUNNING")
 
@@ -251,7 +247,7 @@ class _Sender:
         self._try(self.client.set_terminated, self.runs[key], event["status"], event["time_ms"])
 
     def _send_metrics(self, key: str) -> None:
-        for metrics in _slices(self.pending.pop(key, []), METRICS_PER_BATCH):
+        for metrics in slices(self.pending.pop(key, []), METRICS_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], metrics)
 
     def _send_params(self, key: str, values: Mapping[str, str], known: Mapping[str, str]) -> None:
@@ -259,7 +255,7 @@ class _Sender:
         from mlflow.entities import Param
 
         new = [Param(name, value) for name, value in values.items() if name not in known]
-        for params in _slices(new, ENTRIES_PER_BATCH):
+        for params in slices(new, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
         changed = {name: value for name, value in values.items() if known.get(name, value) != value}
         if changed:
@@ -268,8 +264,8 @@ class _Sender:
     def _send_tags(self, key: str, tags: Mapping[str, Any]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(_name(name), _cut(_text(value), TAG_CHARACTERS)) for name, value in tags.items()]
-        for part in _slices(entries, ENTRIES_PER_BATCH):
+        entries = [RunTag(name_of(name), cut(text_of(value), TAG_CHARACTERS)) for name, value in tags.items()]
+        for part in slices(entries, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
 
     def _try(self, request: Callable[..., Any], *arguments: Any) -> None:
@@ -281,237 +277,12 @@ class _Sender:
         except MlflowException as error:
             if error.error_code not in _REFUSALS:
                 raise
-            self._refuse(_first_line(error))
+            self._refuse(first_line(error))
 
     def _refuse(self, reason: str) -> None:
         self.refused += 1
         _log.error("MLflow refused a request, which stays in the spool only: %s", reason)
 
 
-@dataclass(frozen=True)
-class Registered:
-    """A version in the model registry."""
-
-    version: str
-    run_id: str
-    source: str
-    tags: dict[str, str]
-
-
-def register(uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, Any]) -> str:
-    """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
-
-    The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
-    that registering the same files again gives the same version. `PromotionError` says what the store refused.
-    """
-    path = f"model-{_digest(folder)}"
-    source = f"runs:/{run_id}/{path}"
-    with _promotion(uri, f"register {name!r}"):
-        client = _open_client(uri)
-        if not client.search_registered_models(f"name = '{_quotable(name)}'"):
-            client.create_registered_model(name)
-        known = [v for v in client.search_model_versions(f"name = '{_quotable(name)}'") if v.source == source]
-        if not known:
-            client.log_artifacts(run_id, str(folder), path)
-            words = {_name(key): _text(value) for key, value in tags.items()}
-            known = [client.create_model_version(name, source, run_id=run_id, tags=words)]
-        client.set_registered_model_alias(name, alias, known[0].version)
-        return str(known[0].version)
-
-
-def champion_of(uri: str, name: str, alias: str) -> Registered | None:
-    """The version that `alias` points to, or None where there is no such model or alias."""
-    with _promotion(uri, f"look up {name!r}"):
-        client = _open_client(uri)
-        models = client.search_registered_models(f"name = '{_quotable(name)}'")
-        if not models or alias not in models[0].aliases:
-            return None
-        found = client.get_model_version_by_alias(name, alias)
-        return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
-
-
-def find_run(uri: str, experiment: str, sweep: str, number: Key) -> str:
-    """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
-    with _promotion(uri, f"look up the run of {sweep}/{number}"):
-        client = _open_client(uri)
-        which = f"tags.`{SWEEP}` = '{_quotable(sweep)}' and tags.`{TRIAL}` = '{_key(number)}'"
-        found = client.search_runs([_experiment(client, experiment)], which, max_results=1)
-    if not found:
-        raise PromotionError(
-            f"{_without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
-        )
-    return str(found[0].info.run_id)
-
-
-def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int) -> None:
-    """Adds the metrics of sealed tests to a trial's run; they exist only after a promotion."""
-    from mlflow.entities import Metric
-
-    with _promotion(uri, "log the test metrics"):
-        now = time.time_ns() // 1_000_000
-        metrics = [Metric(_name(name), float(value), now, step) for name, value in scores.items()]
-        for part in _slices(metrics, METRICS_PER_BATCH):
-            _open_client(uri).log_batch(run_id, part)
-
-
-def fetch(uri: str, model: str, folder: Path) -> Path:
-    """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder`."""
-    name, _, alias = model.removeprefix("models:/").partition("@")
-    version = champion_of(uri, name, alias)
-    if version is None:
-        raise PromotionError(f"{_without_password(uri)} has no {model}; `babeltune promote` registers one")
-    with _promotion(uri, f"fetch {model!r}"):
-        from mlflow.artifacts import download_artifacts
-
-        folder.mkdir(parents=True, exist_ok=True)
-        return Path(download_artifacts(artifact_uri=version.source, dst_path=str(folder), tracking_uri=uri))
-
-
-def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`."""
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    command += ["--artifacts-destination", str(artifacts), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-
-
-def environment_facts() -> dict[str, str]:
-    """What a result depends on besides the sweep file: git commit, package versions, platform, CPU count."""
-    facts = {"git.commit": _commit(), "python": platform.python_version(), "platform": platform.platform()}
-    facts["cpus"] = str(os.cpu_count())
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            facts[f"version.{package}"] = version(package)
-    return facts
-
-
-def _commit() -> str:
-    """The commit of the source tree, `+dirty` with uncommitted changes; `none` where installed from a wheel."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return "none"
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain") else "")
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown ({_first_line(error)})"
-
-
-@contextlib.contextmanager
-def _promotion(uri: str, what: str) -> Any:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except (MlflowException, OSError) as error:
-        raise PromotionError(
-            f"cannot {what} in the MLflow store {_without_password(uri)}: {_first_line(error)}; "
-            "check that it answers (`babeltune ui`), then promote again"
-        ) from error
-
-
-def _digest(folder: Path) -> str:
-    """12 hexadecimal digits that name the folder's files and their content."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with path.open("rb") as file:
-            digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()[:12]
-
-
-def _open_client(uri: str) -> MlflowClient:
-    """A client of the store, with MLflow's and alembic's chatter off; a sqlite store's folder is made."""
-    for name, value in HTTP.items():
-        os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
-    from mlflow import MlflowClient
-
-    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    if (root := artifact_folder(uri)) is not None:
-        root.mkdir(parents=True, exist_ok=True)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def artifact_folder(uri: str) -> Path | None:
-    """Where a sqlite store keeps files: `artifacts` beside it. None for a server, which decides for itself."""
-    return Path(uri.removeprefix("sqlite:///")).parent / "artifacts" if uri.startswith("sqlite:///") else None
-
-
-def _experiment(client: MlflowClient, name: str) -> str:
-    """The id of the experiment, made or restored where necessary."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        folder = artifact_folder(client.tracking_uri)
-        try:
-            return str(client.create_experiment(name, artifact_location=folder.resolve().as_uri() if folder else None))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            found = client.get_experiment_by_name(name)
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
-
-
-def _metrics(points: Sequence[Any]) -> list[Any]:
-    from mlflow.entities import Metric
-
-    return [
-        Metric(_name(name), float(value), time_ms, step)
-        for step, time_ms, values in points
-        for name, value in values.items()
-    ]
-
-
-def _flat(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested parameters under dotted names, as text within MLflow's limits."""
-    flat: dict[str, str] = {}
-    for name, value in params.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[_name(f"{prefix}{name}")] = _cut(_text(value), PARAM_CHARACTERS)
-    return flat
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _cut(text: str, limit: int) -> str:
-    """The text within the limit, saying what was cut."""
-    if len(text) <= limit:
-        return text
-    note = f" … (cut; {len(text)} characters, the spool has all)"
-    return text[: limit - len(note)] + note
-
-
-def _name(name: str) -> str:
-    """The name in MLflow's alphabet and length."""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:NAME_CHARACTERS]
-
-
-def _first_line(error: Exception) -> str:
-    return _without_password(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
-
-
 def _key(number: Key | None) -> str:
-    return PARENT if number is None else _quotable(str(number))
-
-
-def _quotable(text: str) -> str:
-    """The text without what would end a string in MLflow's search language."""
-    return text.replace("'", "_")
-
-
-def _without_password(uri: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", uri)
-
-
-def _slices(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
+    return PARENT if number is None else quotable(str(number))

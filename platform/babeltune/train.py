@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 POINTS_PER_REPORT = 20
 PROGRESS_EVERY = 2.0
 """Seconds between notes of how far a trial is."""
+CLEAN_EVERY = 20.0
+"""Seconds between returns of freed memory."""
 
 
 class Reporter(Protocol):
@@ -89,18 +91,15 @@ class Meter:
     sums: dict[str, float] = field(default_factory=dict)
     count: int = 0
 
-    def add(self, step: int, values: Mapping[str, float], learning_rate: float, *, flush: bool) -> bool:
-        """Counts a step in; True when that made a point."""
+    def add(self, step: int, values: Mapping[str, float], learning_rate: float, *, flush: bool) -> None:
         for key, value in values.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
         self.count += 1
-        if self.count < self.every and not flush:
-            return False
-        means = {f"train/{key}": total / self.count for key, total in self.sums.items()}
-        means["train/learning_rate"] = learning_rate
-        self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=means))
-        self.sums, self.count = {}, 0
-        return True
+        if self.count >= self.every or flush:
+            means = {f"train/{key}": total / self.count for key, total in self.sums.items()}
+            means["train/learning_rate"] = learning_rate
+            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=means))
+            self.sums, self.count = {}, 0
 
     def take(self) -> tuple[Point, ...]:
         points, self.points = tuple(self.points), []
@@ -129,7 +128,7 @@ class Run:
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
-        self.noted = -math.inf
+        self.noted = self.cleaned = -math.inf
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
@@ -243,6 +242,12 @@ class Run:
         words = load_method(self.trial.method).warning(means)
         return {"warning": words} if words else {}
 
+    def keep_house(self) -> None:
+        """Gives freed memory back now and then; at every step the system would be busy handing it out again."""
+        if time.monotonic() - self.cleaned > CLEAN_EVERY:
+            give_back_memory()
+            self.cleaned = time.monotonic()
+
     def note_progress(self, step: int, values: Mapping[str, float]) -> None:
         """Leaves step and loss in `progress.json` now and then, for who looks on between reports."""
         now = time.monotonic()
@@ -265,9 +270,9 @@ class Run:
             values = self.learner.step(batch, seen)
         except TrainingError as error:
             raise TrainingError(f"step {step + 1}: {error}") from error
-        if meter.add(step + 1, values, learning_rate_at(self.trial.training, seen), flush=flush):
-            give_back_memory()
+        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen), flush=flush)
         self.note_progress(step + 1, values)
+        self.keep_house()
 
 
 def train(

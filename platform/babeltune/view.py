@@ -26,8 +26,8 @@ from babeltune.records import Scalar, Sweep
 from babeltune.sweep import Board, is_driven
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
-SETTLED = 5.0
-"""Seconds of searching before the time left is guessed."""
+SETTLED = 0.25
+"""Trials of which at least so much is done before the time left is guessed."""
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
@@ -87,7 +87,7 @@ def time_left(board: Board, rows: list[Row]) -> str:
         return ""
     done = board.ended - board.before + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps)
     gone = time.monotonic() - board.searching
-    if gone < SETTLED or done <= 0:
+    if done < SETTLED:
         return ""
     left = (board.sweep.budget.trials - board.before - done) * gone / done
     return f" · about {minutes(max(left, 0))} left"

@@ -1,0 +1,56 @@
+"""Work on many texts, cut into shards: files that any process that sees them can turn into others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from babeltune.errors import StoreError
+
+Count = Callable[[int, int], None]
+"""Told how many of how many texts are done."""
+
+
+class RunShards(Protocol):
+    """Runs `function(*a)` for each `a`, anywhere that sees the files, and yields the results as they come."""
+
+    def __call__(
+        self, function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False
+    ) -> Iterable[int]:
+        """`gpu`: the function uses a GPU where there is one."""
+        ...
+
+
+def run_here(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False) -> Iterator[int]:
+    """One after the other, in this process."""
+    for each in arguments:
+        yield function(*each)
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> Path:
+    """The texts of one shard, for `read_texts`."""
+    path.write_text(json.dumps(texts), encoding="utf-8")
+    return path
+
+
+def read_texts(path: str) -> list[str]:
+    texts: list[str] = json.loads(Path(path).read_text(encoding="utf-8"))
+    return texts
+
+
+def count_all(results: Iterable[int], texts: int, progress: Count, what: str) -> int:
+    """Adds up the texts that shards report; `StoreError` when some are missing at the end."""
+    done = 0
+    progress(0, texts)
+    for count in results:
+        done += count
+        progress(done, texts)
+    if done != texts:
+        raise StoreError(f"{what} {done} of {texts} sentences; a task was lost: submit again")
+    return done
+
+
+def uncounted(done: int, texts: int) -> None:
+    """Tells nobody."""
