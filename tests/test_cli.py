@@ -14,8 +14,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from babeltune.cli import app, main
+from babeltune.cli import app, main, warn_of_slow_precision
 from babeltune.ledger import SweepFolder, sweep_folders
+from babeltune.spec import read_sweep
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 COMMANDS = sorted(get_command(app).commands)
@@ -94,6 +95,18 @@ def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune,
     code, _, err = babeltune("plan", tiny_file, "--set", "training.pairs=many")
     assert code == 2
     assert "training.pairs" in err
+
+
+def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(capsys, tiny_file, monkeypatch):
+    sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
+    monkeypatch.setattr("babeltune.system.emulates_bf16", lambda: False)
+    warn_of_slow_precision(sweep)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr("babeltune.system.emulates_bf16", lambda: True)
+    warn_of_slow_precision(sweep)
+    assert "--set training.precision=fp32" in " ".join(capsys.readouterr().err.split())
+    warn_of_slow_precision(read_sweep(tiny_file))
+    assert not capsys.readouterr().err
 
 
 def test_a_file_that_does_not_exist_names_the_nearest(babeltune):

@@ -1,6 +1,7 @@
 """What is printed: short, complete, and safe to print."""
 
 import io
+import threading
 import time
 
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.console import Console
 from babeltune.ledger import Row
 from babeltune.promote import Decision
 from babeltune.spec import read_sweep
-from babeltune.view import live, method_document, minutes, number, show_decision, show_method, show_sweeps, table_of
+from babeltune.view import attach, live, method_document, minutes, number, show_decision, show_method, show_sweeps, table_of
 
 
 def shown(value):
@@ -103,3 +104,29 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
         while "encoding with the teacher 3/9" not in console.file.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
     assert "encoding with the teacher 3/9" in console.file.getvalue()
+
+
+def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):
+    from babeltune.ledger import SweepFolder
+    from babeltune.sweep import only_driver
+
+    folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
+    folder.path.mkdir(parents=True)
+    folder.write("sweep.json", read_sweep(tiny_file))
+    console = Console(file=io.StringIO(), width=120)
+    ended = threading.Event()
+
+    def watch():
+        attach(folder, console)
+        ended.set()
+
+    with only_driver(folder):
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not console.file.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not ended.is_set()
+    thread.join(60)
+    assert console.file.getvalue().startswith("tiny-0123456789")
+    assert ended.is_set()

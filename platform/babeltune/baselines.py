@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the trial's student before its first step."""
-    return dev_scores(make_student(trial, prepared), trial, prepared, Ranks(), torch.device("cpu"))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return dev_scores(make_student(trial, prepared).to(device), trial, prepared, Ranks(), device)
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:

@@ -240,7 +240,7 @@ class Budget(Strict):
 
     trials: int = 8
     minutes: float | None = None
-    """No new trial starts after this much wall time."""
+    """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
     workers: int | None = None
     """Workers per trial; absent: the cluster file's."""
 

@@ -50,7 +50,7 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str) -> dict[str, float
     from sentence_transformers import SentenceTransformer
 
     try:
-        loaded = SentenceTransformer(model, device="cpu", trust_remote_code=False)
+        loaded = SentenceTransformer(model, trust_remote_code=False)  # on a GPU where there is one
     except (OSError, ValueError) as error:
         raise TeacherError(
             f"{model!r} cannot be loaded as a sentence-transformers model: {str(error).strip().splitlines()[0]}"

@@ -258,7 +258,7 @@ def make_ready(
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
-    score_baselines(sweep, prepared, folder, progress)
+    score_baselines(sweep, prepared, folder, progress, gpus=cluster.gpus_per_worker)
     return prepared
 
 
@@ -311,13 +311,15 @@ def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, An
     return {"trial": plain(trial), "prepared": str(folder.prepared), "folder": str(place), "seed": trial.seed}
 
 
-def score_baselines(sweep: Sweep, prepared: Prepared, folder: SweepFolder, progress: Progress = silent) -> None:
+def score_baselines(
+    sweep: Sweep, prepared: Prepared, folder: SweepFolder, progress: Progress = silent, *, gpus: float = 0.0
+) -> None:
     """Scores the untrained student of the default configuration and the raw teacher, once."""
     if folder.read("baselines.json") is not None:
         return
     progress("scoring the untrained student and the teacher", 0, 1)
     trial = make_trial(sweep, 0, default_params(sweep))
-    untrained = ray.remote(num_cpus=1)(untrained_scores).remote(trial, prepared)
+    untrained = ray.remote(num_cpus=1, num_gpus=gpus)(untrained_scores).remote(trial, prepared)
     teacher = ray.remote(num_cpus=1)(teacher_scores).remote(prepared)
     folder.write("baselines.json", {"untrained": fetched(untrained), "teacher": fetched(teacher)})
     progress("scoring the untrained student and the teacher", 1, 1)
