@@ -10,26 +10,43 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: sweep test lint bench format clean
 
-# The package and its bundled teacher.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
+define GET_PIP
+import hashlib, os, re, subprocess, sys, urllib.parse, urllib.request
+index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/pip/"
+page = urllib.request.urlopen(index, timeout=60).read().decode()
+link = re.findall(r'href="([^"]*pip-[0-9.]+-py3-none-any\.whl#sha256=([0-9a-f]{64}))"', page)[-1]
+wheel = urllib.request.urlopen(urllib.parse.urljoin(index, link[0]), timeout=60).read()
+assert hashlib.sha256(wheel).hexdigest() == link[1], "the wheel of pip is not the one that the index names"
+path = os.path.join(sys.prefix, os.path.basename(link[0].partition("#")[0]))
+open(path, "wb").write(wheel)
+subprocess.run([sys.executable, path + "/pip", "install", "--quiet", "--no-index", path], check=True)
+os.remove(path)
+endef
+export GET_PIP
+
+# The package and its bundled teacher. Another TORCH_INDEX is another installation.
+INSTALLED := $(VENV)/.installed$(subst /,_,$(subst :,_,$(TORCH_INDEX)))
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "babeltune needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-	  { rm -rf $(VENV); echo "venv is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null || \
+	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(BIN)/python -c "$$GET_PIP"; } || \
+	  { rm -rf $(VENV); echo "no environment can be made; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 	@start=$$(date +%s); \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
-	  --constraint constraints.txt torch && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --force-reinstall --no-deps) torch && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[quickstart]' && \
 	echo "installed in $$(( $$(date +%s) - start )) s"
 	@touch $@
 
 # What the tests and checks need besides.
-$(VENV)/.developed: $(VENV)/.installed
+$(VENV)/.developed: $(INSTALLED)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # The main job: search, leaderboard, promotion of the winner; fails if the promoted model does not pass its gates.
-sweep: $(VENV)/.installed
+sweep: $(INSTALLED)
 	@start=$$(date +%s); \
 	$(BIN)/babeltune submit search_spaces/quickstart.yaml && \
 	$(BIN)/babeltune promote quickstart && \

@@ -204,6 +204,7 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
     ray_cluster, tiny_file, tmp_path, monkeypatch
 ):
+    from babeltune.search import search
     from benchmarks import trial_start
 
     with trial_start.open_lane(tmp_path / "lanes") as lanes:
@@ -212,6 +213,17 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_han
         monkeypatch.setattr("babeltune.lanes.Lanes.offer", refuse)
         with pytest.raises(RefusedError):
             starts.ours()
+        with pytest.raises(RefusedError):
+            search(
+                trial_start.one_step_sweep(tiny_file),
+                lanes=lanes,
+                folder=tmp_path / "searched",
+                suggest=lambda trial: {},
+                make_payload=lambda number, params: {},
+                on_event=lambda *_: None,
+                trials=1,
+                stop=lambda: False,
+            )
 
 
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):

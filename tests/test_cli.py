@@ -197,6 +197,9 @@ def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tin
     code, out, _ = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--json")
     assert code == 0
     assert json.loads(out) == pytest.approx(of_trial)
+    code, out, _ = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--prompt", "a b c d e: ", "--json")
+    assert code == 0
+    assert json.loads(out) != pytest.approx(of_trial)
 
 
 def test_evaluate_on_sealed_tests_records_the_opening(babeltune, copied, tiny_file, monkeypatch):

@@ -234,6 +234,7 @@ def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(t
     corpus = build(tmp_path, a, b, pivot, test=(test,))
     assert pairs(corpus, "eng-fra") == [("No", "Non")]
     assert pairs(corpus, "eng-kor") == [("No", "아니")]
+    assert pairs(corpus, "fra-kor") == [("Non", "아니")], "its English is sealed"
 
 
 def test_sentences_of_graded_pairs_and_of_rows_beyond_a_limit_are_sealed_too(tmp_path):

@@ -88,7 +88,7 @@ def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_pat
     add(folder, sweep, 1, [0.9], "pruned")
     add(folder, sweep, 2, [], "failed")
     add(folder, sweep, 3, [0.5, 0.4], "finished")
-    folder.write("baselines.json", {"teacher": {METRIC: 0.7}})
+    folder.write("baselines.json", {"data": "", "scores": {"teacher": {METRIC: 0.7}}})
     assert [r.name for r in leaderboard(folder)] == ["t0001", "teacher", "t0003", "t0000", "t0002"]
     assert leaderboard(folder, "dev/sts/spearman")[0].name == "t0000"
     assert (winner(folder).name, winner(folder).best) == ("t0003", 1)

@@ -270,6 +270,14 @@ def test_a_named_trial_is_the_candidate_and_a_failed_one_is_none(copied):
         find_candidate(f"{folder.id}/t0009", storage)
 
 
+def test_without_mlflow_nothing_is_opened_or_written(copied, tmp_path):
+    _, folder, cluster = copied
+    with pytest.raises(PromotionError, match="cannot look up the run"):
+        promote("searched", replace(cluster, mlflow="http://127.0.0.1:9"), out=tmp_path / "out")
+    assert not (folder.path / "openings.jsonl").exists()
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_trial_is_found_by_the_id_of_its_run(copied):
     _, folder, cluster = copied
     run = find_run(cluster.mlflow, "searched", folder.id, 2)

@@ -4,10 +4,11 @@ import threading
 
 import optuna
 import pytest
+import ray
 from optuna.trial import TrialState
 
 from babeltune.checkpoint import write_json
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
 from babeltune.search import prime, register_methods, scheduler_for, search
@@ -329,7 +330,11 @@ def test_a_ledger_line_cut_off_by_a_crash_is_ignored(tmp_path):
     ledger.add("propose", 0, params={"x": math.pi})
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"event": "rep')
-    assert Ledger(tmp_path / "results.jsonl").lines == [{"event": "propose", "number": 0, "params": {"x": math.pi}}]
+    first, last = {"event": "propose", "number": 0, "params": {"x": math.pi}}, {"event": "end", "number": 0}
+    again = Ledger(tmp_path / "results.jsonl")
+    assert again.lines == [first]
+    again.add("end", 0)
+    assert Ledger(tmp_path / "results.jsonl").lines == [first, last]
 
 
 def test_every_installed_method_is_registered_with_tune(ray_cluster):
@@ -354,3 +359,16 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
     results = tuner.fit()
     assert [result.metrics["reports"] for result in results] == [2, 2]
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
+
+
+def test_a_search_whose_desk_dies_says_how_to_go_on(ray_cluster, tmp_path):
+    doomed = Lanes(
+        count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
+    )
+
+    def kill(event, number, info):
+        if event == "report":
+            ray.kill(doomed._desk)
+
+    with pytest.raises(ClusterError, match=r"is gone .*`babeltune resume` goes on"), doomed:
+        run(tmp_path, doomed, a_sweep(), 4, kill)

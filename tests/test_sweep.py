@@ -9,12 +9,16 @@ from dataclasses import replace
 
 import mlflow
 import optuna
+import psutil
 import pytest
 
+from babeltune.checkpoint import checkpoint_folder, digest_of
 from babeltune.environment import deciding_facts
 from babeltune.errors import SpecError, SweepError
-from babeltune.ledger import leaderboard, trial_row, winner
-from babeltune.sweep import check_unchanged, is_driven, only_driver, submit
+from babeltune.lanes import Lanes
+from babeltune.ledger import SweepFolder, leaderboard, trial_row, winner
+from babeltune.prepared import write_prepared
+from babeltune.sweep import check_unchanged, is_driven, only_driver, payload, submit
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -86,7 +90,7 @@ def test_mlflow_has_a_parent_with_a_child_per_trial_and_baseline(searched):
 def test_each_run_records_world_size_backend_and_effective_negatives(searched):
     _, folder = searched
     _, _, children = runs_of(folder)
-    for number in ("0", "2", "3"):
+    for number in ("0", "1", "2", "3"):  # 1 failed before its first report
         tags = children[number].data.tags
         assert tags["fact.world_size"] == "2"
         assert tags["fact.backend"] == "gloo"
@@ -106,7 +110,7 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
         assert any(key.startswith("digest.") for key in run.data.tags)
     assert any(key.startswith("overlap.natural") for key in parent.data.tags)
     assert int(parent.data.tags["teacher.sentences"]) > 300
-    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0"]
+    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0", "0"]
     assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
     assert sweep.name == "searched"
 
@@ -123,6 +127,9 @@ def test_dev_metrics_stand_at_the_steps_of_their_reports(searched):
     losses = client.get_metric_history(run, "train/loss")
     assert len(losses) >= 20
     assert all(math.isfinite(m.value) for m in losses)
+    memory = client.get_metric_history(run, "system/process_memory_usage_megabytes")
+    assert [m.step for m in memory] == [20, 40]
+    assert all(100 < m.value < 100_000 for m in memory)
 
 
 def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
@@ -159,19 +166,23 @@ def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copie
     sweep, folder, cluster = copied
     sweep = with_trials(sweep, 6)
     began = folder.trial(4) / "trial.json"
+    folder.write("baselines.json", {"data": "another digest", "scores": {"teacher": {"dev/sts/spearman": 0.0}}})
     stopper = when(began.exists, folder.stop_request.touch)
     submit(sweep, cluster)
     stopper.join(60)
     assert folder.state() == "stopped"
+    assert runs_of(folder)[1].info.status == "KILLED"
     assert len(ends(folder)) < 6
     with pytest.raises(SweepError, match="another process"), only_driver(folder):
         submit(sweep, cluster)
     submit(sweep, cluster)
     assert folder.state() == "finished"
     assert sorted(ends(folder)) == [0, 1, 2, 3, 4, 5], "each trial ends exactly once"
+    assert folder.baselines()["teacher"]["dev/sts/spearman"] > 0.7, "scores of other data were made again"
     assert {path.name for path in folder.trials()} == {f"t{n:04d}" for n in range(6)}
     assert all(trial_row(p, sweep.objectives[0]).state in ("finished", "failed") for p in folder.trials())
-    _, _, children = runs_of(folder)
+    _, parent, children = runs_of(folder)
+    assert parent.info.status == "FINISHED"
     assert set(children) == {"0", "1", "2", "3", "4", "5", "teacher", "untrained"}
 
 
@@ -205,3 +216,31 @@ def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
     with pytest.raises(SpecError, match=r"sampler\.warm_start: sweep searched-\w+ has other objectives"):
         submit(other, cluster, watch=seen.append)
     assert [board.stage for board in seen] == ["starting"]
+
+
+def test_a_trial_whose_worker_is_killed_ends_with_the_weights_of_an_undisturbed_one(ray_cluster, tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trial = payload(sweep, folder, 0, {})
+    places = {name: tmp_path / name for name in ("calm", "killed")}
+    reports = {name: [] for name in places}
+    run = "babeltune.trial:run"
+    storage = tmp_path / "lanes"
+    with Lanes(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as lanes:
+        for name, place in places.items():
+            place.mkdir()
+            lanes.offer(name, {**trial, "folder": str(place)})
+            while "report" in (answer := lanes.next_report(name)):
+                reports[name].append(answer["report"]["index"])
+                if name == "killed" and reports[name] == [1]:
+                    children = psutil.Process().children(recursive=True)
+                    (_, second) = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+                    second.kill()
+            assert answer["ended"] is None
+    assert reports == {"calm": [1, 2, 3, 4], "killed": [1, 2, 3, 4]}
+    for tensors in ("student", "optimizer"):
+        calm, killed = (digest_of(checkpoint_folder(p, 4) / f"{tensors}.safetensors") for p in places.values())
+        assert killed == calm

@@ -182,7 +182,7 @@ def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small
     vectors = matrix.rows(np.arange(len(TEXTS)))
     assert vectors.dtype == np.float16
     assert np.abs(vectors - load_teacher(tiny_teacher(tiny)).encode(TEXTS)).max() < 1e-3
-    assert facts_of(folder) == {"forwarded": len(TEXTS), "dim": 16}
+    assert facts_of(folder) == {"forwarded": len(TEXTS), "truncated": 1, "dim": 16}
     assert steps == [(done, 67) for done in (0, 16, 32, 48, 64, 67)]
     assert len(list(folder.glob("rows-*.bin"))) == 5
     assert not list(folder.glob("texts-*"))

@@ -9,7 +9,17 @@ from rich.console import Console
 from babeltune.ledger import Row
 from babeltune.promote import Decision
 from babeltune.spec import read_sweep
-from babeltune.view import attach, live, method_document, minutes, number, show_decision, show_method, show_sweeps, table_of
+from babeltune.view import (
+    attach,
+    live,
+    method_document,
+    minutes,
+    number,
+    show_decision,
+    show_method,
+    show_sweeps,
+    table_of,
+)
 
 
 def shown(value):

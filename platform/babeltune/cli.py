@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -108,7 +109,18 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
-    run_sweep(read(file, with_, set_, trials), cluster_of(cluster), accept_changes, as_json)
+    run_sweep(read(file, with_, set_, trials), cluster, accept_changes, as_json)
+
+
+def warn_of_idle_gpus(cluster: Cluster) -> None:
+    """Says so where this machine has GPUs and the cluster file gives none of them to a worker."""
+    import torch
+
+    if torch.cuda.is_available() and not cluster.gpus_per_worker:
+        err.print(
+            f"[yellow]warning:[/] this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} "
+            "gives a worker none of them: --cluster clusters/local_gpu.yaml"
+        )
 
 
 def warn_of_slow_precision(sweep: Sweep) -> None:
@@ -124,13 +136,21 @@ def warn_of_slow_precision(sweep: Sweep) -> None:
         )
 
 
-def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: bool) -> None:
+def with_cluster(file: str | None) -> str:
+    """What a suggested command needs to find the sweep again."""
+    return f" --cluster {shlex.quote(file)}" if file else ""
+
+
+def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
+    """Submits the sweep to the cluster of this file, or watches it where it runs already."""
     from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
     from babeltune.view import attach, live, show_leaderboard
 
+    cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
         warn_of_slow_precision(sweep)
+        warn_of_idle_gpus(cluster)
     running = driven_folder(sweep, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
@@ -141,19 +161,18 @@ def run_sweep(sweep: Sweep, cluster: Cluster, accept_changes: bool, as_json: boo
                 folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
         except KeyboardInterrupt:
             name = sweep_id(sweep)
-            err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}` goes on")
+            err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}{where}` goes on")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         if folder.state() == "stopped":
-            out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}` goes on")
+            out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
         else:
             rest = folder.read("tracking.json") or {}
             if rest.get("unsent_bytes"):
-                out.print(
-                    f"MLflow did not take everything ({rest['trouble']}); `babeltune resume {folder.id}` sends the rest"
-                )
-            out.print(f"next: `babeltune promote {folder.id}` · `babeltune ui` shows every run in MLflow")
+                again = f"babeltune resume {folder.id}{where}"
+                out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+            out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
 
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
@@ -168,6 +187,7 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     return {
         "sweep": folder.id,
         "state": state,
+        "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
         "leaderboard": [plain(row) for row in leaderboard(folder)],
     }
@@ -187,7 +207,7 @@ def status(
     if follow:
         attach(folder, err)
     document = sweep_document(folder)
-    say(document, as_json, lambda: show_status(folder, document["state"], out))
+    say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
 
 
 @app.command()
@@ -201,7 +221,7 @@ def stop(
     from babeltune.errors import SweepError
     from babeltune.sweep import is_driven
 
-    folder = folder_of(name, cluster)
+    folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):
         raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
     folder.stop_request.touch()
@@ -213,9 +233,9 @@ def stop(
         {"sweep": folder.id, "stopped": stopped},
         as_json,
         lambda: out.print(
-            f"sweep {folder.id} stopped; `babeltune resume {folder.id}` goes on"
+            f"sweep {folder.id} stopped; `babeltune resume {folder.id}{where}` goes on"
             if stopped
-            else f"sweep {folder.id} was asked to stop and has not yet; `babeltune status {folder.id}` shows it"
+            else f"sweep {folder.id} was asked to stop and has not yet; `babeltune status {folder.id}{where}` shows it"
         ),
     )
 
@@ -243,7 +263,7 @@ def resume(
         )
     if trials is not None:
         sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
-    run_sweep(sweep, cluster_of(cluster), accept_changes, as_json)
+    run_sweep(sweep, cluster, accept_changes, as_json)
 
 
 @app.command()
@@ -298,6 +318,9 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.")],
     with_: Annotated[str, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")],
     test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
+    prompt: Annotated[
+        str | None, typer.Option(help="Put before every sentence; the model's own when left out.")
+    ] = None,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -305,7 +328,7 @@ def evaluate(
     from babeltune.promote import evaluate_model
     from babeltune.view import show_scores
 
-    scores = evaluate_model(model, with_, cluster_of(cluster), test=test)
+    scores = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt)
     say(scores, as_json, lambda: show_scores(scores, out))
 
 

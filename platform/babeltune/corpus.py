@@ -47,7 +47,8 @@ class Corpus:
     """The dev sets, and `heldout` where the data are split."""
     counts: dict[str, dict[str, int]]
     """Per training source, in order: rows `dropped: <reason>`, `rows` left, the language `pairs` that they make, pairs
-    left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`."""
+    left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`. Of eval sets and of
+    sources that only feed a pivot, the rows dropped, if any."""
     overlap: dict[str, dict[str, int]]
     """Per training source, the pairs removed for a sentence in each eval set `dev/<task>` or `test/<task>`; a pair may
     count for several."""
@@ -68,6 +69,8 @@ class EvalRows:
     """Bitext: by language. STS: by the names of the two columns."""
     grades: list[float]
     digest: str
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Broken rows by reason, where the source drops these."""
 
 
 def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
@@ -85,9 +88,12 @@ def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
     for source in data.train:
         rows = read_source(source, root, others=read) if source.format == "pivot" else read[source.name]
         cleaning.digests[source.name] = rows.digest
+        cleaning.count_dropped(source.name, rows.dropped)
         if source.train:
             blocks += cleaning.clean(source, rows)
-    cleaning.digests |= {name: rows.digest for name, rows in evals.items()}
+    for name, eval_rows in evals.items():
+        cleaning.digests[name] = eval_rows.digest
+        cleaning.count_dropped(name, eval_rows.dropped)
     blocks = [block for block in blocks if len(block.rows)]
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
@@ -116,19 +122,26 @@ class Cleaning:
     digests: dict[str, str] = field(default_factory=dict)
     seen: dict[tuple[str, str], NDArray[np.uint64]] = field(default_factory=dict)
     """Pair keys by language pair."""
+    hits: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Eval set -> [rows] which rows of the source that is being cleaned have a text in it, in any language."""
 
     def count(self, source: Source, step: str, pairs: int) -> None:
         """Adds pairs to what a source has left after a step."""
         steps = self.counts.setdefault(source.name, {})
         steps[step] = steps.get(step, 0) + pairs
 
+    def count_dropped(self, name: str, dropped: Mapping[str, int]) -> None:
+        """Counts the rows that were left out when a source or eval set was read, where there were any."""
+        for reason, rows in dropped.items():
+            self.counts.setdefault(name, {})[f"dropped: {reason}"] = rows
+
     def clean(self, source: Source, rows: Rows) -> list[Block]:
         """The source's pairs that are left after all steps, one block for each language pair."""
-        for reason, dropped in rows.dropped.items():
-            self.count(source, f"dropped: {reason}", dropped)
         self.count(source, "rows", len(rows))
         pairs = language_pairs(source, list(rows.columns), self.data.anchor_priority)
-        keys = {language: sentence_keys(rows.columns[language]) for language in dict.fromkeys(itertools.chain(*pairs))}
+        keys = {language: sentence_keys(texts) for language, texts in rows.columns.items()}
+        all_keys = np.stack(list(keys.values()), axis=1)
+        self.hits = {name: np.asarray(np.isin(all_keys, known).any(axis=1)) for name, known in self.sealed.items()}
         self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
         blocks = []
         for anchor, other in pairs:
@@ -169,10 +182,11 @@ class Cleaning:
         return mask
 
     def no_overlap(self, block: Block) -> NDArray[np.bool_]:
-        """Which pairs have neither side in any dev or test set, in whatever language."""
+        """Which pairs have no text of their row in any dev or test set, in whatever language: neither a side, nor
+        another translation of it, such as the English through which a pivot joined them."""
         hit = np.zeros(len(block.rows), bool)
-        for name, keys in self.sealed.items():
-            in_set = np.isin(block.keys, keys).any(axis=1)
+        for name, rows in self.hits.items():
+            in_set = rows[block.rows]
             self.overlap[block.source.name][name] += int(in_set.sum())
             hit |= in_set
         return ~hit
@@ -213,7 +227,7 @@ def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
             if task.source is None:
                 raise DataError(f"bitext task {task.name!r} has no source; name the files that hold its pairs")
             rows = read_source(task.source, root, others={})
-            found.append(EvalRows(task=task, columns=rows.columns, grades=[], digest=rows.digest))
+            found.append(EvalRows(task=task, columns=rows.columns, grades=[], digest=rows.digest, dropped=rows.dropped))
         else:
             left, right, grades, digest = read_graded(task, root)
             found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))

@@ -62,6 +62,11 @@ class SweepFolder:
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
 
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """The dev scores of the untrained student and the raw teacher; empty before they are made."""
+        scores: dict[str, dict[str, float]] = (self.read("baselines.json") or {}).get("scores", {})
+        return scores
+
     def sweep(self) -> Sweep:
         values = self.read("sweep.json")
         if values is None:
@@ -193,7 +198,7 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     if len(sweep.objectives) > 1:
         front = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in front) for row in rows]
-    for name, scores in (folder.read("baselines.json") or {}).items():
+    for name, scores in folder.baselines().items():
         rows.append(Row(name=name, state="finished", metrics=scores))
     known = {key for row in rows for key in row.metrics}
     if metric is not None and metric not in known and known:

@@ -190,6 +190,7 @@ def promote(
         name = trial_of_run(cluster.mlflow, name)
     candidate = find_candidate(name, storage)
     sweep = candidate.sweep
+    run_id = None if dry_run else recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
     draft = final.with_name(f".{final.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -197,16 +198,17 @@ def promote(
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
         decision = weigh(candidate, draft)
-        if decision.verdict == "promote" and not dry_run:
+        if decision.verdict == "promote" and run_id is not None:
             shutil.rmtree(final, ignore_errors=True)
             (draft / "model").replace(final)
             decision = replace(decision, folder=str(final))
             card = model_card(sweep, candidate.trial, candidate.report, candidate.prepared, decision)
             (final / "README.md").write_text(card, encoding="utf-8")
+            registered = register_model(candidate, final, cluster, run_id, alias, decision)
+            decision = replace(decision, registered=registered)
             if out is not None:
                 shutil.copytree(final, out)
                 decision = replace(decision, folder=str(out))
-            decision = replace(decision, registered=register_model(candidate, final, cluster, alias, decision))
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return decision
@@ -215,7 +217,9 @@ def promote(
 def weigh(candidate: Candidate, draft: Path) -> Decision:
     """Scores the exported folders in a fresh process and judges; opens sealed tests only if the dev numbers hold."""
     model, untrained = str(draft / "model"), str(draft / "untrained")
-    logged = {k: v for k, v in candidate.report.metrics.items() if k.startswith("dev/")}
+    # `xsim_flipped` says how a score was made, and is there only where it is above zero.
+    compared = [k for k in candidate.report.metrics if k.startswith("dev/") and not k.endswith("/xsim_flipped")]
+    logged = {k: candidate.report.metrics[k] for k in compared}
     dev = rescore({"model": model}, dev_texts(candidate.prepared), "dev")["model"]
     decision = Decision(
         verdict="refuse",
@@ -245,13 +249,20 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
     )
 
 
-def register_model(candidate: Candidate, folder: Path, cluster: Cluster, alias: str, decision: Decision) -> str:
-    """A new version in the MLflow registry, with its lineage, under the alias."""
+def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
+    """MLflow's id of the candidate's run; `PromotionError` when MLflow does not answer or does not have it."""
     from babeltune.registry import find_run as run_of
+
+    return run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
+
+
+def register_model(
+    candidate: Candidate, folder: Path, cluster: Cluster, run_id: str, alias: str, decision: Decision
+) -> str:
+    """A new version in the MLflow registry, with its lineage, under the alias."""
     from babeltune.registry import log_scores, register
 
     registered_name = candidate.sweep.promotion.name or candidate.sweep.name
-    run_id = run_of(cluster.mlflow, candidate.sweep.name, candidate.folder.id, candidate.trial.number)
     tags = {
         "babeltune.sweep": candidate.folder.id,
         "babeltune.trial": candidate.name,
@@ -273,10 +284,11 @@ def model_folder(model: str, cluster: Cluster) -> str:
     return str(hub_folder(model, None, setting="model").absolute())
 
 
-def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool) -> Scores:
+def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prompt: str | None = None) -> Scores:
     """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded.
 
-    Raises `SpecError` when the section has no such sets.
+    `prompt` is put before every sentence, in place of the model's own one. Raises `SpecError` when the section has no
+    such sets.
     """
     data, root = read_data(with_)
     wanted = data.test if test else data.dev
@@ -291,14 +303,14 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool) -> S
         place.path.mkdir(parents=True, exist_ok=True)
         if test:
             record_opening(place, model, tasks)
-        return rescore({"model": model_folder(model, cluster)}, tasks, prefix)["model"]
+        return rescore({"model": model_folder(model, cluster)}, tasks, prefix, prompt)["model"]
     draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         export_model(trial, draft)
         if test:
             record_opening(trial.folder, trial.name, tasks)
-        return rescore({"model": str(draft)}, tasks, prefix)["model"]
+        return rescore({"model": str(draft)}, tasks, prefix, prompt)["model"]
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -180,7 +180,7 @@ class Training(Strict):
     global_batch: int = 64
     """Pairs per step over all workers."""
     chunk: int | None = None
-    """Pairs per forward pass and worker (gradient caching); absent: the whole batch at once."""
+    """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup: float = 0.05

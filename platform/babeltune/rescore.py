@@ -27,14 +27,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def rescore(models: dict[str, str], tasks: Sequence[TextTask], prefix: str) -> dict[str, dict[str, float]]:
+def rescore(
+    models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
+) -> dict[str, dict[str, float]]:
     """The metrics of each model (name -> folder or hub id) on the tasks, computed in a fresh process.
+
+    `prompt` is put before every sentence; without it, the model's own one is.
 
     Raises `PromotionError` with the process's last words when it fails.
     """
     with tempfile.TemporaryDirectory() as place:
         request, response = Path(place) / "request.json", Path(place) / "response.json"
-        request.write_text(json.dumps({"models": models, "tasks": plain(list(tasks)), "prefix": prefix}))
+        asked = {"models": models, "tasks": plain(list(tasks)), "prefix": prefix, "prompt": prompt}
+        request.write_text(json.dumps(asked))
         command = [sys.executable, "-m", "babeltune.rescore", str(request), str(response)]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -45,7 +50,7 @@ def rescore(models: dict[str, str], tasks: Sequence[TextTask], prefix: str) -> d
         return scores
 
 
-def score(model: str, tasks: Sequence[TextTask], prefix: str) -> dict[str, float]:
+def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> dict[str, float]:
     """The metrics of a sentence-transformers model that is a folder or a hub id; `TeacherError` when it is neither."""
     from sentence_transformers import SentenceTransformer
 
@@ -57,7 +62,7 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str) -> dict[str, float
         ) from error
 
     def encode(texts: list[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = loaded.encode(texts, batch_size=64, show_progress_bar=False)
+        vectors: NDArray[np.float32] = loaded.encode(texts, prompt=prompt, batch_size=64, show_progress_bar=False)
         return vectors
 
     return evaluate_texts(tasks, encode, prefix)
@@ -67,7 +72,7 @@ def main(request: str, response: str) -> None:
     """Answers one request file."""
     asked = json.loads(Path(request).read_text())
     tasks = tasks_from(asked["tasks"])
-    scores = {name: score(model, tasks, asked["prefix"]) for name, model in asked["models"].items()}
+    scores = {name: score(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()}
     Path(response).write_text(json.dumps(scores))
 
 

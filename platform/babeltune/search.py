@@ -24,7 +24,7 @@ from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from babeltune.errors import BabeltuneError, SweepError
+from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import NAMESPACE, Lanes
 from babeltune.records import Scalar, Sweep
 from babeltune.searcher import (
@@ -205,6 +205,11 @@ def search(
         if trial.state.is_finished():
             prime(scheduler, f"before-{number}", ledger.reports(number))
     _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop)
+    if isinstance(searcher.trouble, ray.exceptions.RayError):
+        raise ClusterError(
+            f"a process that the search needs is gone ({str(searcher.trouble).strip().splitlines()[0]}); every trial "
+            "keeps its last checkpoint: `babeltune resume` goes on"
+        ) from searcher.trouble
     if searcher.trouble is not None:
         raise searcher.trouble
     ended = proposals.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -229,7 +234,7 @@ def _run_tune(
             looked = time.monotonic()
             try:
                 lanes.mend()
-            except BabeltuneError as error:
+            except (BabeltuneError, ray.exceptions.RayError) as error:
                 searcher.trouble = error
         return searcher.trouble is not None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from ray.tune.search import Searcher
 from babeltune.errors import SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.records import Scalar, Sweep, plain
+from babeltune.spool import end_on_a_line
 
 Suggest = Callable[[Any], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
@@ -125,6 +127,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines: list[dict[str, Any]] = []
+        end_on_a_line(path)
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
@@ -138,6 +141,8 @@ class Ledger:
         self.lines.append(line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def reports(self, number: int) -> list[dict[str, Any]]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""

@@ -21,7 +21,7 @@ class Spool:
 
     def __init__(self, path: Path, store: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _end_on_a_line(path)
+        end_on_a_line(path)
         self.path = path
         self.memo: dict[str, Any] = {}
         """Saved with each acknowledgement; JSON only."""
@@ -68,7 +68,7 @@ class Spool:
         self._file.close()
 
 
-def _end_on_a_line(path: Path) -> None:
+def end_on_a_line(path: Path) -> None:
     """Cuts off the line that a killed process left unfinished."""
     if path.exists():
         content = path.read_bytes()

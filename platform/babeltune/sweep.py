@@ -30,6 +30,7 @@ from babeltune.environment import deciding_facts, environment_facts
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
 from babeltune.ledger import State, SweepFolder, outcome, trial_row
+from babeltune.method import load_method, make_config
 from babeltune.prepare import Progress, prepare, read_corpus, silent
 from babeltune.prepared import Prepared, write_prepared
 from babeltune.records import Point, Scalar, Sweep, plain, report_from
@@ -144,7 +145,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
         yield
         return
     if cluster.address == "local":
-        with local_ray(num_cpus=os.cpu_count() or 1, num_gpus=torch.cuda.device_count()):
+        with local_ray(num_gpus=torch.cuda.device_count()):
             yield
         return
     if cluster.address.startswith(("http://", "https://")):
@@ -266,15 +267,21 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
     """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
+    workers = sweep.budget.workers or cluster.workers
+    left = max(1, sweep.budget.trials - board.ended)
     lanes = Lanes(
-        count=cluster.lanes,
-        workers=sweep.budget.workers or cluster.workers,
+        count=left if cluster.lanes == "auto" else min(left, cluster.lanes),
+        workers=workers,
         cpus_per_worker=cluster.cpus_per_worker,
         gpus_per_worker=cluster.gpus_per_worker,
         run_trial="babeltune.trial:run",
         storage=folder.path / "train",
     )
-    with Tracking(sweep, folder, prepared, tracker) as tracking, lanes:
+    world: dict[str, Scalar] = {
+        "fact.world_size": workers,
+        "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
+    }
+    with Tracking(sweep, folder, prepared, tracker, world) as tracking, lanes:
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
             attributes = tracking.on_event(kind, number, info)
@@ -287,7 +294,7 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
         board.searching = time.monotonic()
         minutes = sweep.budget.minutes
         last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        complete = search(
+        tracking.complete = search(
             sweep,
             lanes=lanes,
             folder=folder.path,
@@ -299,7 +306,7 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
             no_more=lambda: time.monotonic() > last_start,
         )
     board.progress("done", board.ended, sweep.budget.trials)
-    return complete
+    return tracking.complete
 
 
 def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
@@ -315,24 +322,31 @@ def score_baselines(
     sweep: Sweep, prepared: Prepared, folder: SweepFolder, progress: Progress = silent, *, gpus: float = 0.0
 ) -> None:
     """Scores the untrained student of the default configuration and the raw teacher, once."""
-    if folder.read("baselines.json") is not None:
+    if (folder.read("baselines.json") or {}).get("data") == prepared.digest:
         return
     progress("scoring the untrained student and the teacher", 0, 1)
     trial = make_trial(sweep, 0, default_params(sweep))
     untrained = ray.remote(num_cpus=1, num_gpus=gpus)(untrained_scores).remote(trial, prepared)
     teacher = ray.remote(num_cpus=1)(teacher_scores).remote(prepared)
-    folder.write("baselines.json", {"untrained": fetched(untrained), "teacher": fetched(teacher)})
+    scores = {"untrained": fetched(untrained), "teacher": fetched(teacher)}
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
     progress("scoring the untrained student and the teacher", 1, 1)
 
 
 class Tracking:
     """Writes what happens to MLflow and to the trials' outcome files."""
 
-    def __init__(self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker) -> None:
+    def __init__(
+        self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker, world: dict[str, Scalar]
+    ) -> None:
+        """`world` holds the tags that say how every trial runs: its world size and backend."""
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
+        self.world = world
         self.facts: dict[int, dict[str, Scalar]] = {}
         self.open: set[int] = set()
         """Trials that began and have not ended."""
+        self.complete = False
+        """Whether the sweep ended with all of its trials."""
 
     def __enter__(self) -> Tracking:
         facts = environment_facts()
@@ -351,9 +365,10 @@ class Tracking:
         params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
         texts = {f"truncated.{key}": str(tokens.truncated) for key, tokens in self.prepared.tokens.items()}
         if self.prepared.teacher:
-            texts["teacher.sentences"] = str(facts_of(Path(self.prepared.teacher))["forwarded"])
+            taught = facts_of(Path(self.prepared.teacher))
+            texts |= {"teacher.sentences": str(taught["forwarded"]), "truncated.teacher": str(taught["truncated"])}
         self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts})
-        for name, scores in self.folder.read("baselines.json").items():
+        for name, scores in self.folder.baselines().items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
             self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=scores)])
             self.tracker.end_trial(name, "FINISHED", {})
@@ -363,7 +378,8 @@ class Tracking:
         for number in sorted(self.open):
             self.end(number, "stopped", "")
         kind = error[0]
-        self.tracker.end_sweep("FINISHED" if kind is None else "KILLED" if kind is KeyboardInterrupt else "FAILED")
+        stopped = kind is KeyboardInterrupt or (kind is None and not self.complete)
+        self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if kind is None else "FAILED")
         close_tracker(self.tracker, self.folder)
 
     def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
@@ -388,7 +404,11 @@ class Tracking:
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
-        self.tracker.start_trial(number, {**settings, **searched}, {"babeltune.method": trial["method"], **self.tags})
+        method = load_method(trial["method"])
+        config = make_config(method, trial["config"])
+        negatives = method.negatives(config, trial["training"]["global_batch"])
+        tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
+        self.tracker.start_trial(number, {**settings, **searched}, tags)
         return None
 
     def end(self, number: int, state: State, reason: str) -> None:

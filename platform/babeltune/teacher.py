@@ -19,6 +19,7 @@ from babeltune.hub import model_files, model_folder, quiet
 from babeltune.records import Teacher
 from babeltune.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
+from babeltune.system import give_back_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +40,8 @@ class TeacherModel:
         self._model = model
         self._device = torch.device(device)
         self.dim = int(model.get_embedding_dimension())
+        self.truncated = 0
+        """Sentences cut at `teacher.max_tokens` so far."""
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -63,12 +66,13 @@ class TeacherModel:
             return
         ids = self._model.tokenizer(
             [self._teacher.prompt + text for text in texts],
-            truncation=True,
-            max_length=self._model.max_seq_length,
             return_attention_mask=False,
             return_token_type_ids=False,
+            verbose=False,  # about long sentences, which are counted here and cut below
         )["input_ids"]
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        whole = np.fromiter(map(len, ids), np.int64, len(ids))
+        lengths = np.minimum(whole, self._model.max_seq_length)
+        self.truncated += int((whole > lengths).sum())
         order = np.argsort(lengths, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
             size = max(1, BATCH_TOKENS // max(1, int(lengths[group[0]])))
@@ -186,7 +190,8 @@ def build_teacher_store(
     """The folder of the teacher's vectors: fp16, row i belongs to `texts[i]`; open it with `store.open_matrix`.
 
     The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
-    together. The fact `forwarded` counts the sentences that went through the teacher.
+    together. The fact `forwarded` counts the sentences that went through the teacher, `truncated` those that
+    were cut at its `max_tokens`.
 
     Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
     """
@@ -230,7 +235,11 @@ def _write(
         arguments.append((teacher, str(work), str(folder / name)))
         shards.append((name, len(members)))
     forwarded = count_all(run_shards(encode_shard, arguments, gpu=True), len(texts), progress, "the teacher encoded")
-    for _, work_file, _ in arguments:
+    truncated = 0
+    for _, work_file, out in arguments:
+        cut = Path(f"{out}.truncated")
+        truncated += int(cut.read_text(encoding="ascii"))
+        cut.unlink()
         Path(work_file).unlink()
     order = np.empty(len(texts), "<i8")
     order[sequence] = np.arange(len(texts))
@@ -241,7 +250,7 @@ def _write(
             "rows": Array("<f2", width, tuple(shards) or (_empty(folder),)),
             "order": Array("<i8", 0, (("order.bin", len(texts)),)),
         },
-        facts={"forwarded": forwarded, "dim": width},
+        facts={"forwarded": forwarded, "truncated": truncated, "dim": width},
     )
 
 
@@ -258,6 +267,7 @@ def _empty(folder: Path) -> tuple[str, int]:
 def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, device: str = "") -> int:
     """Writes the fp16 vectors of the texts in a JSON file to another file; returns how many were forwarded.
 
+    Beside them goes the number of texts that were cut.
     Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
     """
     texts = read_texts(texts_file)
@@ -266,6 +276,7 @@ def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, 
         torch.set_num_threads(threads)
     try:
         model = _loaded(teacher, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        already = model.truncated
         vectors = model.encode(texts).astype("<f2")
     finally:
         torch.set_num_threads(before)
@@ -275,6 +286,8 @@ def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, 
             "set teacher.normalize to true, or use another model"
         )
     vectors.tofile(out)
+    give_back_memory()
+    Path(f"{out}.truncated").write_text(str(model.truncated - already), encoding="ascii")
     return len(vectors)
 
 

@@ -179,8 +179,10 @@ def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None =
     console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
 
 
-def show_status(folder: SweepFolder, state: str, console: Console) -> None:
+def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
     console.print(f"sweep {folder.id}: {state}")
+    if reason:
+        console.print(f"  {reason}", markup=False)
     show_leaderboard(folder, console)
 
 
