@@ -156,6 +156,7 @@ def build_tokens(
         if student.model is None:
             progress("training the tokenizer", 0, 1)
             trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+            progress("training the tokenizer", 1, 1)
         tokenizer = load_tokenizer(student, trained)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         train, evaluation = (
