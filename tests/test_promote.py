@@ -11,17 +11,10 @@ from safetensors.torch import load_file, save_file
 from babeltune.checkpoint import checkpoint_folder, digest_of, read_reports
 from babeltune.cli import app
 from babeltune.errors import CheckpointError, PromotionError, SweepError, UnknownNameError
+from babeltune.judge import TOLERANCE, chance_of, judge
 from babeltune.ledger import winner
 from babeltune.prepared import TextTask
-from babeltune.promote import (
-    TOLERANCE,
-    chance_of,
-    dev_texts,
-    evaluate_model,
-    find_candidate,
-    judge,
-    promote,
-)
+from babeltune.promote import dev_texts, evaluate_model, find_candidate, promote
 from babeltune.records import Gate, Promotion
 from babeltune.registry import champion_of, fetch, find_run
 

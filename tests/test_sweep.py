@@ -109,8 +109,9 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
         assert run.data.tags["data"] == prepared["digest"]
         assert any(key.startswith("digest.") for key in run.data.tags)
     assert any(key.startswith("overlap.natural") for key in parent.data.tags)
-    assert int(parent.data.tags["teacher.sentences"]) > 300
-    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0", "0"]
+    assert int(parent.data.tags["teacher.forwarded"]) > 300
+    assert parent.data.tags["teacher.truncated"] == "0"
+    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0"]
     assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
     assert sweep.name == "searched"
 

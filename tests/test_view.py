@@ -6,8 +6,8 @@ import time
 
 from rich.console import Console
 
+from babeltune.judge import Decision
 from babeltune.ledger import Row
-from babeltune.promote import Decision
 from babeltune.spec import read_sweep
 from babeltune.view import (
     attach,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import babeltune
 
 if TYPE_CHECKING:
+    from babeltune.judge import Decision
     from babeltune.prepared import Prepared
-    from babeltune.promote import Decision
     from babeltune.records import Report, Sweep, Trial
 
 

@@ -19,9 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.judge import Decision
 from babeltune.ledger import Row, SweepFolder, leaderboard
 from babeltune.method import load_method
-from babeltune.promote import Decision
 from babeltune.records import Scalar, Sweep
 from babeltune.sweep import Board, is_driven
 
