@@ -111,7 +111,8 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
     assert any(key.startswith("overlap.natural") for key in parent.data.tags)
     assert int(parent.data.tags["teacher.forwarded"]) > 300
     assert parent.data.tags["teacher.truncated"] == "0"
-    assert [v for key, v in parent.data.tags.items() if key.startswith("truncated.")] == ["0"]
+    (cut,) = [int(v) for key, v in parent.data.tags.items() if key.startswith("truncated.")]
+    assert cut == next(iter(prepared["tokens"].values()))["truncated"] > 0, "a vocabulary of 1,000 makes long rows"
     assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
     assert sweep.name == "searched"
 
