@@ -11,7 +11,7 @@ from babeltune.checkpoint import write_json
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
-from babeltune.search import prime, register_methods, scheduler_for, search
+from babeltune.search import LaneTrainable, prime, register_methods, scheduler_for, search
 from babeltune.searcher import Ledger, Proposals, open_study, replay, sampler_for, warm_trials
 
 
@@ -359,6 +359,37 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
     results = tuner.fit()
     assert [result.metrics["reports"] for result in results] == [2, 2]
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
+
+
+def test_an_actor_that_tune_throws_away_does_not_stop_its_trial(one_lane, tmp_path):
+    one_lane.offer("watched", {"folder": str(tmp_path / "watched"), "steps": 3, "seed": 1})
+    LaneTrainable({"desk": one_lane.desk_name, "trial": "watched", "objectives": ["dev/score"]}).stop()
+    watcher = LaneTrainable({"desk": one_lane.desk_name, "trial": "watched", "objectives": ["dev/score"]})
+    steps = [watcher.step() for _ in range(3)]
+    assert [step["reports"] for step in steps] == [1, 2, 3]
+    assert [step.get("last", False) for step in steps] == [False, False, True]
+
+
+def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_lane, tmp_path):
+    def stop_behind_the_searchs_back(event, number, info):
+        if event == "report" and number == 1:
+            ray.get(one_lane._desk.stop.remote(ids[1]))
+
+    ids = {}
+    offer = one_lane.offer
+
+    def remember(trial_id, payload):
+        ids[len(ids)] = trial_id
+        offer(trial_id, payload)
+
+    one_lane.offer = remember
+    try:
+        assert not run(tmp_path, one_lane, a_sweep(), 2, stop_behind_the_searchs_back)
+    finally:
+        del one_lane.offer
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert run(tmp_path, one_lane, a_sweep(), 2)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
 def test_a_search_whose_desk_dies_says_how_to_go_on(ray_cluster, tmp_path):

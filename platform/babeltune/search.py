@@ -6,6 +6,7 @@ starts a new Tune run from the study and the ledger; nothing that Tune wrote is 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
@@ -52,20 +53,20 @@ MEND_SECONDS = 1.0
 
 
 class LaneTrainable(tune.Trainable):  # type: ignore[misc]
-    """A trial as Tune sees it: each report that its lane hands to the desk is one step."""
+    """A trial as Tune sees it: each report that its lane hands to the desk is one step.
+
+    It only watches. The searcher alone stops a trial: Tune may throw away an actor that it has just started for a
+    trial, because a used one became free for it.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         self._desk = ray.get_actor(config["desk"], namespace=NAMESPACE)
         self._trial, self._objectives = config["trial"], config["objectives"]
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Leaves the last trial and watches the next one."""
-        self.cleanup()
+        """Watches the next trial."""
         self.setup(new_config)
         return True
-
-    def cleanup(self) -> None:
-        ray.get(self._desk.stop.remote(self._trial))
 
     def step(self) -> dict[str, Any]:
         answer = ray.get(self._desk.next_report.remote(self._trial))
@@ -79,11 +80,12 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
         self._reported = report["index"]
         result = {"reports": report["index"], "objective": values[self._objectives[0]], "report": json.dumps(report)}
         if report.get("last"):
-            result |= self._ended(ray.get(self._desk.next_report.remote(self._trial))["ended"])
+            result |= {"last": True, **self._ended(ray.get(self._desk.next_report.remote(self._trial))["ended"])}
         return result
 
     def _ended(self, reason: str | None) -> dict[str, Any]:
-        return {"done": True, "failed": reason} if reason is not None else {"done": True, "last": True}
+        """A trial that ended without its last report has neither `failed` nor `last`: it is left to be resumed."""
+        return {"done": True, "failed": reason} if reason is not None else {"done": True}
 
 
 class Standalone(tune.Trainable):  # type: ignore[misc]
@@ -204,7 +206,11 @@ def search(
     for number, trial in proposals.trials().items():
         if trial.state.is_finished():
             prime(scheduler, f"before-{number}", ledger.reports(number))
-    _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop)
+    try:
+        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            searcher.leave()
     if isinstance(searcher.trouble, ray.exceptions.RayError):
         raise ClusterError(
             f"a process that the search needs is gone ({str(searcher.trouble).strip().splitlines()[0]}); every trial "

@@ -328,9 +328,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Ends a trial: COMPLETE, PRUNED, FAIL, or left running in the study so that it can be resumed."""
-        number = self._numbers.pop(trial_id, None)
-        if number is None or self.trouble is not None:
+        if self.trouble is not None or trial_id not in self._numbers:
             return
+        number = self._numbers.pop(trial_id)
         try:
             self._lanes.stop(trial_id)
             if error:
@@ -338,6 +338,11 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._end(number, result or {})
         except Exception as caught:
             self.trouble = caught
+
+    def leave(self) -> None:
+        """Ends, at their next report, the trials that a search in trouble no longer watches."""
+        for trial_id in self._numbers:
+            self._lanes.stop(trial_id)
 
     def _record(self, number: int, result: dict[str, Any]) -> None:
         if "report" not in result:
