@@ -99,10 +99,10 @@ def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune,
 
 def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(capsys, tiny_file, monkeypatch):
     sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
-    monkeypatch.setattr("babeltune.system.emulates_bf16", lambda: False)
+    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: False)
     warn_of_slow_precision(sweep)
     assert not capsys.readouterr().err
-    monkeypatch.setattr("babeltune.system.emulates_bf16", lambda: True)
+    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: True)
     warn_of_slow_precision(sweep)
     assert "--set training.precision=fp32" in " ".join(capsys.readouterr().err.split())
     warn_of_slow_precision(read_sweep(tiny_file))

@@ -125,7 +125,7 @@ def warn_of_idle_gpus(cluster: Cluster) -> None:
 
 def warn_of_slow_precision(sweep: Sweep) -> None:
     """Says so where this machine would emulate half precision."""
-    from babeltune.system import emulates_bf16
+    from babeltune.machine import emulates_bf16
 
     half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
     if half and emulates_bf16():

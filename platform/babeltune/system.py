@@ -1,28 +1,11 @@
-"""The machine below a trial: what it was doing between two reports, and memory that is given back to it."""
+"""What a trial's machine was doing between two of its reports, under MLflow's own names of system metrics."""
 
 from __future__ import annotations
-
-import contextlib
-import ctypes
 
 import psutil
 import torch
 
 MEGABYTE = 1e6
-
-
-def emulates_bf16() -> bool:
-    """Whether bf16 is slow here: no GPU, and a processor without instructions for it (50 times slower than fp32)."""
-    return not torch.cuda.is_available() and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
-def give_back_memory() -> None:
-    """Returns freed heap to the system, where the C library can.
-
-    Every batch has tensors of new sizes, which leave holes: without this a worker grew from 0.8 to 3 GB in 160 steps.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class SystemMetrics:

@@ -16,10 +16,10 @@ import torch
 
 from babeltune.errors import StoreError, TeacherError
 from babeltune.hub import model_files, model_folder, quiet
+from babeltune.machine import give_back_memory
 from babeltune.records import Teacher
 from babeltune.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
-from babeltune.system import give_back_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

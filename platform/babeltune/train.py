@@ -36,12 +36,12 @@ from babeltune.errors import CheckpointError, TrainingError
 from babeltune.evaluate import evaluate
 from babeltune.gather import Ranks
 from babeltune.learner import learning_rate_at, make_learner, step_seed
+from babeltune.machine import give_back_memory
 from babeltune.method import load_method, make_config
 from babeltune.reader import make_reader, token_set
 from babeltune.records import Point, Report, Scalar, Trial, plain
 from babeltune.sampler import Schedule, local_sizes, own_rows
 from babeltune.store import open_ragged
-from babeltune.system import give_back_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
