@@ -6,6 +6,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: sweep test lint bench format clean
@@ -34,15 +35,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(BIN)/python -c "$$GET_PIP"; } || \
 	  { rm -rf $(VENV); echo "no environment can be made; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 	@start=$$(date +%s); \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX) --force-reinstall --no-deps) torch && \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[quickstart]' && \
+	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) --force-reinstall --no-deps torch &&) \
+	$(PIP) --editable '.[quickstart]' && \
 	echo "installed in $$(( $$(date +%s) - start )) s"
 	@touch $@
 
 # What the tests and checks need besides.
 $(VENV)/.developed: $(INSTALLED)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 # The main job: search, leaderboard, promotion of the winner; fails if the promoted model does not pass its gates.
