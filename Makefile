@@ -26,9 +26,11 @@ os.remove(path)
 endef
 export GET_PIP
 
-# The package and its bundled teacher. Another TORCH_INDEX is another installation.
+# An installation is a stamp; another TORCH_INDEX is another one. `dev` holds what tests and checks need besides.
 INSTALLED := $(VENV)/.installed$(subst /,_,$(subst :,_,$(TORCH_INDEX)))
-$(INSTALLED): pyproject.toml constraints.txt
+DEVELOPED := $(INSTALLED).dev
+
+define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "babeltune needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 2; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) 2>/dev/null || \
@@ -36,14 +38,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  { rm -rf $(VENV); echo "no environment can be made; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 	@start=$$(date +%s); \
 	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) --force-reinstall --no-deps torch &&) \
-	$(PIP) --editable '.[quickstart]' && \
+	$(PIP) --editable '.[$(1)]' && \
 	echo "installed in $$(( $$(date +%s) - start )) s"
-	@touch $@
+	@touch $(INSTALLED) $@
+endef
 
-# What the tests and checks need besides.
-$(VENV)/.developed: $(INSTALLED)
-	@$(PIP) --editable '.[dev]'
-	@touch $@
+# The package and its bundled teacher.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(call INSTALL,quickstart)
+
+$(DEVELOPED): pyproject.toml constraints.txt
+	$(call INSTALL,dev)
 
 # The main job: search, leaderboard, promotion of the winner; fails if the promoted model does not pass its gates.
 sweep: $(INSTALLED)
@@ -53,20 +58,20 @@ sweep: $(INSTALLED)
 	echo "MLflow pages: $(BIN)/babeltune ui" && \
 	echo "sweep and promotion took $$(( $$(date +%s) - start )) s"
 
-test: $(VENV)/.developed
+test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
-lint: $(VENV)/.developed
+lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-format: $(VENV)/.developed
+format: $(DEVELOPED)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 # Each compares ours with a named peer and prints `NAME ratio <median> min <min> max <max> goal <goal>`.
-bench: $(VENV)/.developed
+bench: $(DEVELOPED)
 	@for name in soft_loss train teacher_store trial_start; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:

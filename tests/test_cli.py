@@ -244,7 +244,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     (storage / "stores").symlink_to(folder.path.parents[1] / "stores")
     environment = {**os.environ, "BABELTUNE_HOME": str(storage), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "babeltune.cli", "submit", str(tiny_file), "--json"]
-    command += ["--set", "training.pairs=32000", "--set", "training.reports=10", "--trials", "1"]
+    command += ["--set", "training.pairs=9600", "--set", "training.reports=10", "--trials", "1"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: any(f.trial(0).joinpath("reports.jsonl").exists() for f in sweep_folders(storage)), process)

@@ -11,8 +11,9 @@ from babeltune.checkpoint import write_json
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
-from babeltune.search import LaneTrainable, prime, register_methods, scheduler_for, search
+from babeltune.search import prime, register_methods, scheduler_for, search
 from babeltune.searcher import Ledger, Proposals, open_study, replay, sampler_for, warm_trials
+from babeltune.watcher import LaneTrainable
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +29,23 @@ def lanes(ray_cluster, tmp_path_factory):
         yield opened
 
 
-@pytest.fixture(scope="module")
-def one_lane(ray_cluster, tmp_path_factory):
-    with Lanes(
-        count=1,
-        workers=1,
-        cpus_per_worker=1,
-        gpus_per_worker=0,
-        run_trial="toy_trials:train",
-        storage=tmp_path_factory.mktemp("lane"),
-    ) as opened:
-        yield opened
+class OneAtATime:
+    """The lanes as one lane: none is free while any is busy."""
+
+    def __init__(self, lanes):
+        self._lanes = lanes
+
+    def __getattr__(self, name):
+        return getattr(self._lanes, name)
+
+    def free(self):
+        return int(self._lanes.free() == self._lanes.count)
+
+
+@pytest.fixture
+def one_lane(lanes):
+    assert lanes.wait_idle(60)
+    return OneAtATime(lanes)
 
 
 def a_sweep(**changes):
@@ -161,18 +168,12 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp
     assert len(states(tmp_path, a_sweep())) < 10
 
 
-def test_a_killed_worker_is_not_noticed_by_the_search_and_a_repeated_killer_fails(one_lane, tmp_path):
-    orders = {
-        0: {"orders": {"kind": "kill_once", "rank": 0, "at": 2}},
-        1: {"orders": {"kind": "kill_always", "rank": 0, "at": 1}},
-    }
-    events = Events()
-    run(tmp_path, one_lane, a_sweep(), 3, events, payload=lambda number, _: orders.get(number, {}))
+def test_a_killed_worker_is_not_noticed_by_the_search(one_lane, tmp_path):
+    events, killed = Events(), {"orders": {"kind": "kill_once", "rank": 0, "at": 2}}
+    run(tmp_path, one_lane, a_sweep(), 2, events, payload=lambda number, _: {} if number else killed)
     trials = open_study(tmp_path, a_sweep()).get_trials()
-    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert "given up after 3 restarts" in trials[1].user_attrs["reason"]
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
     assert len((tmp_path / "t0000" / "starts.jsonl").read_text().splitlines()) == 2
-    assert len((tmp_path / "t0001" / "starts.jsonl").read_text().splitlines()) == 4
     assert [info["index"] for number, info in events.of("report") if number == 0] == [1, 2, 3]
 
 
@@ -350,14 +351,14 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
     from babeltune.search import register_methods
 
     assert "soft_contrastive" in register_methods()
-    space = {"sweep": str(tiny_file), "out": str(tmp_path / "out"), "temperature": tune.grid_search([0.05, 0.1])}
+    space = {"sweep": str(tiny_file), "out": str(tmp_path / "out"), "temperature": 0.05}
     tuner = tune.Tuner(
         "soft_contrastive",
         param_space=space,
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
     )
     results = tuner.fit()
-    assert [result.metrics["reports"] for result in results] == [2, 2]
+    assert [result.metrics["reports"] for result in results] == [2]
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from babeltune.checks import taught_languages
 from babeltune.corpus import build_corpus
 from babeltune.document import parse_yaml, repository
-from babeltune.errors import SpecError
+from babeltune.errors import PromotionError, SpecError
 from babeltune.method import GROUP, Needs
 from babeltune.records import plain
 from babeltune.spec import (
@@ -744,6 +744,25 @@ def test_an_unknown_bundled_teacher_is_refused(tmp_path):
 # --- What is shipped ------------------------------------------------------------------------------------------------
 
 SHIPPED = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
+
+
+def test_a_registered_model_is_replaced_by_its_folder(tmp_path):
+    old = "student: {layers: 2, width: 64, heads: 4, projection: teacher}"
+    path = written(tmp_path, changed(old, 'student: {model: "models:/first@champion", projection: teacher}'))
+    asked = []
+
+    def fetch(name):
+        asked.append(name)
+        return str(tmp_path)
+
+    def missing(name):
+        raise PromotionError(f"the store has no {name}")
+
+    assert read_sweep(path, check=False, fetch=fetch).student.model == str(tmp_path)
+    assert asked == ["models:/first@champion"]
+    for how, words in ((None, "which is not asked here"), (missing, "the store has no models:/first@champion")):
+        with pytest.raises(SpecError, match=rf"small.yaml:\d+: student.model: .*{words}"):
+            read_sweep(path, check=False, fetch=how)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

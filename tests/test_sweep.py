@@ -37,6 +37,11 @@ def ends(folder):
     return [event["number"] for event in map(json.loads, lines) if event["event"] == "end"]
 
 
+def on_one_worker(sweep, cluster):
+    """The same sweep where lanes start fastest."""
+    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, lanes=1)
+
+
 def with_trials(sweep, trials):
     return replace(sweep, budget=replace(sweep.budget, trials=trials))
 
@@ -166,7 +171,7 @@ def when(condition, action):
 
 def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copied):
     sweep, folder, cluster = copied
-    sweep = with_trials(sweep, 6)
+    sweep, cluster = on_one_worker(with_trials(sweep, 6), cluster)
     began = folder.trial(4) / "trial.json"
     folder.write("baselines.json", {"data": "another digest", "scores": {"teacher": {"dev/sts/spearman": 0.0}}})
     stopper = when(began.exists, folder.stop_request.touch)
@@ -202,7 +207,7 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
 
 def test_a_stop_during_preparation_is_heard_and_the_sweep_goes_on_later(copied):
     sweep, folder, cluster = copied
-    sweep = replace(sweep, seed=7, budget=replace(sweep.budget, trials=1))
+    sweep, cluster = on_one_worker(replace(with_trials(sweep, 1), seed=7), cluster)
     stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
     assert stopped.id != folder.id
     assert stopped.state() == "stopped"

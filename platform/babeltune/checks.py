@@ -175,7 +175,7 @@ def _needs_of_ranges(sweep: Sweep) -> Iterator[Problem]:
                 for end in (0, 1):
                     value = values_of(sweep.parameters[name], end)[0]
                     other = config_for(sweep, method, {**params, name: value})
-                    if method.needs(other) != method.needs(config):
+                    if method.needs(other).prepared != method.needs(config).prepared:
                         yield (
                             ("parameters", name, kind_of(sweep.parameters[name])),
                             f"decides what method {method.name!r} needs prepared before the first trial; "

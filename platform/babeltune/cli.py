@@ -62,11 +62,23 @@ def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
         show()
 
 
-def read(file: str, overlays: list[str] | None, assignments: list[str] | None, trials: int | None = None) -> Sweep:
+def read(
+    file: str,
+    overlays: list[str] | None,
+    assignments: list[str] | None,
+    cluster: str | None,
+    trials: int | None = None,
+) -> Sweep:
     from babeltune.spec import read_sweep
 
+    def fetch(model: str) -> str:
+        from babeltune.promote import model_folder
+
+        return model_folder(model, cluster_of(cluster))
+
     extra = [f"budget.trials={trials}"] if trials is not None else []
-    return read_sweep(file, overlays=overlays or (), assignments=[*(assignments or ()), *extra], reach=True)
+    given = [*(assignments or ()), *extra]
+    return read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
 
 
 def cluster_of(file: str | None) -> Cluster:
@@ -87,12 +99,13 @@ def plan(
     with_: With = None,
     set_: Set = None,
     trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0)] = 3,
+    cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
     from babeltune.plan import make_plan, render
 
-    report = make_plan(read(file, with_, set_), samples=trials)
+    report = make_plan(read(file, with_, set_, cluster), samples=trials)
     from babeltune.records import plain
 
     say(plain(report), as_json, lambda: out.print(render(report)))
@@ -109,7 +122,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
-    run_sweep(read(file, with_, set_, trials), cluster, accept_changes, as_json)
+    run_sweep(read(file, with_, set_, cluster, trials), cluster, accept_changes, as_json)
 
 
 def warn_of_idle_gpus(cluster: Cluster) -> None:

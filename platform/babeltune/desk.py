@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+NAMESPACE = "babeltune"
+"""Of the actors that Ray knows by name."""
 RESTARTS = 3
 """Restarts of a lane within one trial, without a new report, before that trial has failed."""
 GRACE = 5.0

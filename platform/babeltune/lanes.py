@@ -27,14 +27,14 @@ import ray.train
 import ray.train.torch
 import torch
 from ray._raylet import PlacementGroupID
+from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 from torch import distributed
 
-from babeltune.desk import DIED, POLL, Desk, Ending
+from babeltune.desk import DIED, NAMESPACE, POLL, Desk, Ending
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.system import SystemMetrics
 
-NAMESPACE = "babeltune"
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
 TEAR_DOWN = 15.0
@@ -180,6 +180,13 @@ def _abort_when_asked(desk: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
+class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
+    """Without Ray Data, of which no trial reads: it costs every group a process and every rank an import."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+
+
 class _Lane:
     """The process that calls `fit`, which wants a main thread of its own."""
 
@@ -188,7 +195,7 @@ class _Lane:
         desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
         threading.Thread(target=_abort_when_asked, args=(desk,), daemon=True).start()
         gpu = scaling["use_gpu"]
-        ray.train.torch.TorchTrainer(
+        _Trainer(
             lane_loop,
             train_loop_config=settings,
             scaling_config=ray.train.ScalingConfig(**scaling),

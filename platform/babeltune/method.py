@@ -102,6 +102,15 @@ class Needs:
     same_dimension: bool = False
     """The student's vectors are compared with the teacher's, so their widths must agree."""
     in_batch_negatives: bool = False
+    order: Literal["shuffled", "length"] = "shuffled"
+    """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
+    warm_up: int = 0
+    """Teacher vectors of this many training anchors are given to `Method.warm_up` before the first step."""
+
+    @property
+    def prepared(self) -> Needs:
+        """What of it is prepared before the first trial; order and warm-up are matters of each trial."""
+        return dataclasses.replace(self, order="shuffled", warm_up=0)
 
     @property
     def negatives_key(self) -> str:
@@ -130,6 +139,12 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """This rank's share of the loss of one global batch."""
+
+    def warm_up(self, vectors: Float[Tensor, "rows teacher_dim"], ids: Int[Tensor, "rows"]) -> None:
+        """Takes the teacher's vectors of `needs.warm_up` anchors (fewer if there are fewer texts), and their text ids.
+
+        Called once, on every rank alike, before the first step of a trial that does not resume.
+        """
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:

@@ -48,6 +48,17 @@ class Reader:
         rows = self.teacher.rows(self.teacher_rows[ids])
         return torch.from_numpy(rows.astype(np.float32)).to(self.device)
 
+    def target_lengths(self) -> NDArray[np.int64]:
+        """[pairs] the number of tokens of each pair's target."""
+        lengths: NDArray[np.int64] = self.tokens.lengths()[np.asarray(self.pairs[:, 1])]
+        return lengths
+
+    def anchors(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
+        """The teacher's vectors and the text ids of `count` distinct anchors drawn at random, or of all there are."""
+        ids = np.unique(np.asarray(self.pairs[:, 0], dtype=np.int64))
+        drawn = np.random.default_rng((seed, 9)).permutation(ids)[:count]
+        return self.vectors(drawn), torch.from_numpy(drawn).to(self.device)
+
     def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
         """This rank's rows of a global batch of `total` pairs."""
         sides = self.sides

@@ -103,11 +103,14 @@ def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int) ->
 
 
 def fetch(uri: str, model: str, folder: Path) -> Path:
-    """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder`."""
+    """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder` that their content names."""
     name, _, alias = model.removeprefix("models:/").partition("@")
     version = champion_of(uri, name, alias)
     if version is None:
         raise PromotionError(f"{without_password(uri)} has no {model}; `babeltune promote` registers one")
+    wanted = folder / version.source.rpartition("/")[2]
+    if wanted.is_dir() and wanted.name == f"model-{_digest(wanted)}":
+        return wanted
     with _promotion(uri, f"fetch {model!r}"):
         from mlflow.artifacts import download_artifacts
 

@@ -1,8 +1,8 @@
 """Which pairs each step sees: a pure function of the seed and the step, the same on every rank.
 
-Each language pair has an endless stream of epochs, every epoch a fresh permutation; a step takes the next rows of
-one stream (`one_pair`) or of all streams (`mixed`). Streams are random access, so a trial resumes from its step
-number alone.
+Each language pair has an endless stream of epochs, every epoch a fresh permutation or the rows in a given order; a
+step takes the next rows of one stream (`one_pair`) or of all streams (`mixed`). Streams are random access, so a trial
+resumes from its step number alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average."""
+    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average.
 
-    def __init__(self, rows: NDArray[np.int64], weights: NDArray[np.float32], seed: tuple[int, ...]) -> None:
+    `order` [pairs], where given, sorts every epoch; rows of equal order stay in the file's.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        weights: NDArray[np.float32],
+        seed: tuple[int, ...],
+        order: NDArray[np.int64] | None = None,
+    ) -> None:
         self.rows = rows
+        self.order = order
         self.weights = weights
         self.seed = seed
         self.even = bool((weights == 1).all())
@@ -33,11 +43,13 @@ class Stream:
 
     def _epoch(self, number: int) -> NDArray[np.int64]:
         generator = np.random.default_rng((*self.seed, number))
-        if self.even:
-            return generator.permutation(self.rows)
-        times = np.floor(self.weights + generator.random(len(self.rows))).astype(np.int64)
-        drawn = generator.permutation(np.repeat(self.rows, times))
-        return drawn if len(drawn) else generator.permutation(self.rows)
+        drawn = self.rows
+        if not self.even:
+            times = np.floor(self.weights + generator.random(len(self.rows))).astype(np.int64)
+            drawn = np.repeat(self.rows, times) if times.any() else self.rows
+        if self.order is not None:
+            return drawn[np.argsort(self.order[drawn], kind="stable")]
+        return generator.permutation(drawn)
 
     def take(self, start: int, count: int) -> NDArray[np.int64]:
         """The rows at stream positions `start` to `start + count`."""
@@ -69,12 +81,13 @@ class Schedule:
         global_batch: int,
         total_pairs: int,
         seed: int,
+        order: NDArray[np.int64] | None = None,
     ) -> None:
         present = [group for group, rows in enumerate(np.bincount(groups)) if rows > 1]
         if not present:
             raise TrainingError("no language pair has two training pairs; give data.train sources with more rows")
         self.streams = [
-            Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)))
+            Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)), order)
             for group in present
         ]
         mass = np.array([float(s.weights.sum()) for s in self.streams]) ** (1.0 / sampling.temperature)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import os
 import shutil
@@ -26,7 +25,7 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
-from babeltune.lanes import NAMESPACE, Lanes
+from babeltune.lanes import Lanes
 from babeltune.records import Scalar, Sweep
 from babeltune.searcher import (
     Ledger,
@@ -35,10 +34,10 @@ from babeltune.searcher import (
     Proposals,
     Suggest,
     all_failed,
-    finite,
     open_study,
     warm_trials,
 )
+from babeltune.watcher import LaneTrainable
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -50,42 +49,6 @@ ENVIRONMENT = {
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
 MEND_SECONDS = 1.0
-
-
-class LaneTrainable(tune.Trainable):  # type: ignore[misc]
-    """A trial as Tune sees it: each report that its lane hands to the desk is one step.
-
-    It only watches. The searcher alone stops a trial: Tune may throw away an actor that it has just started for a
-    trial, because a used one became free for it.
-    """
-
-    def setup(self, config: dict[str, Any]) -> None:
-        self._desk = ray.get_actor(config["desk"], namespace=NAMESPACE)
-        self._trial, self._objectives = config["trial"], config["objectives"]
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Watches the next trial."""
-        self.setup(new_config)
-        return True
-
-    def step(self) -> dict[str, Any]:
-        answer = ray.get(self._desk.next_report.remote(self._trial))
-        if "ended" in answer:
-            return self._ended(answer["ended"])
-        report = answer["report"]
-        values = {name: report["metrics"].get(name) for name in self._objectives}
-        if not finite(values.values()):
-            bad = ", ".join(f"{name} is {value}" for name, value in values.items() if not finite([value]))
-            return {"done": True, "failed": f"objective {bad} at report {report['index']}"}
-        self._reported = report["index"]
-        result = {"reports": report["index"], "objective": values[self._objectives[0]], "report": json.dumps(report)}
-        if report.get("last"):
-            result |= {"last": True, **self._ended(ray.get(self._desk.next_report.remote(self._trial))["ended"])}
-        return result
-
-    def _ended(self, reason: str | None) -> dict[str, Any]:
-        """A trial that ended without its last report has neither `failed` nor `last`: it is left to be resumed."""
-        return {"done": True, "failed": reason} if reason is not None else {"done": True}
 
 
 class Standalone(tune.Trainable):  # type: ignore[misc]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -395,8 +394,3 @@ def all_failed(ended: Iterable[FrozenTrial]) -> SweepError:
     worst = sorted(reasons.items(), key=lambda item: -item[1])[:3]
     listed = "; ".join(f"{count}× {reason}" for reason, count in worst)
     return SweepError(f"all of the first {sum(reasons.values())} trials failed: {listed}; change the sweep file")
-
-
-def finite(values: Iterable[Any]) -> bool:
-    """Whether every value is a finite number."""
-    return all(isinstance(v, int | float) and math.isfinite(v) for v in values)

@@ -16,7 +16,7 @@ w_ij, and one tile of labels serves two tiles of S.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,15 @@ class Repeats:
     """Text ids of all candidates."""
     offset: int
     """Row i's positive is candidate offset + i."""
+    positives: bool = False
+    """Whether the positives themselves are left out too."""
+
+    def others(self, masked: bool) -> Repeats:
+        """Leaves out each row's positive, which the loss counts apart, and (`masked`) its repeats."""
+        if masked:
+            return replace(self, positives=True)
+        places = torch.arange(len(self.everyone), device=self.own.device)
+        return Repeats(places[self.offset : self.offset + len(self.own)], places, self.offset, positives=True)
 
     def count(self) -> Int[Tensor, ""]:
         """How many own positives have the text of another candidate."""
@@ -149,7 +158,8 @@ class Repeats:
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
         same = self.own[i].unsqueeze(1) == self.everyone[j]
-        same.diagonal(self.offset + i.start - j.start).fill_(False)
+        if not self.positives:
+            same.diagonal(self.offset + i.start - j.start).fill_(False)
         similarities.masked_fill_(same, -torch.inf)
 
 

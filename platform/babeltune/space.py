@@ -224,7 +224,7 @@ def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
     method = load_method(str(default.get("method", sweep.method)))
     first = (default, method, config_for(sweep, method, default))
     for _, method, config in (first, *configurations(sweep)):
-        needs = method.needs(config)
+        needs = method.needs(config).prepared
         found.setdefault((method.name, needs), (method.name, config, needs))
     return list(found.values())
 

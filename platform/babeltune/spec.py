@@ -27,7 +27,7 @@ from babeltune.document import (
     repository,
     validate,
 )
-from babeltune.errors import SpecError
+from babeltune.errors import PromotionError, SpecError
 from babeltune.reach import reach_problems
 from babeltune.records import Data, Sweep, plain
 from babeltune.rules import KINDS, Problem, problems
@@ -51,6 +51,8 @@ PATHS = ("path", "paths", "model", "dataset")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
+REGISTERED = "models:/"
+"""Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NOT_DECIDING = ("budget", "description", "promotion")
 
 
@@ -62,17 +64,20 @@ def read_sweep(
     environ: Mapping[str, str] | None = None,
     check: bool = True,
     reach: bool = False,
+    fetch: Callable[[str], str] | None = None,
 ) -> Sweep:
     """The sweep of that file with these overlays and assignments.
 
     `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
-    and the data's root are there (`check_reachable`). Raises `SpecError` naming every problem.
+    and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
+    stands in the sweep in place of `models:/NAME@ALIAS`. Raises `SpecError` naming every problem.
     """
     document = read_document(find_file(path))
     for overlay in overlays:
         _overlay(document, read_document(find_file(overlay)))
     for assignment in assignments:
         assign(document, assignment)
+    _fetch_models(document, fetch)
     sweep = _typed(document, environ)
     _refuse(problems(sweep), document.error)
     if check:
@@ -167,6 +172,24 @@ def _overlay(document: Document, overlay: Document) -> None:
     for key, value in overlay.values.items():
         places = {old[1:]: place for old, place in overlay.places.items() if old[0] == key}
         document.put((key,), value, places)
+
+
+def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
+    """Puts folders in place of the registered models that student and teacher name."""
+    choices = document.get(("parameters", "student.model", "choice"))
+    keys: list[Key] = [("student", "model"), ("teacher", "model")]
+    keys += [("parameters", "student.model", "choice", i) for i in range(len(choices or ()))]
+    for key in keys:
+        name = document.get(key)
+        if not isinstance(name, str) or not name.startswith(REGISTERED):
+            continue
+        if fetch is None:
+            raise SpecError(document.error(key, f"{name!r} is in a registry, which is not asked here; name a folder"))
+        try:
+            folder = fetch(name)
+        except PromotionError as error:
+            raise SpecError(document.error(key, str(error))) from error
+        document.put(key, folder, {(): document.place(key)})
 
 
 def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:

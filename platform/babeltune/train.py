@@ -118,6 +118,7 @@ class Run:
         self.reader = make_reader(trial, prepared, device)
         method = load_method(trial.method)
         config = make_config(method, trial.config)
+        self.needs = method.needs(config)
         self.schedule = Schedule(
             prepared.pair_groups(),
             prepared.pair_weights(),
@@ -125,6 +126,7 @@ class Run:
             global_batch=trial.training.global_batch,
             total_pairs=trial.training.pairs,
             seed=trial.seed,
+            order=self.reader.target_lengths() if self.needs.order == "length" else None,
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
@@ -151,6 +153,8 @@ class Run:
             weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
             self.learner.module.load_state_dict(weights)
             restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
+        elif self.needs.warm_up:
+            self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, self.trial.seed))
         return reports
 
     def identity(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What every method promises. The file is also the program of each process of a group of gloo ranks."""
 
+import copy
 import dataclasses
 import os
 import subprocess
@@ -31,6 +32,14 @@ CASES = [
     ("mse_distillation", {}),
     ("translation_ranking", {"temperature": 0.2, "hard_negatives": 2}),
     ("translation_ranking", {"temperature": 0.2, "hard_negatives": 0, "direction": "forward"}),
+    *(
+        ("laser3_co", {"variant": variant, "temperature": 0.2, "sigma": 0.3, "queue": 10, "equal_m": equal})
+        for variant in ("laser3", "co", "co_filter", "in_batch")
+        for equal in (False, True)
+    ),
+    ("laser3_co", {"denominator": "eq1", "temperature": 0.015, "queue": 10, "self_weight": 0.0}),
+    ("lealla", {"beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
+    ("lealla", {"scale": 70.0, "beta": 0.0, "gamma": 0.0, "mask_duplicates": False}),
 ]
 NAMES = ["-".join([name, *(str(v) for v in values.values())]) for name, values in CASES]
 WORLDS = (4, 2)
@@ -84,7 +93,11 @@ def share(total, negatives, rank=0, world=1):
 def build(name, values):
     method = load_method(name)
     config = make_config(method, values)
-    return method(config, student_dim=DIM, teacher_dim=DIM), method.needs(config)
+    torch.manual_seed(4)
+    built, needs = method(config, student_dim=DIM, teacher_dim=DIM), method.needs(config)
+    vectors = normalize(torch.randn(12, DIM, generator=torch.Generator().manual_seed(8)), dim=1)
+    built.warm_up(vectors[: needs.warm_up], torch.arange(12)[: needs.warm_up])
+    return built, needs
 
 
 def gradients(name, values, total, ranks):
@@ -96,10 +109,12 @@ def gradients(name, values, total, ranks):
     loss = method.loss(student, batch, ranks)
     local = (student(batch.target) * torch.arange(DIM)).sum() / batch.total
     (loss.total + 0.3 * local).backward()
-    ranks.sum_gradients(student.parameters())
+    trained = nn.ModuleDict({"student": student, "method": method})
+    ranks.sum_gradients(trained.parameters())
     values = ranks.sum_scalars({"loss": loss.total, **loss.terms, **loss.diagnostics})
     found = {key: torch.tensor(value) for key, value in values.items()}
-    return found | {key: p.grad for key, p in student.named_parameters()}
+    buffers = {key: value.double() for key, value in method.named_buffers()}
+    return found | {key: p.grad for key, p in trained.named_parameters()} | buffers
 
 
 def everything(ranks):
@@ -166,8 +181,9 @@ def test_a_few_steps_lower_the_loss(name, values):
     method, needs = build(name, values)
     student, batch = Student(), share(7, needs.hard_negatives)
     optimizer = torch.optim.AdamW(student.parameters(), lr=2e-3)
-    losses = []
+    losses, before = [], copy.deepcopy(method.state_dict())
     for _ in range(5):
+        method.load_state_dict(before)  # a queue that has grown is another loss
         optimizer.zero_grad()
         loss = method.loss(student, batch, Ranks())
         loss.total.backward()
@@ -178,11 +194,10 @@ def test_a_few_steps_lower_the_loss(name, values):
 
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_gradient_caching_changes_nothing(name, values):
-    method, needs = build(name, values)
-    batch = share(7, needs.hard_negatives)
     found = []
     for chunk in (None, 3):
-        student = Student()
+        method, needs = build(name, values)
+        student, batch = Student(), share(7, needs.hard_negatives)
         cached = CachedEncode(student, chunk) if chunk else None
         method.loss(cached or student, batch, Ranks()).total.backward()
         if cached:

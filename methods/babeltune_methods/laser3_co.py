@@ -1,0 +1,183 @@
+"""Multilingual representation distillation with contrastive learning (LASER3, LASER3-CO, LASER3-CO-Filter).
+
+Tan, Heffernan, Schwenk and Koehn 2023, "Multilingual Representation Distillation with Contrastive Learning", EACL;
+no code was released, the base is fairseq's LASER3. Stage one (`laser3`) pulls the student's vector of a sentence to
+the frozen teacher's vector of its translation. Stage two (`co`) also pushes it away from a queue of the teacher's
+vectors of earlier targets; `co_filter` keeps those out that the teacher finds too close to the positive, and takes the
+text sorted by length, so that the queue holds sentences of a like length. `in_batch` is the ablation without a queue.
+
+The paper translates x into y, and its teacher knows y: here y is the source, that is the anchor side, of a pair.
+
+    N           pairs in the global batch; n of them on this rank
+    q           [n, dim]       unit vectors of the student, student(x_i)
+    k           [n, dim]       unit vectors of the teacher, k+ = teacher(y_i)
+    queue       [N_q, dim]     the teacher's unit vectors of earlier y
+    S_i         the queue's entries that are negatives of row i: cos(k_i, entry) < sigma
+    t           temperature
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from babeltune.errors import TrainingError
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.negative_queue import Filter, Queue, equal_m, log_sums
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+QUEUED = ("co", "co_filter")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's numbers (section 3.1); Algorithm 1's denominator, and filtered entries left out exactly."""
+
+    variant: Literal["laser3", "co", "co_filter", "in_batch"] = "co_filter"
+    """Section 2: distillation (stage one), contrast with a queue, with the pre-filter, or within the batch."""
+    temperature: float = 0.05
+    """t of equation 1 (section 3.1: 0.05)."""
+    queue: int = 4096
+    """N_q, entries of the queue (section 3.1: 4096; table 6: 512 to 4096 made no difference)."""
+    sigma: float = 0.9
+    """Section 2.3: an entry this close to the positive is no negative (0.9; figure 4 tries 0.5 to 1.0)."""
+    equal_m: bool = False
+    """Appendix A: every row keeps M = min_j |S_j| negatives, drawn at random. One row with few starves all rows, so
+    absent: each row keeps all of its own."""
+    denominator: Literal["alg1", "eq1"] = "alg1"
+    """Algorithm 1 counts the positive in the denominator; equation 1, as printed, does not and is unbounded below."""
+    self_weight: float = 1.0
+    """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). The paper compares student(x) with
+    teacher(y); a student that is used alone needs both. 0 is the paper's stage two."""
+    mask_duplicates: bool = True
+    """Candidates with the positive's own text are no negatives. The paper does not say; `paper()` does not mask."""
+
+    def __post_init__(self) -> None:
+        for field, allowed in (
+            ("variant", ("laser3", "co", "co_filter", "in_batch")),
+            ("denominator", ("alg1", "eq1")),
+        ):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+        if not 1 <= self.queue <= 65_536:
+            raise ValueError(f"queue is {self.queue}; it must be 1 to 65536 entries")
+        if not -1 < self.sigma <= 1:
+            raise ValueError(f"sigma is {self.sigma}; it is a cosine, above -1 and up to 1")
+        if not (self.self_weight >= 0 and math.isfinite(self.self_weight)):
+            raise ValueError(f"self_weight is {self.self_weight}; it must be 0 or more")
+
+    @classmethod
+    def paper(cls) -> Config:
+        """Stage two as printed: LASER3-CO-Filter with equation 1, equal M, and the target language alone."""
+        return cls(equal_m=True, denominator="eq1", self_weight=0.0, mask_duplicates=False)
+
+
+def distil(q: Float[Tensor, "local dim"], k: Float[Tensor, "local dim"]) -> Float[Tensor, ""]:
+    """sum_i 1 - cos(q_i, k_i), LASER3's loss."""
+    return (1 - (q * k).sum(1)).sum()
+
+
+class Laser3Co(Method):
+    name = "laser3_co"
+    Config = Config
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
+        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
+        self.queue = Queue(config.queue, teacher_dim) if config.variant in QUEUED else None
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        return Needs(
+            teacher=frozenset({"source"}),
+            same_dimension=True,
+            in_batch_negatives=config.variant == "in_batch",
+            order="length" if config.variant == "co_filter" else "shuffled",
+            warm_up=config.queue if config.variant in QUEUED else 0,
+        )
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        return config.queue if config.variant in QUEUED else super().negatives(config, global_batch)
+
+    def warm_up(self, vectors: Tensor, ids: Tensor) -> None:
+        """Fills the queue, which holds nothing before the first batch: without negatives Algorithm 1's loss is 0."""
+        if self.queue is not None:
+            self.queue.push(normalize(vectors.float(), dim=1), ids)
+
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        config: Config = self.config
+        if batch.teacher_source is None:
+            raise TrainingError("laser3_co needs the teacher's vectors of the source side")
+        both = config.self_weight > 0
+        q, *own = (
+            normalize(side.float(), dim=1)
+            for side in encode_together(encode, batch.target, *([batch.source] if both else []))
+        )
+        k = normalize(batch.teacher_source.detach().float(), dim=1)
+        if q.shape[1] != k.shape[1]:
+            raise TrainingError(
+                f"the student has {q.shape[1]} dimensions and the teacher {k.shape[1]}; set student.projection: teacher"
+            )
+        diagnostics = {"cosine": (q * k).sum().detach() / batch.total}
+        if config.variant == "laser3":
+            loss = distil(q, k) / batch.total
+            terms = {"distil": loss.detach()}
+        else:
+            loss, more = self.contrast(q, k, batch, gather)
+            terms, diagnostics = {"contrast": loss.detach()}, diagnostics | more
+        if both:
+            again = config.self_weight * distil(own[0], k) / batch.total
+            loss, terms["self"] = loss + again, again.detach()
+        return Loss(loss, terms, diagnostics)
+
+    def contrast(
+        self, q: Float[Tensor, "local dim"], k: Float[Tensor, "local dim"], batch: Batch, gather: Gather
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """This rank's share of equation 1 (or Algorithm 1), and of what the filter did; then the queue takes all k."""
+        config: Config = self.config
+        everyone, ids = gather(k), gather(batch.source_ids.unsqueeze(1)).squeeze(1)
+        own = batch.source_ids if config.mask_duplicates else torch.full_like(batch.source_ids, -1)
+        if self.queue is not None:
+            candidates, names = self.queue.candidates()
+        elif config.mask_duplicates:
+            candidates, names = everyone, ids
+        else:  # a row leaves out its own place, and no other
+            candidates, names = everyone, torch.arange(len(everyone), device=ids.device)
+            own = gather.offset(len(k)) + torch.arange(len(k), device=ids.device)
+        if len(candidates) - (self.queue is None) < 1:
+            raise TrainingError(
+                "there are no negatives: "
+                + (
+                    "the queue is empty before its warm-up"
+                    if self.queue is not None
+                    else "raise training.global_batch above 1"
+                )
+            )
+        below = config.sigma if config.variant == "co_filter" else None
+        negatives = Filter(k, own, below)
+        if config.equal_m:
+            negatives = equal_m(negatives, candidates, names, gather)
+        log_sum, counts = log_sums(q, candidates, names, negatives, temperature=config.temperature)
+        positive = (q * k).sum(1) / config.temperature
+        if config.denominator == "alg1":
+            rows = torch.logaddexp(positive, log_sum) - positive
+        else:  # where S_i is empty there is nothing to push away
+            rows = torch.where(counts > 0, log_sum - positive, 0 * positive)
+        least = gather(counts.unsqueeze(1)).min()
+        diagnostics = {
+            "filtered": (1 - counts / len(candidates)).sum() / batch.total,
+            "negatives": counts.sum() / batch.total,
+            "negatives_least": least / gather.world,
+        }
+        if self.queue is not None:
+            self.queue.push(everyone, ids)
+        return rows.sum() / batch.total, diagnostics

@@ -1,0 +1,237 @@
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.errors import MethodError, TrainingError
+from babeltune.gather import Ranks
+from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune_methods.lealla import Config, Lealla, squared_differences
+
+DIM, TEACHER = 4, 6
+
+
+def batch_of(g_x, g_y, source_ids=None, target_ids=None):
+    n = len(g_x)
+    return Batch(
+        source=tokens_from([[i] for i in range(n)]),
+        target=tokens_from([[n + i] for i in range(n)]),
+        source_ids=torch.tensor(source_ids or list(range(n))),
+        target_ids=torch.tensor(target_ids or list(range(n, 2 * n))),
+        total=n,
+        teacher_source=torch.tensor(g_x),
+        teacher_target=torch.tensor(g_y),
+    )
+
+
+def gaussian(rows, columns, seed):
+    generator = random.Random(seed)
+    return [[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
+
+
+def run(config, vectors, batch):
+    """The loss of a student whose vector of text i is row i, its gradient, and the head's weight and bias."""
+    table = torch.tensor(vectors, requires_grad=True)
+    torch.manual_seed(0)
+    method = Lealla(config, student_dim=DIM, teacher_dim=TEACHER)
+    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
+    loss.total.backward()
+    head = method.head
+    return loss, table.grad, (head.weight.tolist(), head.bias.tolist()) if head else None
+
+
+def dot(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def unit(a):
+    return [x / math.sqrt(dot(a, a)) for x in a]
+
+
+def printed(config, x, y, g_x, g_y, head, source_ids, target_ids):
+    """The three terms from the equations, with loops."""
+    n = len(x)
+    phi = [[dot(unit(a), unit(b)) for b in y] for a in x]
+    teacher = [[dot(unit(a), unit(b)) for b in g_y] for a in g_x]
+
+    def ranked(at, ids):
+        total = 0.0
+        for i in range(n):
+            kept = [j for j in range(n) if j != i and not (config.mask_duplicates and ids[j] == ids[i])]
+            above = math.exp(config.scale * (at(i, i) - config.margin))
+            total -= math.log(above / (above + sum(math.exp(config.scale * at(i, j)) for j in kept)))
+        return total / n
+
+    ams = ranked(lambda i, j: phi[i][j], target_ids) + ranked(lambda i, j: phi[j][i], source_ids)
+    fd = 0.0
+    for vector, target in [*zip(x, g_x, strict=True), *zip(y, g_y, strict=True)]:
+        if not config.beta:
+            break
+        seen = unit(vector) if config.head_input == "normalized" else vector
+        given = [dot(row, seen) + b for row, b in zip(*head, strict=True)]
+        fd += sum((t - s) ** 2 for t, s in zip(unit(target), given, strict=True)) / n
+    fd /= TEACHER if config.reduction == "mean" else 1
+    times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
+    ld = sum(((teacher[i][j] - phi[i][j]) * times) ** 2 for i in range(n) for j in range(n)) / n**2
+    return {
+        name: weight * value
+        for name, weight, value in (("ams", config.alpha, ams), ("fd", config.beta, fd), ("ld", config.gamma, ld))
+        if weight
+    }
+
+
+CONFIGS = st.builds(
+    Config,
+    alpha=st.sampled_from([0.0, 1.0]),
+    beta=st.sampled_from([0.0, 10.0, 1e3]),
+    gamma=st.sampled_from([1e-2, 1.0]),
+    margin=st.sampled_from([0.0, 0.3]),
+    scale=st.sampled_from([1.0, 20.0, 100.0]),
+    reduction=st.sampled_from(["mean", "sum"]),
+    temperature=st.sampled_from([1.0, 100.0]),
+    temperature_mode=st.sampled_from(["multiply", "divide"]),
+    head_input=st.sampled_from(["normalized", "plain"]),
+    mask_duplicates=st.booleans(),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
+def test_the_terms_are_the_printed_equations(config, n, seed):
+    generator = random.Random(seed)
+    source_ids, target_ids = ([generator.randrange(n) for _ in range(n)] for _ in range(2))
+    vectors, g_x, g_y = gaussian(2 * n, DIM, seed), gaussian(n, TEACHER, seed + 1), gaussian(n, TEACHER, seed + 2)
+    loss, gradient, head = run(config, vectors, batch_of(g_x, g_y, source_ids, target_ids))
+    expected = printed(config, vectors[:n], vectors[n:], g_x, g_y, head, source_ids, target_ids)
+    assert loss.terms.keys() == expected.keys()
+    for name, value in expected.items():
+        assert loss.terms[name].item() == pytest.approx(value, rel=2e-5, abs=1e-6)
+    assert loss.total.item() == pytest.approx(sum(expected.values()), rel=2e-5, abs=1e-6)
+    assert gradient.isfinite().all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(CONFIGS, st.integers(0, 1000))
+def test_the_gradient_is_that_of_the_plain_formula(config, seed):
+    n = 5
+    vectors, g_x, g_y = gaussian(2 * n, DIM, seed), gaussian(n, TEACHER, seed + 1), gaussian(n, TEACHER, seed + 2)
+    _, found, head = run(config, vectors, batch_of(g_x, g_y))
+    unit_rows = torch.nn.functional.normalize
+    table = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
+    x, y = unit_rows(table, dim=1).chunk(2)
+    t_x, t_y = (unit_rows(torch.tensor(g, dtype=torch.float64), dim=1) for g in (g_x, g_y))
+    phi, total = x @ y.T, table.sum() * 0
+    if config.alpha:
+        logits, labels = config.scale * (phi - config.margin * torch.eye(n)), torch.arange(n)
+        entropy = torch.nn.functional.cross_entropy
+        total = total + config.alpha * (entropy(logits, labels) + entropy(logits.T, labels))
+    if config.beta:
+        weight, bias = (torch.tensor(part, dtype=torch.float64) for part in head)
+        seen = table if config.head_input == "plain" else torch.cat([x, y])
+        squares = (torch.cat([t_x, t_y]) - seen @ weight.T - bias).square().sum() / n
+        total = total + config.beta * squares / (TEACHER if config.reduction == "mean" else 1)
+    times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
+    total = total + config.gamma * (times * (t_x @ t_y.T - phi)).square().mean()
+    total.backward()
+    torch.testing.assert_close(found.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-7)
+
+
+def test_without_margin_ams_is_infonce_both_ways():
+    """D17: the sum of the directions."""
+    n, config = 6, Config(beta=0, gamma=0, margin=0.0)
+    vectors = gaussian(2 * n, DIM, 3)
+    loss, _, head = run(config, vectors, batch_of(gaussian(n, TEACHER, 1), gaussian(n, TEACHER, 2)))
+    x, y = torch.nn.functional.normalize(torch.tensor(vectors), dim=1).chunk(2)
+    logits, labels = config.scale * x @ y.T, torch.arange(n)
+    entropy = torch.nn.functional.cross_entropy
+    assert loss.total.item() == pytest.approx((entropy(logits, labels) + entropy(logits.T, labels)).item(), rel=1e-5)
+    assert head is None
+
+
+def test_the_margin_is_taken_from_the_diagonal_alone_before_the_scale():
+    """D17: one pair and one negative, both ways, by hand."""
+    config = Config(beta=0, gamma=0, margin=0.3, scale=10.0)
+    vectors = [[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 0, 0, 0], [0, 1.0, 0, 0]]
+    loss, _, _ = run(config, vectors, batch_of(gaussian(2, TEACHER, 1), gaussian(2, TEACHER, 2)))
+    assert loss.total.item() == pytest.approx(2 * math.log1p(math.exp(-7.0)), abs=2e-6)
+
+
+def test_a_perfect_students_printed_loss_is_nearly_flat():
+    """METHODS A2 (a): why the default has a scale."""
+    n = 8192
+    at_best = -math.log(math.exp(0.7) / (math.exp(0.7) + (n - 1)))
+    assert at_best > 0.9 * math.log(n)
+    assert Config.paper().scale == 1.0 < Config().scale
+
+
+def test_ld_of_wide_vectors_near_the_teacher_keeps_its_digits():
+    """A student that almost agrees: the difference of large sums must not lose it."""
+    generator = torch.Generator().manual_seed(0)
+    g_x, g_y = (torch.nn.functional.normalize(torch.randn(300, 384, generator=generator), dim=1) for _ in range(2))
+    x, y = (
+        torch.nn.functional.normalize(g + 1e-4 * torch.randn(300, 384, generator=generator), dim=1) for g in (g_x, g_y)
+    )
+    plain = (g_x.double() @ g_y.double().T - x.double() @ y.double().T).square().sum()
+    assert squared_differences(g_x, g_y, x, y).item() == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_the_head_is_the_methods_and_not_the_students():
+    """D18: it is trained and saved with the method; an export holds the encoder alone."""
+    method = Lealla(Config(), student_dim=DIM, teacher_dim=TEACHER)
+    assert {name for name, _ in method.named_parameters()} == {"head.weight", "head.bias"}
+    n = 4
+    table = torch.tensor(gaussian(2 * n, DIM, 0))
+    batch = batch_of(gaussian(n, TEACHER, 1), gaussian(n, TEACHER, 2))
+    method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total.backward()
+    assert all(p.grad is not None and p.grad.any() for p in method.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_scale_of_200_is_finite(dtype):
+    """D11: temperature 0.005."""
+    n = 5
+    table = torch.tensor(gaussian(2 * n, DIM, 0)).to(dtype).requires_grad_()
+    batch = batch_of(gaussian(n, TEACHER, 1), gaussian(n, TEACHER, 2))
+    batch = dataclasses.replace(
+        batch, teacher_source=batch.teacher_source.to(dtype), teacher_target=batch.teacher_target.to(dtype)
+    )
+    method = Lealla(Config(scale=200.0), student_dim=DIM, teacher_dim=TEACHER)
+    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total
+    loss.backward()
+    assert loss.isfinite()
+    assert table.grad.isfinite().all()
+
+
+def test_one_pair_has_no_negatives_for_ams():
+    batch = batch_of(gaussian(1, TEACHER, 1), gaussian(1, TEACHER, 2))
+    with pytest.raises(TrainingError, match="no negatives"):
+        run(Config(), gaussian(2, DIM, 0), batch)
+    assert run(Config(alpha=0), gaussian(2, DIM, 0), batch)[0].total.isfinite()
+
+
+def test_only_distillation_asks_for_the_teacher():
+    assert Lealla.needs(Config()).teacher == {"source", "target"}
+    assert Lealla.needs(Config(beta=0, gamma=0)).teacher == frozenset()
+    assert Lealla.negatives(Config(), 64) == 63
+    assert Lealla.negatives(Config(alpha=0), 64) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"alpha": -1.0}, "0 or more"),
+        ({"alpha": 0.0, "beta": 0.0, "gamma": 0.0}, "at least one"),
+        ({"scale": 0.0}, "above 0"),
+        ({"margin": 2.5}, "cosines"),
+        ({"reduction": "max"}, "allowed: mean, sum"),
+        ({"temperature_mode": "times"}, "allowed: multiply, divide"),
+        ({"head_input": "raw"}, "allowed: normalized, plain"),
+    ],
+)
+def test_wrong_settings_are_refused(values, words):
+    with pytest.raises(MethodError, match=words):
+        make_config(load_method("lealla"), values)
