@@ -35,13 +35,17 @@ def enter_loopback_only() -> bool:
     return True
 
 
-SHARED = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = Path(os.environ.get("BABELTUNE_DATA") or BESIDE)
 skipped: list[str] = []
 
 
 def pytest_runtest_logreport(report):
-    if report.skipped and SHARED.is_dir():
+    if report.skipped and (SHARED.is_dir() or BESIDE.is_dir()):
         skipped.append(report.nodeid)
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session, exitstatus):

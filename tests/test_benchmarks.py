@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from babeltune.gather import Ranks
 from babeltune.space import make_trial
 from babeltune.train import train
-from benchmarks import race, soft_loss, teacher_store, work
+from benchmarks import queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
@@ -180,6 +180,20 @@ def test_a_trial_and_the_benchmark_of_the_loss_share_the_tiles(name, tiny, tmp_p
         a_trial(*tiny, tmp_path)
     with pytest.raises(RefusedError):
         soft_loss.tiled(soft_loss.make_vectors(8, 4))
+
+
+def test_a_step_over_the_queue_and_one_over_full_logits_agree():
+    value, gradient = queue_loss.difference(queue_loss.make_vectors(8, 3000, 16), steps=3)
+    assert max(value, gradient) < queue_loss.TOLERANCE
+
+
+def test_a_trial_and_the_benchmark_of_the_queue_share_its_tiles(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune_methods.laser3_co.log_sums", refuse)
+    sweep, prepared = tiny
+    with pytest.raises(RefusedError):
+        a_trial(replace(sweep, method="laser3_co", parameters={}), prepared, tmp_path)
+    with pytest.raises(RefusedError):
+        queue_loss.Ours(queue_loss.make_vectors(4, 8, 4)).step()
 
 
 @pytest.mark.parametrize("name", ["vectors", "batch"])

@@ -174,6 +174,15 @@ def from_folder(folder, **changes):
     return build_student(student, vocabulary_size=90, pad_token_id=1, teacher_dim=None, seed=0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_students_dropout_is_that_of_a_named_model_too(xlm_r, dropout):
+    encoder = from_folder(xlm_r, dropout=dropout)
+    assert {module.p for module in encoder.modules() if isinstance(module, torch.nn.Dropout)} == {dropout}
+    encoder.train()
+    tokens = tokens_from([[5, 6, 7, 8]])
+    assert torch.equal(encoder(tokens), encoder(tokens)) == (dropout == 0)
+
+
 def test_a_saved_model_is_loaded_without_pooler_in_fp32_and_packed(xlm_r):
     before = torch.get_rng_state()
     encoder = from_folder(xlm_r)

@@ -14,9 +14,9 @@ from babeltune.errors import CheckpointError, PromotionError, SweepError, Unknow
 from babeltune.judge import TOLERANCE, chance_of, judge
 from babeltune.ledger import winner
 from babeltune.prepared import TextTask
-from babeltune.promote import dev_texts, evaluate_model, find_candidate, promote
+from babeltune.promote import dev_texts, evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Gate, Promotion
-from babeltune.registry import champion_of, fetch, find_run
+from babeltune.registry import champion_of, fetch, find_run, trial_of_run
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
@@ -230,6 +230,44 @@ def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registere
     registered_nothing(cluster)
 
 
+def test_one_altered_weight_of_the_exported_folder_is_refused(copied, monkeypatch):
+    """What is registered is what was scored: here the checkpoint is whole, and the export is not."""
+    _, folder, cluster = copied
+
+    def altering(candidate, place, *, untrained=False):
+        export_model(candidate, place, untrained=untrained)
+        if not untrained:
+            path = next(path for path in place.rglob("model.safetensors") if "Dense" in str(path))
+            tensors = load_file(path)
+            name = next(name for name in tensors if tensors[name].ndim == 2)
+            tensors[name][0, 0] += 100 * tensors[name].abs().max()
+            save_file(tensors, path)
+
+    monkeypatch.setattr("babeltune.promote.export_model", altering)
+    decision = promote(folder.id, cluster)
+    assert decision.verdict == "refuse"
+    assert "not reproduced by the exported folder" in decision.reasons[0]
+    registered_nothing(cluster)
+
+
+def test_a_sealed_test_that_has_changed_since_training_is_not_opened(copied):
+    _, folder, cluster = copied
+    prepared = folder.read("prepared.json")
+    (name,) = [name for name in prepared["digests"] if name.startswith("test/")]
+    folder.write("prepared.json", {**prepared, "digests": {**prepared["digests"], name: "other"}})
+    with pytest.raises(PromotionError, match=f"{name} has changed since {folder.id} was prepared"):
+        promote(folder.id, cluster)
+    assert not (folder.path / "openings.jsonl").exists()
+    registered_nothing(cluster)
+
+
+def test_a_registered_model_that_does_not_exist_is_a_wrong_name(promoted, tmp_path):
+    _, cluster, _, _ = promoted
+    with pytest.raises(UnknownNameError, match=r"there: models:/searched@champion; did you mean") as caught:
+        fetch(cluster.mlflow, "models:/searched@champoin", tmp_path)
+    assert caught.value.exit_code == 2
+
+
 def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
     _, folder, cluster = copied
     alter(folder, fix_manifest=False)
@@ -279,8 +317,7 @@ def test_without_mlflow_nothing_is_opened_or_written(copied, tmp_path):
 def test_a_trial_is_found_by_the_id_of_its_run(copied):
     _, folder, cluster = copied
     run = find_run(cluster.mlflow, "searched", folder.id, 2)
-    decision = promote(run, cluster, dry_run=True)
-    assert (decision.sweep, decision.trial) == (folder.id, "t0002")
+    assert trial_of_run(cluster.mlflow, run) == f"{folder.id}/t0002"
     with pytest.raises(PromotionError, match="cannot look up the run 0000"):
         promote("0" * 32, cluster)
     parent = mlflow.MlflowClient(cluster.mlflow).get_run(run).data.tags["mlflow.parentRunId"]

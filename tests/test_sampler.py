@@ -57,6 +57,15 @@ def test_any_step_can_be_asked_for_alone_so_that_a_resumed_trial_sees_the_remain
         assert np.array_equal(resumed.rows(step), stream[step])
 
 
+def test_a_given_order_sorts_every_epoch_of_a_language_pair():
+    order = np.array([5, 1, 4, 1, 3, 9, 2, 2])
+    groups = np.array([0, 0, 0, 0, 1, 1, 1, 1], np.int16)
+    given = np.ones(8, np.float32)
+    plan = Schedule(groups, given, Sampling(), global_batch=4, total_pairs=80, seed=3, order=order)
+    batches = {tuple(plan.rows(step).tolist()) for step in range(len(plan))}
+    assert batches == {(1, 3, 2, 0), (6, 7, 4, 5)}
+
+
 def test_the_seed_decides_the_stream():
     one, same, other = (schedule([60], pairs=60, seed=s)[1] for s in (1, 1, 2))
     assert np.array_equal(one.rows(0), same.rows(0))

@@ -18,6 +18,7 @@ from babeltune.errors import SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.ledger import SweepFolder, leaderboard, trial_row, winner
 from babeltune.prepared import write_prepared
+from babeltune.spec import sweep_from
 from babeltune.sweep import check_unchanged, is_driven, only_driver, payload, submit
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
@@ -114,6 +115,7 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
         assert run.data.tags["data"] == prepared["digest"]
         assert any(key.startswith("digest.") for key in run.data.tags)
     assert any(key.startswith("overlap.natural") for key in parent.data.tags)
+    assert sweep_from(json.loads(parent.data.tags["babeltune.spec"])) == sweep
     assert int(parent.data.tags["teacher.forwarded"]) > 300
     assert parent.data.tags["teacher.truncated"] == "0"
     (cut,) = [int(v) for key, v in parent.data.tags.items() if key.startswith("truncated.")]

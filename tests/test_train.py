@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,7 @@ from babeltune.prepared import write_prepared
 from babeltune.reader import make_reader
 from babeltune.records import Training, plain
 from babeltune.space import make_trial
-from babeltune.train import train
+from babeltune.train import Run, train
 
 CPU = torch.device("cpu")
 
@@ -87,10 +88,20 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_
     assert not same(weights(tmp_path / "a", 2), weights(tmp_path / "c", 2))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny, tmp_path, dropout):
+@pytest.mark.parametrize(
+    ("method", "config", "dropout"),
+    [
+        ("soft_contrastive", {}, 0.0),
+        ("soft_contrastive", {}, 0.1),
+        ("laser3_co", {"queue": 100}, 0.1),
+        ("lealla", {}, 0.1),
+    ],
+)
+def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny, tmp_path, method, config, dropout):
     sweep, prepared = tiny
-    sweep = replace(sweep, student=replace(sweep.student, dropout=dropout))
+    prepared = replace(prepared, copy_anchor=True)
+    student = replace(sweep.student, dropout=dropout)
+    sweep = replace(sweep, method=method, config=config, parameters={}, student=student)
     run(sweep, prepared, tmp_path / "whole", reports=4)
     run(sweep, prepared, tmp_path / "cut", Collect(most=2), reports=4)
     resumed = run(sweep, prepared, tmp_path / "cut", reports=4)
@@ -99,6 +110,26 @@ def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny, tmp_path,
     assert [r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "whole")] == [
         r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "cut")
     ]
+
+
+def test_the_filters_text_comes_by_length_and_its_queue_is_warm(tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, method="laser3_co", config={"queue": 50}, parameters={})
+    trial = Run(make_trial(sweep, 0, {}), prepared, tmp_path, Collect(), Ranks(), CPU)
+    rows = np.concatenate([trial.schedule.rows(step) for step in range(len(trial.schedule))])
+    lengths, groups = trial.reader.target_lengths()[rows], prepared.pair_groups()[rows]
+    tokens = [trial.reader.sentences(np.asarray(prepared.pairs()[rows[:5], 1], np.int64)).lengths.tolist()]
+    assert lengths[:5].tolist() == tokens[0]
+    for group in set(groups.tolist()):
+        found = lengths[groups == group]
+        epoch = int((prepared.pair_groups() == group).sum())
+        assert np.all(np.diff(found[:epoch]) >= 0)
+        assert found[0] < found[: epoch - 1].max()
+    vectors, ids = trial.learner.method.queue.candidates()
+    assert len(set(ids.tolist())) == 50
+    assert set(ids.tolist()) <= set(prepared.pairs()[:, 0].tolist())
+    expected = torch.nn.functional.normalize(trial.reader.vectors(ids.numpy()), dim=1)
+    torch.testing.assert_close(vectors, expected)
 
 
 def test_a_trial_resumes_from_the_checkpoint_before_a_damaged_one(tiny, tmp_path):
@@ -224,8 +255,6 @@ def test_every_need_of_a_method_reaches_its_batch(tiny):
     trial = make_trial(sweep, 0, {})
     method = load_method(trial.method)
     needs = method.needs(make_config(method, trial.config))
-    import numpy as np
-
     batch = make_reader(trial, prepared, CPU).batch(np.arange(4), 4)
     assert (batch.teacher_source is not None) == ("source" in needs.teacher)
     assert (batch.teacher_target is not None) == ("target" in needs.teacher)
@@ -233,10 +262,12 @@ def test_every_need_of_a_method_reaches_its_batch(tiny):
 
 def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_file, tmp_path):
     model = tmp_path / "model"
+    without_ray = "import runpy, sys; sys.modules['ray'] = None; "
+    without_ray += "runpy.run_module('babeltune.train', run_name='__main__')"
     command = [
         sys.executable,
-        "-m",
-        "babeltune.train",
+        "-c",
+        without_ray,
         str(tiny_file),
         "--out",
         str(tmp_path / "run"),

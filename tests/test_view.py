@@ -7,18 +7,21 @@ import time
 from rich.console import Console
 
 from babeltune.judge import Decision
-from babeltune.ledger import Row
+from babeltune.ledger import Row, SweepFolder
 from babeltune.spec import read_sweep
+from babeltune.sweep import Board
 from babeltune.view import (
     attach,
     live,
     method_document,
     minutes,
     number,
+    picture,
     show_decision,
     show_method,
     show_sweeps,
     table_of,
+    time_left,
 )
 
 
@@ -64,6 +67,35 @@ def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(t
     assert "1.234" in lines[1]
     assert lines[2].startswith("t0001 ★")
     assert "[labels are nearly flat]" in lines[2]
+
+
+def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):
+    sweep = read_sweep(tiny_file, assignments=["budget.trials=6"])
+    board = Board(sweep, SweepFolder(tmp_path), before=2, ended=2)
+    assert time_left(board, []) == "", "the search has not begun"
+    monkeypatch.setattr("babeltune.view.time.monotonic", lambda: 160.0)
+    board.searching = 100.0
+    half = [Row(name="t0002", state="running", step=50, steps=100)]
+    assert time_left(board, [Row(name="t0002", state="running", step=1, steps=100)]) == ""
+    assert time_left(board, half) == " · about 7:00 left"
+    board.begun = 0.25  # of t0002, before a resume
+    assert time_left(board, half) == " · about 14:00 left"
+    board.ended = 6
+    assert time_left(board, []) == " · about 0:00 left"
+
+
+def test_a_terminal_shows_stage_bar_time_and_trials(searched):
+    sweep, folder = searched
+    board = Board(sweep, folder, stage="searching", done=3, of=4, ended=3, started=time.monotonic() - 65)
+    drawn = shown(picture(board))
+    assert f"{folder.id} · searching 3/4 · 1:05 gone" in drawn
+    assert "t0002" in drawn
+    assert "untrained" in drawn
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    with live(console) as watch:
+        watch(board)
+        time.sleep(0.8)
+    assert "searching 3/4" in console.file.getvalue()
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():

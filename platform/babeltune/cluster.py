@@ -31,8 +31,8 @@ class Cluster(Strict):
     version: Literal[1] = 1
     name: str = "local"
     address: str = "local"
-    """`local` starts Ray on this machine; `auto`, `host:port` and `ray://…` join a cluster that runs; `http://…` is
-    the dashboard of one, which takes jobs."""
+    """`local` starts Ray on this machine; `auto` and `host:port` join a cluster that runs, on whose nodes babeltune is
+    installed. A dashboard's `http://…` is refused."""
     token_env: str | None = None
     """The environment variable that holds the cluster's token."""
     token_file: str | None = None

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Pooling = Literal["mean", "cls", "max"]
+DROPOUTS = (
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
+    *("embedding_dropout", "mlp_dropout"),
+)
+"""What the configurations of Hugging Face's encoders call it."""
 WORD_STD, POSITION_STD = 0.005, 0.002
 """Of a student from scratch, at the start."""
 
@@ -196,6 +201,9 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
             raise TeacherError(f"{name} is an encoder-decoder ({config.model_type}); name an encoder, such as XLM-R")
+        for field in DROPOUTS:
+            if hasattr(config, field):
+                setattr(config, field, student.dropout)
         with quiet():
             model, report = AutoModel.from_pretrained(
                 folder,

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import babeltune
 
-PINNED = ("torch", "ray", "optuna", "transformers", "tokenizers", "numpy")
+PINNED = (
+    *("torch", "ray", "optuna", "transformers", "sentence-transformers", "tokenizers", "safetensors"),
+    *("datasets", "numpy"),
+)
 """Packages whose version can change a trial's numbers."""
 PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),

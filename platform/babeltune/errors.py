@@ -66,9 +66,7 @@ class UnknownNameError(SweepError):
 
 
 class PromotionError(BabeltuneError):
-    """A checkpoint that was refused, with the reason."""
-
-    exit_code = 3
+    """What keeps a checkpoint from being judged or registered. A refusal is a `Decision`, with exit code 3."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

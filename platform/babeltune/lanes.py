@@ -359,7 +359,8 @@ def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float)
 def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
-    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on. `env` reaches every worker.
+    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker.
     """
     ray.init(
         address="local",

@@ -107,6 +107,10 @@ def _methods_with(sweep: Sweep, name: str) -> set[str]:
     return {str(params.get("method", sweep.method)) for params in found if name in params}
 
 
+FROM_SCRATCH = tuple(f"student.{name}" for name in ("layers", "width", "heads", "feed_forward", "vocabulary"))
+"""What only a student from scratch has."""
+
+
 def _same_ending(name: str, dotted: list[str]) -> str:
     found = [full for full in dotted if full.rpartition(".")[2] == name]
     return f"; did you mean {found[0]!r}?" if found else ""
@@ -124,6 +128,8 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
     elif name in COMPARED and sweep.scheduler.kind == "asha" and kind_of(parameter) != "const":
         yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
+    elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
+        yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from babeltune.card import model_card
 from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.cluster import Cluster
-from babeltune.corpus import read_tasks
+from babeltune.corpus import labelled, read_eval, read_tasks
 from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
 from babeltune.export import export
@@ -30,7 +30,7 @@ from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winne
 from babeltune.prepared import Prepared, TextTask, read_prepared
 from babeltune.reader import token_set
 from babeltune.records import Report, Student, Sweep, Trial, trial_from
-from babeltune.rescore import rescore
+from babeltune.rescore import Rescorer
 from babeltune.spec import data_root, read_data
 from babeltune.tokens import load_tokenizer
 
@@ -131,9 +131,10 @@ def promote(
     draft = final.with_name(f".{final.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     try:
-        export_model(candidate, draft / "model")
-        export_model(candidate, draft / "untrained", untrained=True)
-        decision = weigh(candidate, draft)
+        with Rescorer() as rescore:
+            export_model(candidate, draft / "model")
+            export_model(candidate, draft / "untrained", untrained=True)
+            decision = weigh(candidate, draft, rescore)
         if decision.verdict == "promote" and run_id is not None:
             shutil.rmtree(final, ignore_errors=True)
             (draft / "model").replace(final)
@@ -150,8 +151,8 @@ def promote(
     return decision
 
 
-def weigh(candidate: Candidate, draft: Path) -> Decision:
-    """Scores the exported folders in a fresh process and judges; opens sealed tests only if the dev numbers hold."""
+def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
+    """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold."""
     model, untrained = str(draft / "model"), str(draft / "untrained")
     # `xsim_flipped` says how a score was made, and is there only where it is above zero.
     compared = [k for k in candidate.report.metrics if k.startswith("dev/") and not k.endswith("/xsim_flipped")]
@@ -169,6 +170,7 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
     data = candidate.sweep.data
     if verdict == "refuse" or not data.test:
         return replace(decision, verdict=verdict, reasons=reasons)
+    check_tests(candidate)
     tests = read_tasks(data.test, data_root(candidate.sweep), data)
     opened = record_opening(candidate.folder, f"{candidate.name}/{candidate.report.index}", tests)
     scores = rescore({"model": model, "untrained": untrained}, tests, "test")
@@ -183,6 +185,17 @@ def weigh(candidate: Candidate, draft: Path) -> Decision:
     return replace(
         decision, verdict=verdict, reasons=reasons, test=scores["model"], untrained=scores["untrained"], chance=chance
     )
+
+
+def check_tests(candidate: Candidate) -> None:
+    """`PromotionError` where a sealed test is not the one whose sentences were kept out of the training text."""
+    data, known = candidate.sweep.data, candidate.prepared.digests
+    for name, rows in labelled("test", read_eval(data.test, data_root(candidate.sweep))):
+        if known.get(name) != rows.digest:
+            raise PromotionError(
+                f"{name} has changed since {candidate.folder.id} was prepared, so training may have seen its "
+                "sentences; put the old files back, or submit the sweep under another name"
+            )
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
@@ -239,14 +252,17 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
         place.path.mkdir(parents=True, exist_ok=True)
         if test:
             record_opening(place, model, tasks)
-        return rescore({"model": model_folder(model, cluster)}, tasks, prefix, prompt)["model"]
+        folder = model_folder(model, cluster)
+        with Rescorer() as rescore:
+            return rescore({"model": folder}, tasks, prefix, prompt)["model"]
     draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         export_model(trial, draft)
         if test:
             record_opening(trial.folder, trial.name, tasks)
-        return rescore({"model": str(draft)}, tasks, prefix, prompt)["model"]
+        with Rescorer() as rescore:
+            return rescore({"model": str(draft)}, tasks, prefix, prompt)["model"]
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

@@ -48,8 +48,11 @@ class Source(Strict):
     subset: str | None = None
     """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`."""
     split: str = "train"
+    """The data set's split."""
     revision: str | None = None
+    """The data set's commit, tag or branch."""
     left: str | None = None
+    """A pivot's two sources, by name."""
     right: str | None = None
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
@@ -125,14 +128,16 @@ class Student(Strict):
     """The encoder that is trained: a Hugging Face model, or a Transformer from scratch."""
 
     model: str | None = None
-    """A hub id or folder; absent: from scratch, with the next six fields."""
+    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, with the next five fields."""
     revision: str | None = None
     layers: int = 2
     width: int = 256
     heads: int = 4
     feed_forward: int = 1024
     vocabulary: int = 16_000
+    """Tokens of the tokenizer that is trained on the corpus."""
     dropout: float = 0.0
+    """Of hidden states and attention, whatever a named model's own configuration says."""
     max_tokens: int = 128
     pooling: Literal["mean", "cls", "max"] = "mean"
     projection: int | Literal["teacher"] | None = None
@@ -182,15 +187,20 @@ class Training(Strict):
     chunk: int | None = None
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
+    """AdamW's, at its highest."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """What follows the warm-up: a line or half a cosine down to zero, or no change."""
     warmup: float = 0.05
-    """Share of the steps."""
+    """Share of the pairs over which the learning rate rises from zero."""
     weight_decay: float = 0.01
+    """Of matrices; biases, norms and temperatures are not decayed."""
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     clip: float | None = 1.0
+    """Largest norm of the gradient; null clips nothing."""
     precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the student's forward and backward pass; losses and scores are fp32."""
     patience: int | None = None
     """Stop after this many reports without a better first objective."""
 
@@ -211,21 +221,31 @@ class Parameter(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Objective(Strict):
+    """What the search seeks; with several, the scheduler watches the first."""
+
     metric: str
+    """Such as `dev/everyday/accuracy`; `plan` lists them all."""
     goal: Literal["maximize", "minimize"] = "maximize"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduler(Strict):
+    """Which trials are stopped early."""
+
     kind: Literal["asha", "none"] = "asha"
+    """`asha` stops, at its rungs, those whose first objective is not among the best; `none` stops nothing."""
     grace: int = 1
     """Reports that every trial may make."""
     reduction: int = 3
+    """One in so many goes on at each rung."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Strict):
+    """How settings are proposed."""
+
     kind: Literal["tpe", "random"] = "tpe"
+    """Optuna's tree-structured Parzen estimator, or draws at random."""
     startup: int = 8
     """Random trials before TPE models the results."""
     points: tuple[dict[str, Scalar], ...] = ()
@@ -239,6 +259,7 @@ class Budget(Strict):
     """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
 
     trials: int = 8
+    """In all, resumed submissions included."""
     minutes: float | None = None
     """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
     workers: int | None = None
@@ -250,8 +271,11 @@ class Gate(Strict):
     """What a sealed bitext test must show, in each subset and direction averaged, before a model is promoted."""
 
     test: str
+    """The name of a bitext task in `data.test`."""
     times_chance: float = 0.0
+    """At least so many times the accuracy of guessing, one over the candidates."""
     times_untrained: float = 0.0
+    """And so many times that of the untrained student."""
 
 
 @dataclass(frozen=True, kw_only=True)

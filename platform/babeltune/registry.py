@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from babeltune.errors import PromotionError
+from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.mlflow_store import (
     METRICS_PER_BATCH,
     SWEEP,
@@ -107,7 +107,12 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
     name, _, alias = model.removeprefix("models:/").partition("@")
     version = champion_of(uri, name, alias)
     if version is None:
-        raise PromotionError(f"{without_password(uri)} has no {model}; `babeltune promote` registers one")
+        with _promotion(uri, "list the models"):
+            there = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
+        raise UnknownNameError(
+            f"{without_password(uri)} has no {model}; there: {', '.join(there) or 'none'}{nearest(model, there)}; "
+            "`babeltune promote` registers one"
+        )
     wanted = folder / version.source.rpartition("/")[2]
     if wanted.is_dir() and wanted.name == f"model-{_digest(wanted)}":
         return wanted

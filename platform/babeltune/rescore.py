@@ -1,8 +1,6 @@
-"""Scores a model folder with plain sentence-transformers, in a process of its own.
+"""Scores model folders with plain sentence-transformers, in a process of its own.
 
-    python -m babeltune.rescore REQUEST.json RESPONSE.json
-
-Promotion trusts no number that this process does not reproduce: it shares no state with training, and knows the model
+Promotion trusts no number that this process does not reproduce: it shares no state with training, and knows a model
 only by its exported folder.
 """
 
@@ -14,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluate import evaluate_texts
@@ -26,31 +23,56 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+Scores = dict[str, float]
 
-def rescore(
-    models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
-) -> dict[str, dict[str, float]]:
-    """The metrics of each model (name -> folder or hub id) on the tasks, computed in a fresh process.
 
-    `prompt` is put before every sentence; without it, the model's own one is.
+class Rescorer:
+    """The process, from `with` to the end of its block: it loads its libraries at once, and then answers requests."""
 
-    Raises `PromotionError` with the process's last words when it fails.
-    """
-    with tempfile.TemporaryDirectory() as place:
-        request, response = Path(place) / "request.json", Path(place) / "response.json"
+    def __enter__(self) -> Self:
+        self._words: IO[str] = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "babeltune.rescore"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            text=True,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+        self._words.close()
+
+    def __call__(
+        self, models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
+    ) -> dict[str, Scores]:
+        """The metrics of each model (name -> folder or hub id) on the tasks.
+
+        `prompt` is put before every sentence; without it, the model's own one is. Raises `PromotionError` with the
+        process's last words when it fails.
+        """
         asked = {"models": models, "tasks": plain(list(tasks)), "prefix": prefix, "prompt": prompt}
-        request.write_text(json.dumps(asked))
-        command = [sys.executable, "-m", "babeltune.rescore", str(request), str(response)]
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = self._process.wait()
+            self._words.seek(0)
+            words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
             raise PromotionError(f"the model could not be scored with sentence-transformers: {words[0]}")
-        scores: dict[str, dict[str, float]] = json.loads(response.read_text())
+        scores: dict[str, Scores] = json.loads(answer)
         return scores
 
 
-def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> dict[str, float]:
+def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> Scores:
     """The metrics of a sentence-transformers model that is a folder or a hub id; `TeacherError` when it is neither."""
     from sentence_transformers import SentenceTransformer
 
@@ -68,13 +90,19 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None
     return evaluate_texts(tasks, encode, prefix)
 
 
-def main(request: str, response: str) -> None:
-    """Answers one request file."""
-    asked = json.loads(Path(request).read_text())
-    tasks = tasks_from(asked["tasks"])
-    scores = {name: score(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()}
-    Path(response).write_text(json.dumps(scores))
+def main() -> None:
+    """Answers requests, a line of JSON each, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    import sentence_transformers  # noqa: F401 - before the first request comes
+
+    for line in sys.stdin:
+        asked: dict[str, Any] = json.loads(line)
+        tasks = tasks_from(asked["tasks"])
+        found = {name: score(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -68,8 +68,8 @@ class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
     A language pair of one row has no negatives and is left out. One smaller than `global_batch` gives smaller batches,
-    so that no batch repeats a pair; the last batch is cut to end at `total_pairs`, and left out where only one pair
-    would remain of it.
+    so that none repeats a pair of weight 1 within an epoch; the last batch is cut to end at `total_pairs`, and left
+    out where only one pair would remain of it.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ from babeltune.document import (
     repository,
     validate,
 )
-from babeltune.errors import PromotionError, SpecError
+from babeltune.errors import BabeltuneError, SpecError
 from babeltune.reach import reach_problems
 from babeltune.records import Data, Sweep, plain
 from babeltune.rules import KINDS, Problem, problems
@@ -187,7 +187,7 @@ def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> Non
             raise SpecError(document.error(key, f"{name!r} is in a registry, which is not asked here; name a folder"))
         try:
             folder = fetch(name)
-        except PromotionError as error:
+        except BabeltuneError as error:
             raise SpecError(document.error(key, str(error))) from error
         document.put(key, folder, {(): document.place(key)})
 

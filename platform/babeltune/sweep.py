@@ -28,7 +28,7 @@ from babeltune.corpus import Corpus
 from babeltune.environment import deciding_facts
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.lanes import Lanes, local_ray
-from babeltune.ledger import SweepFolder, trial_row
+from babeltune.ledger import SweepFolder, leaderboard, trial_row
 from babeltune.prepare import Progress, prepare, read_corpus, silent
 from babeltune.prepared import Prepared, write_prepared
 from babeltune.records import Scalar, Sweep, plain
@@ -39,6 +39,8 @@ from babeltune.spec import sweep_id
 from babeltune.track import Tracker
 from babeltune.tracking import Tracking, close_tracker
 
+ENDED = ("finished", "pruned", "failed")
+"""What becomes of a trial that does not go on."""
 ASKED = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""
 
@@ -56,6 +58,8 @@ class Board:
     ended: int = 0
     before: int = 0
     """Trials that had ended before this submission."""
+    begun: float = 0.0
+    """How much of the trials that go on was done before this submission, in trials."""
     searching: float | None = None
     """When the search began."""
 
@@ -234,7 +238,7 @@ def ended_trials(folder: SweepFolder) -> int:
     """How many trials finished, were pruned or failed."""
     objective = folder.sweep().objectives[0]
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
-    return sum(row.state in ("finished", "pruned", "failed") for row in rows)
+    return sum(row.state in ENDED for row in rows)
 
 
 class _StopRequestedError(Exception):
@@ -281,6 +285,7 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
             return attributes
 
         board.progress("searching", board.ended, sweep.budget.trials)
+        board.begun = sum(r.step / r.steps for r in leaderboard(folder) if r.state not in ENDED and r.steps)
         board.searching = time.monotonic()
         minutes = sweep.budget.minutes
         last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes

@@ -58,7 +58,8 @@ class Tracking:
         if self.prepared.teacher:
             taught = facts_of(Path(self.prepared.teacher))
             texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}
-        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts})
+        spec = {"babeltune.spec": json.dumps(plain(self.sweep), ensure_ascii=False)}
+        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
         for name, scores in self.folder.baselines().items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
             self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=scores)])

@@ -85,11 +85,12 @@ def time_left(board: Board, rows: list[Row]) -> str:
     """How long the rest of the search takes at the pace of this submission, once some of it is done."""
     if board.searching is None:
         return ""
-    done = board.ended - board.before + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps)
+    begun = board.before + board.begun
+    done = board.ended + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps) - begun
     gone = time.monotonic() - board.searching
     if done < SETTLED:
         return ""
-    left = (board.sweep.budget.trials - board.before - done) * gone / done
+    left = (board.sweep.budget.trials - begun - done) * gone / done
     return f" · about {minutes(max(left, 0))} left"
 
 

@@ -1,0 +1,131 @@
+"""The filtered loss over a queue of negatives, in tiles, against full logits: seconds.
+
+One step of LASER3-CO-Filter's loss (Algorithm 1 with the pre-filter): value, gradient and enqueueing for 32 pairs of
+384 dimensions and a full queue of 65,536. Ours is the method's `loss`, called as a training step calls it with the
+vectors where the student would be; the peer writes out the logits of batch x queue, fills those that the teacher finds
+too close with -inf, and leaves the gradient to autograd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from babeltune.gather import Ranks
+from babeltune.method import Batch, Method, Tokens, load_method, make_config
+from benchmarks.race import cpu_seconds, options, race, verdict
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+PAIRS, QUEUE, DIM, STEPS = 32, 65_536, 384, 5
+GOAL = 1.2
+TEMPERATURE, SIGMA = 0.05, 0.9
+TOLERANCE = 1e-4
+"""Largest difference of value and gradient, relative to the largest value and gradient."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What both get: the student's vectors, the teacher's, and what the queue holds."""
+
+    student: Float[Tensor, "pairs dim"]
+    teacher: Float[Tensor, "pairs dim"]
+    queue: Float[Tensor, "entries dim"]
+
+
+def make_vectors(pairs: int, entries: int, dim: int) -> Vectors:
+    """Vectors of which the queue's first entries lie near the positives, the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    teacher, noise = (torch.randn(pairs, dim, generator=generator) for _ in range(2))
+    queue = torch.randn(entries, dim, generator=generator)
+    queue[:pairs] = teacher + 0.1 * noise
+    return Vectors(*(normalize(v, dim=1) for v in (teacher + noise, teacher, queue)))
+
+
+@dataclass
+class Ours:
+    """The method, with a queue that is full."""
+
+    given: Vectors
+
+    def __post_init__(self) -> None:
+        method = load_method("laser3_co")
+        values = {"temperature": TEMPERATURE, "sigma": SIGMA, "queue": len(self.given.queue), "self_weight": 0.0}
+        config: Any = make_config(method, values)
+        dim = self.given.queue.shape[1]
+        self.objective: Method = method(config, student_dim=dim, teacher_dim=dim)
+        self.objective.warm_up(self.given.queue, torch.arange(len(self.given.queue)))
+
+    def step(self) -> tuple[float, Tensor]:
+        """Value and gradient as a trial computes them; then the queue takes the batch."""
+        pairs = len(self.given.teacher)
+        ids = len(self.given.queue) + torch.arange(pairs)
+        one_token_each = Tokens(ids, torch.ones_like(ids))
+        batch = Batch(one_token_each, one_token_each, ids, ids, pairs, teacher_source=self.given.teacher)
+        leaf = self.given.student.detach().requires_grad_()
+        loss = self.objective.loss(lambda tokens: leaf, batch, Ranks())
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return float(loss.total.detach()), leaf.grad
+
+
+@dataclass
+class Peer:
+    """The formula over the whole queue at once."""
+
+    given: Vectors
+    at: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = self.given.queue.clone()
+
+    def step(self) -> tuple[float, Tensor]:
+        """Value and gradient by the formula; then the queue takes the batch."""
+        leaf = self.given.student.detach().requires_grad_()
+        q, k = normalize(leaf, dim=1), normalize(self.given.teacher, dim=1)
+        negatives = (q @ self.queue.T).masked_fill(k @ self.queue.T >= SIGMA, -torch.inf)
+        logits = torch.cat([(q * k).sum(1, keepdim=True), negatives], dim=1) / TEMPERATURE
+        loss = cross_entropy(logits, torch.zeros(len(q), dtype=torch.long))
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.queue[(self.at + torch.arange(len(k))) % len(self.queue)] = k
+        self.at = (self.at + len(k)) % len(self.queue)
+        assert leaf.grad is not None
+        return float(loss.detach()), leaf.grad
+
+
+def difference(given: Vectors, steps: int = 2) -> tuple[float, float]:
+    """The relative difference of both values, and the largest one of both gradients, over a few steps."""
+    ours, peer = Ours(given), Peer(given)
+    found = []
+    for _ in range(steps):
+        (value, gradient), (expected, reference) = ours.step(), peer.step()
+        found.append((abs(value / expected - 1), float((gradient - reference).abs().max() / reference.abs().max())))
+    return max(v for v, _ in found), max(g for _, g in found)
+
+
+def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
+    """Runs the benchmark."""
+    chosen = options(__doc__)
+    given = make_vectors(pairs, entries, dim)
+    value, gradient = difference(given)
+    ours, peer = Ours(given), Peer(given)
+    rows = race(
+        lambda: cpu_seconds(lambda: [ours.step() for _ in range(STEPS)]),
+        lambda: cpu_seconds(lambda: [peer.step() for _ in range(STEPS)]),
+        chosen.rounds,
+    )
+    print(f"largest difference, relative: value {value:.2g}, gradient {gradient:.2g}")
+    broken = []
+    if max(value, gradient) > TOLERANCE:
+        broken.append(f"ours and the peer differ by more than {TOLERANCE:g}")
+    differ = {"value_difference": value, "gradient_difference": gradient}
+    verdict("queue_loss", rows, GOAL, chosen, broken=broken, pairs=pairs, queue=entries, dim=dim, **differ)
+
+
+if __name__ == "__main__":
+    main()
