@@ -351,6 +351,12 @@ def test_a_condition_may_restrict_a_setting_to_its_method_through_another_one(tm
     assert sweep.parameters["labels"].when == {"method": "contrast"}
 
 
+def test_a_named_model_is_not_searched_for_what_only_a_student_from_scratch_has(tmp_path):
+    text = changed("student: {layers: 2, width: 64, heads: 4, projection: teacher}", "student: {model: some/model}")
+    text = text.replace("  temperature: {log_float: [0.01, 0.2]}", "  student.layers: {choice: [1, 2]}")
+    assert "student.layers: a named model (some/model) brings its own layers" in refusal(written(tmp_path, text))
+
+
 def test_all_mistakes_are_listed_at_once(tmp_path):
     text = changed("reports: 4", "report: 4").replace("cap: 100", "cap: many").replace("trials: 3", "trails: 3")
     message = refusal(written(tmp_path, text))
