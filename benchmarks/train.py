@@ -35,7 +35,7 @@ from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 
 GOAL = 2.5
-STEPS, BATCH = 32, 64
+STEPS, BATCH = 16, 64
 TOLERANCE = 1e-3
 """Largest difference of the gradients, relative to the largest gradient."""
 SCALE = 20.0
