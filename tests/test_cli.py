@@ -109,6 +109,15 @@ def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(capsys
     assert not capsys.readouterr().err
 
 
+def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
+    code, _, err = babeltune("plan", tiny_file, "--set", "training.learning_rate=1e-3")
+    assert code == 0
+    assert "training.learning_rate is searched" in err
+    assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
+    fixed = "parameters.training.learning_rate={const: 1e-3}"
+    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed)[2]
+
+
 def test_a_file_that_does_not_exist_names_the_nearest(babeltune):
     code, _, err = babeltune("plan", "search_spaces/quickstrat.yaml")
     assert code == 2

@@ -1,6 +1,7 @@
 """Promotion: the best trial, exported, scored afresh, judged, registered; and every way in which it is refused."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from babeltune.errors import CheckpointError, PromotionError, SweepError, Unknow
 from babeltune.judge import TOLERANCE, chance_of, judge
 from babeltune.ledger import winner
 from babeltune.prepared import TextTask
-from babeltune.promote import dev_texts, evaluate_model, export_model, find_candidate, promote
+from babeltune.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Gate, Promotion
 from babeltune.registry import champion_of, fetch, find_run, trial_of_run
 
@@ -259,6 +260,16 @@ def test_a_sealed_test_that_has_changed_since_training_is_not_opened(copied):
         promote(folder.id, cluster)
     assert not (folder.path / "openings.jsonl").exists()
     registered_nothing(cluster)
+
+
+def test_a_model_no_better_than_the_untrained_student_is_said_to_be(copied):
+    _, folder, cluster = copied
+    candidate = find_candidate(f"{folder.id}/t0000", Path(cluster.storage))
+    assert doubts_about(candidate) == []
+    best = {"dev/everyday/accuracy": 1.0}
+    folder.write("baselines.json", {**folder.read("baselines.json"), "scores": {"untrained": best}})
+    (doubt,) = doubts_about(candidate)
+    assert re.fullmatch(r"warning: dev/everyday/accuracy is 0\.\d+, no better than the untrained .* 1\.0000", doubt)
 
 
 def test_a_registered_model_that_does_not_exist_is_a_wrong_name(promoted, tmp_path):

@@ -12,14 +12,15 @@ import optuna
 import psutil
 import pytest
 
+from babeltune.board import is_driven
 from babeltune.checkpoint import checkpoint_folder, digest_of
 from babeltune.environment import deciding_facts
-from babeltune.errors import SpecError, SweepError
+from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.lanes import Lanes
 from babeltune.ledger import SweepFolder, leaderboard, trial_row, winner
 from babeltune.prepared import write_prepared
 from babeltune.spec import sweep_from
-from babeltune.sweep import check_unchanged, is_driven, only_driver, payload, submit
+from babeltune.sweep import check_unchanged, only_driver, payload, submit
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -215,6 +216,13 @@ def test_a_stop_during_preparation_is_heard_and_the_sweep_goes_on_later(copied):
     assert stopped.state() == "stopped"
     assert not stopped.prepared.exists()
     assert submit(sweep, cluster).state() == "finished"
+
+
+def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
+    sweep, _, cluster = copied
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ClusterError, match=r"file cannot be written \(Not a directory\); set BABELTUNE_HOME"):
+        submit(sweep, replace(cluster, storage=str(tmp_path / "file")))
 
 
 def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):

@@ -6,10 +6,10 @@ import time
 
 from rich.console import Console
 
+from babeltune.board import Board
 from babeltune.judge import Decision
 from babeltune.ledger import Row, SweepFolder
 from babeltune.spec import read_sweep
-from babeltune.sweep import Board
 from babeltune.view import (
     attach,
     live,
@@ -81,7 +81,7 @@ def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_
     board.begun = 0.25  # of t0002, before a resume
     assert time_left(board, half) == " · about 14:00 left"
     board.ended = 6
-    assert time_left(board, []) == " · about 0:00 left"
+    assert time_left(board, []) == "", "nothing is left to do"
 
 
 def test_a_terminal_shows_stage_bar_time_and_trials(searched):
@@ -135,7 +135,6 @@ def test_a_method_shows_every_setting_with_its_source():
 
 def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
     from babeltune.ledger import SweepFolder
-    from babeltune.sweep import Board
 
     console = Console(file=io.StringIO(), width=120)
     with live(console) as watch:

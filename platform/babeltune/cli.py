@@ -78,7 +78,14 @@ def read(
 
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]
-    return read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
+    sweep = read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
+    for name in (assignment.partition("=")[0].strip() for assignment in given):
+        if name in sweep.parameters:
+            err.print(
+                f"[yellow]warning:[/] {name} is searched, so trials do not take the value of --set; to fix it: "
+                + escape(f"--set 'parameters.{name}={{const: VALUE}}'")
+            )
+    return sweep
 
 
 def cluster_of(file: str | None) -> Cluster:
@@ -190,9 +197,9 @@ def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: boo
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     """What the commands say of a sweep in JSON."""
+    from babeltune.board import is_driven
     from babeltune.ledger import leaderboard
     from babeltune.records import plain
-    from babeltune.sweep import is_driven
 
     state = folder.state()
     if state == "running" and not is_driven(folder):
@@ -231,8 +238,8 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint."""
+    from babeltune.board import is_driven
     from babeltune.errors import SweepError
-    from babeltune.sweep import is_driven
 
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):

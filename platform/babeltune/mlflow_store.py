@@ -28,6 +28,7 @@ def open_client(uri: str) -> MlflowClient:
     """A client of the store, with MLflow's and alembic's chatter off; a sqlite store's folder is made."""
     for name, value in HTTP.items():
         os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):

@@ -52,7 +52,7 @@ class Candidate:
 
 def find_candidate(name: str | None, storage: Path) -> Candidate:
     """The named trial, or the best finished one of the named (or latest) sweep."""
-    from babeltune.sweep import is_driven
+    from babeltune.board import is_driven
 
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
     if number is None:
@@ -167,9 +167,10 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
         dev=dev,
     )
     verdict, reasons = judge(logged, dev)
+    doubts = doubts_about(candidate)
     data = candidate.sweep.data
     if verdict == "refuse" or not data.test:
-        return replace(decision, verdict=verdict, reasons=reasons)
+        return replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
     check_tests(candidate)
     tests = read_tasks(data.test, data_root(candidate.sweep), data)
     opened = record_opening(candidate.folder, f"{candidate.name}/{candidate.report.index}", tests)
@@ -177,6 +178,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
     chance = chance_of(tests)
     gates = candidate.sweep.promotion.gates
     verdict, reasons = judge(logged, dev, gates, scores["model"], scores["untrained"], chance)
+    reasons = (*reasons, *doubts)
     if opened > 1:
         reasons = (
             *reasons,
@@ -185,6 +187,16 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
     return replace(
         decision, verdict=verdict, reasons=reasons, test=scores["model"], untrained=scores["untrained"], chance=chance
     )
+
+
+def doubts_about(candidate: Candidate) -> list[str]:
+    """What a promotion without gates would pass over: a trial that is no better than the untrained student."""
+    objective = candidate.sweep.objectives[0]
+    own = candidate.report.metrics.get(objective.metric)
+    untrained = candidate.folder.baselines().get("untrained", {}).get(objective.metric)
+    if own is None or untrained is None or (own > untrained if objective.goal == "maximize" else own < untrained):
+        return []
+    return [f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
 
 
 def check_tests(candidate: Candidate) -> None:

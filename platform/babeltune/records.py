@@ -224,7 +224,7 @@ class Objective(Strict):
     """What the search seeks; with several, the scheduler watches the first."""
 
     metric: str
-    """Such as `dev/everyday/accuracy`; `plan` lists them all."""
+    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all."""
     goal: Literal["maximize", "minimize"] = "maximize"
 
 

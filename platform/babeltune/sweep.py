@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from babeltune.baselines import teacher_scores, untrained_scores
+from babeltune.board import Board, is_driven
 from babeltune.checkpoint import write_json
 from babeltune.cluster import Cluster
 from babeltune.corpus import Corpus
@@ -43,28 +43,6 @@ ENDED = ("finished", "pruned", "failed")
 """What becomes of a trial that does not go on."""
 ASKED = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""
-
-
-@dataclass
-class Board:
-    """What the live view shows; the driver's threads write it, the view reads it."""
-
-    sweep: Sweep
-    folder: SweepFolder
-    started: float = field(default_factory=time.monotonic)
-    stage: str = "starting"
-    done: int = 0
-    of: int = 0
-    ended: int = 0
-    before: int = 0
-    """Trials that had ended before this submission."""
-    begun: float = 0.0
-    """How much of the trials that go on was done before this submission, in trials."""
-    searching: float | None = None
-    """When the search began."""
-
-    def progress(self, stage: str, done: int, of: int) -> None:
-        self.stage, self.done, self.of = stage, done, of
 
 
 def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool) -> None:
@@ -106,17 +84,6 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def is_driven(folder: SweepFolder) -> bool:
-    """Whether a driver holds the sweep's lock now."""
-    lock = FileLock(folder.path / "driver.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def fetched(reference: Any) -> Any:
@@ -191,7 +158,13 @@ def submit(
     cannot hold one trial.
     """
     folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
-    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"the storage {cluster.storage} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "
+            "the cluster file, to a folder that can"
+        ) from error
     with only_driver(folder):
         check_unchanged(folder, deciding_facts(), accept=accept_changes)
         folder.write("sweep.json", sweep)

@@ -19,11 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.board import Board, is_driven
 from babeltune.judge import Decision
 from babeltune.ledger import Row, SweepFolder, leaderboard
 from babeltune.method import load_method
 from babeltune.records import Scalar, Sweep
-from babeltune.sweep import Board, is_driven
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
 SETTLED = 0.25
@@ -83,7 +83,7 @@ def picture(board: Board) -> RenderableType:
 
 def time_left(board: Board, rows: list[Row]) -> str:
     """How long the rest of the search takes at the pace of this submission, once some of it is done."""
-    if board.searching is None:
+    if board.searching is None or board.ended >= board.sweep.budget.trials:
         return ""
     begun = board.before + board.begun
     done = board.ended + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps) - begun
