@@ -15,6 +15,8 @@ import pytest
 # Several test processes share two cores: more threads than that only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray's workers would let every other process go first, and the tests that wait for them are the longest.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 NEW_NETWORK = 0x40000000
 SET_FLAGS = 0x8914

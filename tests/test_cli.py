@@ -14,7 +14,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from babeltune.cli import app, main, warn_of_slow_precision
+from babeltune.advice import about_memory, about_precision
+from babeltune.cli import app, main
 from babeltune.ledger import SweepFolder, sweep_folders
 from babeltune.spec import read_sweep
 
@@ -97,16 +98,13 @@ def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune,
     assert "training.pairs" in err
 
 
-def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(capsys, tiny_file, monkeypatch):
+def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_file, monkeypatch):
     sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
     monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: False)
-    warn_of_slow_precision(sweep)
-    assert not capsys.readouterr().err
+    assert not [*about_precision(sweep)]
     monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: True)
-    warn_of_slow_precision(sweep)
-    assert "--set training.precision=fp32" in " ".join(capsys.readouterr().err.split())
-    warn_of_slow_precision(read_sweep(tiny_file))
-    assert not capsys.readouterr().err
+    assert "--set training.precision=fp32" in next(iter(about_precision(sweep)))
+    assert not [*about_precision(read_sweep(tiny_file))]
 
 
 def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
@@ -116,6 +114,18 @@ def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
     assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
     fixed = "parameters.training.learning_rate={const: 1e-3}"
     assert "warning" not in babeltune("plan", tiny_file, "--set", fixed)[2]
+
+
+def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
+    assert not [*about_memory(read_sweep(tiny_file))]
+    huge = read_sweep(tiny_file, assignments=["parameters.student.width={choice: [32, 1048576]}"])
+    assert "M weights" in next(iter(about_memory(huge)))
+
+
+def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
+    code, _, err = babeltune("plan", "search_spaces")
+    assert code == 2
+    assert "search_spaces is a folder; name a file in it, such as" in " ".join(err.split())
 
 
 def test_a_file_that_does_not_exist_names_the_nearest(babeltune):

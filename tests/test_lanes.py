@@ -8,6 +8,7 @@ import ray
 from babeltune.desk import Desk
 from babeltune.errors import ClusterError
 from babeltune.lanes import Lanes, lanes_that_fit
+from toy_trials import groups_held
 
 TWO_WORKERS = {
     "count": "auto",
@@ -40,9 +41,11 @@ def starts(folder, name):
     return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
 
 
-def wait_until_free(lanes, count, seconds=60):
+def wait_until_free(lanes, count, seconds=120):
+    """As a search waits: a lane whose run ended is started again."""
     deadline = time.monotonic() + seconds
     while lanes.free() < count:
+        lanes.mend()
         assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
         time.sleep(0.05)
 
@@ -213,10 +216,9 @@ def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
 
 
 def left_behind():
-    groups = [g for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
     held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     names = ray.util.list_named_actors(all_namespaces=True)
-    return groups, held, [n for n in names if n["name"].startswith("desk-")]
+    return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
 
 
 def fail_in_mid_trial(storage):
@@ -231,6 +233,6 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     with pytest.raises(KeyError):
         fail_in_mid_trial(tmp_path)
     deadline = time.monotonic() + 10
-    while left_behind() != ([], 0, []) and time.monotonic() < deadline:
+    while left_behind() != (set(), 0, []) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert left_behind() == ([], 0, [])
+    assert left_behind() == (set(), 0, [])

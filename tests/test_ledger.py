@@ -50,6 +50,9 @@ def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
     assert find_sweep(tmp_path, "first").id == "first-9876543210", "the latest of that name"
     assert find_sweep(tmp_path, "first-0123456789").id == "first-0123456789"
     assert find_sweep(tmp_path, "second-one").id == "second-one-0123456789"
+    assert find_sweep(tmp_path, "second-one-01").id == "second-one-0123456789", "the beginning of one id"
+    with pytest.raises(UnknownNameError):
+        find_sweep(tmp_path, "first-")
 
 
 def test_an_unknown_sweep_names_the_nearest_and_where_it_looked(tmp_path, sweep):

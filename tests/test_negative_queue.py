@@ -68,14 +68,24 @@ def test_a_row_without_negatives_has_no_sum_and_no_gradient():
 def test_equal_m_draws_the_same_whatever_else_is_in_the_batch():
     k, candidates, ids = unit(6, seed=1), unit(40, seed=2), torch.arange(40)
     rows = torch.arange(100, 106)
-    whole = equal_m(Filter(k, rows, 0.2), candidates, ids, Ranks())
+    whole = equal_m(Filter(k, rows, 0.2), candidates, ids, rows, Ranks())
     assert whole.chosen.sum(1).unique().numel() == 1
     least = int(whole.chosen.sum(1)[0])
     kept = Filter(k, rows, 0.2).keep(k @ candidates.T, ids, slice(None))
     assert least == int(kept.sum(1).min())
     assert not (whole.chosen & ~kept).any()
     order = torch.tensor([4, 0, 5, 2, 1, 3])
-    again = equal_m(Filter(k[order], rows[order], 0.2), candidates, ids, Ranks())
+    again = equal_m(Filter(k[order], rows[order], 0.2), candidates, ids, rows[order], Ranks())
     assert torch.equal(again.chosen, whole.chosen[order])
     drawn = whole.chosen.float().mean(0)
     assert drawn.std() > 0  # not the first M of every row
+
+
+def test_rows_whose_repeats_are_not_masked_draw_different_candidates():
+    candidates, texts = unit(40, seed=2), torch.arange(6)
+    near_all = normalize(candidates.sum(0, keepdim=True), dim=1)  # the filter leaves this row the fewest
+    k = torch.cat([near_all, -near_all.expand(5, -1)])
+    nobody = torch.full((6,), -1)
+    chosen = equal_m(Filter(k, nobody, 0.1), candidates, torch.arange(40), texts, Ranks()).chosen
+    drawn = {tuple(row.nonzero().flatten().tolist()) for row in chosen[1:]}
+    assert len(drawn) == 5

@@ -14,6 +14,7 @@ from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, So
 from babeltune.search import prime, register_methods, scheduler_for, search
 from babeltune.searcher import Ledger, Proposals, open_study, replay, sampler_for, warm_trials
 from babeltune.watcher import LaneTrainable
+from toy_trials import groups_held
 
 
 @pytest.fixture(scope="module")
@@ -402,5 +403,7 @@ def test_a_search_whose_desk_dies_says_how_to_go_on(ray_cluster, tmp_path):
         if event == "report":
             ray.kill(doomed._desk)
 
+    before = groups_held()
     with pytest.raises(ClusterError, match=r"is gone .*`babeltune resume` goes on"), doomed:
         run(tmp_path, doomed, a_sweep(), 4, kill)
+    assert groups_held() == before

@@ -272,7 +272,7 @@ def test_a_duplicate_id_in_an_id_join_is_an_error_or_its_first_row_counts(tmp_pa
 def test_files_that_share_no_id_leave_nothing(tmp_path):
     eng, fra = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n"), put(tmp_path, "f.tsv", "id\ttext\n2\tOui\n")
     message = refused(Source(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
-    assert message == "source 's' has no rows left; dropped: 2 id not in every file"
+    assert message == "source 's' (e.tsv, f.tsv) has no rows left; dropped: 2 id not in every file"
 
 
 def test_missing_files_folders_and_columns_are_errors_even_when_rows_are_dropped(tmp_path):
@@ -302,7 +302,7 @@ def test_a_cut_off_archive_is_an_error_with_file_and_line(tmp_path):
 
 def test_a_source_with_every_row_dropped_is_an_error_that_says_why(tmp_path):
     source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\t\nNo\n"), on_error="drop")
-    assert refused(source, tmp_path) == "source 's' has no rows left; dropped: 1 empty side, 1 column count"
+    assert refused(source, tmp_path) == "source 's' (t.tsv) has no rows left; dropped: 1 empty side, 1 column count"
 
 
 def test_a_long_value_is_shortened_in_an_error(tmp_path):

@@ -458,9 +458,9 @@ def test_json_is_read_as_what_it_says(value):
 
 def test_an_overlay_replaces_whole_sections_and_its_mistakes_carry_its_own_lines(tmp_path):
     path = written(tmp_path)
-    overlay = written(tmp_path, "training:\n  pairs: 7\n", "more.yaml")
+    overlay = written(tmp_path, "training:\n  pairs: 700\n", "more.yaml")
     sweep = read_sweep(path, overlays=[overlay])
-    assert sweep.training.pairs == 7
+    assert sweep.training.pairs == 700
     assert sweep.training.reports == 5, "the section is replaced, not merged"
     assert sweep.budget.trials == 3
     wrong = written(tmp_path, "# a comment\ntraining:\n  pears: 7\n", "wrong.yaml")
@@ -473,7 +473,7 @@ def test_an_overlay_replaces_whole_sections_and_its_mistakes_carry_its_own_lines
 @pytest.mark.parametrize(
     ("assignment", "found"),
     [
-        ("training.pairs=5", lambda s: s.training.pairs == 5),
+        ("training.pairs=500", lambda s: s.training.pairs == 500),
         ("data.train.0.cap=7", lambda s: s.data.train[0].cap == 7),
         ("data.train.0.cap=null", lambda s: s.data.train[0].cap is None),
         ("data.sampling.temperature=3", lambda s: s.data.sampling.temperature == 3),
@@ -505,6 +505,7 @@ def test_set_changes_one_key(tmp_path, assignment, found):
         ("data.train.first.cap=5", ["'first' is not an item of the list data.train"]),
         ("training.pairs.more=5", ["training.pairs is 1000, which has no key 'more'"]),
         ("training.pairs", ["write KEY=VALUE"]),
+        ("training.reports=200", ["200 reports need as many steps, and training.pairs 1000 in batches of 64 are 16"]),
         ("training.pairs=[", ["--set training.pairs=[: not valid YAML"]),
         ("training.pairs=!!python/name:os.system x", ["the tag"]),
         ("training.pairs=none", ["--set training.pairs=none: training.pairs: 'none' is not possible"]),
@@ -519,13 +520,13 @@ def test_a_wrong_assignment_is_named(tmp_path, assignment, expected):
 
 
 def test_assignments_come_after_overlays_and_later_ones_win(tmp_path):
-    overlay = written(tmp_path, "training: {pairs: 7}\n", "more.yaml")
+    overlay = written(tmp_path, "training: {pairs: 700}\n", "more.yaml")
     sweep = read_sweep(
         written(tmp_path),
         overlays=[overlay],
-        assignments=["training.pairs=8", "training={reports: 2}", "training.pairs=9"],
+        assignments=["training.pairs=800", "training={reports: 2}", "training.pairs=900"],
     )
-    assert (sweep.training.pairs, sweep.training.reports) == (9, 2)
+    assert (sweep.training.pairs, sweep.training.reports) == (900, 2)
 
 
 def test_variables_are_replaced_in_paths_only(tmp_path):

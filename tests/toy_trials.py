@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import ray
 import torch
 from torch import distributed
 
@@ -68,3 +69,8 @@ def _follow(orders, folder, rank):
         raise TrainingError("the loss is nan at step 7; lower the learning rate")
     if kind == "raise" and rank == orders["rank"]:
         raise ValueError("a bug on one rank")
+
+
+def groups_held():
+    """The placement groups that hold something."""
+    return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}

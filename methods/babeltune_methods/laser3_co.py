@@ -145,27 +145,24 @@ class Laser3Co(Method):
         """This rank's share of equation 1 (or Algorithm 1), and of what the filter did; then the queue takes all k."""
         config: Config = self.config
         everyone, ids = gather(k), gather(batch.source_ids.unsqueeze(1)).squeeze(1)
-        own = batch.source_ids if config.mask_duplicates else torch.full_like(batch.source_ids, -1)
+        own = batch.source_ids
         if self.queue is not None:
             candidates, names = self.queue.candidates()
-        elif config.mask_duplicates:
+            if not len(candidates):
+                raise TrainingError("there are no negatives: the queue is empty before its warm-up")
+            if not config.mask_duplicates:
+                own = torch.full_like(own, -1)
+        else:
             candidates, names = everyone, ids
-        else:  # a row leaves out its own place, and no other
-            candidates, names = everyone, torch.arange(len(everyone), device=ids.device)
-            own = gather.offset(len(k)) + torch.arange(len(k), device=ids.device)
-        if len(candidates) - (self.queue is None) < 1:
-            raise TrainingError(
-                "there are no negatives: "
-                + (
-                    "the queue is empty before its warm-up"
-                    if self.queue is not None
-                    else "raise training.global_batch above 1"
-                )
-            )
+            if batch.total < 2:
+                raise TrainingError("there are no negatives: raise training.global_batch above 1")
+            if not config.mask_duplicates:  # a row leaves out its own place, and no other
+                names = torch.arange(len(ids), device=ids.device)
+                own = names[gather.offset(len(k)) :][: len(k)]
         below = config.sigma if config.variant == "co_filter" else None
         negatives = Filter(k, own, below)
         if config.equal_m:
-            negatives = equal_m(negatives, candidates, names, gather)
+            negatives = equal_m(negatives, candidates, names, batch.source_ids, gather)
         log_sum, counts = log_sums(q, candidates, names, negatives, temperature=config.temperature)
         positive = (q * k).sum(1) / config.temperature
         if config.denominator == "alg1":

@@ -6,6 +6,7 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 from __future__ import annotations
 
 import json
+import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -70,6 +71,28 @@ def _values(sweep: Sweep) -> Iterator[Problem]:
         except MethodError as error:
             yield _blamed(sweep.config, "config", str(error)), str(error)
     yield from _config_combinations(sweep)
+    yield from _reports_without_steps(sweep)
+
+
+def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
+    """More reports than the shortest trial has steps."""
+
+    def end(name: str, most: bool) -> int:
+        parameter = sweep.parameters.get(f"training.{name}")
+        values = [getattr(sweep.training, name)] if parameter is None else _both_ends(parameter)
+        return int(max(values) if most else min(values))
+
+    pairs, batch, reports = end("pairs", False), end("global_batch", True), end("reports", True)
+    if reports > (steps := math.ceil(pairs / batch)):
+        yield (
+            ("training", "reports"),
+            f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
+            "give fewer reports, more pairs, or smaller batches",
+        )
+
+
+def _both_ends(parameter: Parameter) -> list[Any]:
+    return [*values_of(parameter, 0), *values_of(parameter, 1)]
 
 
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
@@ -78,7 +101,7 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
     section: Any = {"training": sweep.training, "student": sweep.student, "data.sampling": sweep.data.sampling}[prefix]
     adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
     key: Key = ("parameters", name, kind_of(parameter))
-    for value in dict.fromkeys((*values_of(parameter, 0), *values_of(parameter, 1))):
+    for value in dict.fromkeys(_both_ends(parameter)):
         try:
             record = adapter.validate_json(json.dumps(plain(section) | {last: value}), strict=True)
         except ValidationError as error:
@@ -125,7 +148,7 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
             except MethodError as error:
                 yield _blamed(params, "parameters", str(error)), str(error)
     for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
-        student = _student(sweep, params)
+        student = student_with(sweep, params)
         if student.model is None and student.width % student.heads:
             yield (
                 ("parameters", "student.heads" if "student.heads" in params else "student.width"),
@@ -141,7 +164,8 @@ def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
     return (section, named[0][1]) if named else (section,)
 
 
-def _student(sweep: Sweep, params: Mapping[str, Any]) -> Student:
+def student_with(sweep: Sweep, params: Mapping[str, Any]) -> Student:
+    """The student that these proposed parameters ask for."""
     given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
     return replace(sweep.student, **given)
 
@@ -156,7 +180,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     extra = ("student.width", "student.projection", "student.model")
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
-        student = _student(sweep, params)
+        student = student_with(sweep, params)
         yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
         width = student_width(student)
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:

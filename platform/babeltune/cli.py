@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +62,12 @@ def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
         show()
 
 
+def warn(problems: Iterable[str]) -> None:
+    """Says what can be done and was probably not meant."""
+    for problem in problems:
+        err.print(f"[yellow]warning:[/] {escape(problem)}")
+
+
 def read(
     file: str,
     overlays: list[str] | None,
@@ -69,6 +75,7 @@ def read(
     cluster: str | None,
     trials: int | None = None,
 ) -> Sweep:
+    from babeltune.advice import about_assignments
     from babeltune.spec import read_sweep
 
     def fetch(model: str) -> str:
@@ -79,12 +86,7 @@ def read(
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]
     sweep = read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
-    for name in (assignment.partition("=")[0].strip() for assignment in given):
-        if name in sweep.parameters:
-            err.print(
-                f"[yellow]warning:[/] {name} is searched, so trials do not take the value of --set; to fix it: "
-                + escape(f"--set 'parameters.{name}={{const: VALUE}}'")
-            )
+    warn(about_assignments(sweep, given))
     return sweep
 
 
@@ -105,16 +107,18 @@ def plan(
     file: File,
     with_: With = None,
     set_: Set = None,
-    trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0)] = 3,
+    trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0, max=1000)] = 3,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
+    from babeltune.advice import about_memory
     from babeltune.plan import make_plan, render
-
-    report = make_plan(read(file, with_, set_, cluster), samples=trials)
     from babeltune.records import plain
 
+    sweep = read(file, with_, set_, cluster)
+    warn(about_memory(sweep))
+    report = make_plan(sweep, samples=trials)
     say(plain(report), as_json, lambda: out.print(render(report)))
 
 
@@ -132,30 +136,6 @@ def submit(
     run_sweep(read(file, with_, set_, cluster, trials), cluster, accept_changes, as_json)
 
 
-def warn_of_idle_gpus(cluster: Cluster) -> None:
-    """Says so where this machine has GPUs and the cluster file gives none of them to a worker."""
-    import torch
-
-    if torch.cuda.is_available() and not cluster.gpus_per_worker:
-        err.print(
-            f"[yellow]warning:[/] this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} "
-            "gives a worker none of them: --cluster clusters/local_gpu.yaml"
-        )
-
-
-def warn_of_slow_precision(sweep: Sweep) -> None:
-    """Says so where this machine would emulate half precision."""
-    from babeltune.machine import emulates_bf16
-
-    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
-    if half and emulates_bf16():
-        keys = " ".join(f"--set {key}.precision=fp32" for key in half)
-        err.print(
-            f"[yellow]warning:[/] this machine has no instructions for bf16 and would emulate it, tens of times slower "
-            f"than fp32: {keys}"
-        )
-
-
 def with_cluster(file: str | None) -> str:
     """What a suggested command needs to find the sweep again."""
     return f" --cluster {shlex.quote(file)}" if file else ""
@@ -163,14 +143,14 @@ def with_cluster(file: str | None) -> str:
 
 def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already."""
+    from babeltune.advice import about_gpus, about_memory, about_precision
     from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
     from babeltune.view import attach, live, show_leaderboard
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
-        warn_of_slow_precision(sweep)
-        warn_of_idle_gpus(cluster)
+        warn([*about_memory(sweep), *about_precision(sweep), *about_gpus(cluster)])
     running = driven_folder(sweep, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")

@@ -67,7 +67,7 @@ class Desk:
         self._waiting: set[str] = set()
         self._broken: dict[str, str] = {}
         self._groups: dict[str, str] = {}
-        self._closed = self._abort = False
+        self._closed = False
         self._changed = asyncio.Condition()
 
     async def _until(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
@@ -131,18 +131,14 @@ class Desk:
         """The lanes that cannot train at all, with reasons."""
         return dict(self._broken)
 
-    async def close(self, abort: bool = False) -> None:
-        """Sends every lane home: idle ones now, busy ones at their next report, or now too with `abort`."""
-        self._closed, self._abort = True, abort
+    async def close(self) -> None:
+        """Sends every lane home: idle ones now, busy ones at their next report."""
+        self._closed = True
         for work in self._works.values():
             work.stopped = True
         await self._tell()
 
     # A lane's side
-
-    async def aborted(self) -> None:
-        """Waits until the lanes should end at once."""
-        await self._until(lambda: self._abort)
 
     async def arrive(self, lane: str, group: str) -> None:
         """A lane's word that its ranks run, and in which placement group (its id in hexadecimal)."""

@@ -380,6 +380,11 @@ def find_file(name: str | Path) -> Path:
     for candidate in (Path(name).expanduser(), *(root / name for root in roots)):
         if candidate.is_file():
             return candidate
+        if candidate.is_dir():
+            inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
+            raise SpecError(
+                f"{candidate} is a folder; name a file in it, such as {', '.join(inside) or 'none: no .yaml'}"
+            )
     offered = sorted(
         str(path.relative_to(root))
         for root in roots

@@ -11,10 +11,7 @@ import contextlib
 import gc
 import importlib
 import json
-import os
 import random
-import signal
-import threading
 import time
 import traceback
 import uuid
@@ -27,7 +24,10 @@ import ray.train
 import ray.train.torch
 import torch
 from ray._raylet import PlacementGroupID
-from ray.train.v2._internal.callbacks import DatasetsCallback
+from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
+from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
 from torch import distributed
 
@@ -39,13 +39,8 @@ RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
 TEAR_DOWN = 15.0
 """Seconds to wait for a lane that was asked to abort, and for one that was killed to free its resources."""
-ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-}
-"""What Ray Train reads in the process that calls `fit`; relative paths keep their meaning in the workers."""
+ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
+"""What the controller of a Ray Train run reads."""
 
 
 class RunTrial(Protocol):
@@ -173,39 +168,30 @@ def _attempt(
     return "done", "", None
 
 
-def _abort_when_asked(desk: Any) -> None:
-    """Interrupts this process once the desk says so: Ray Train's `fit` then ends its run in good order."""
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(desk.aborted.remote())
-        os.kill(os.getpid(), signal.SIGINT)
+LEFT_OUT = (
+    DatasetsCallback,
+    PlacementGroupCleanerCallback,
+    WorkingDirectorySetupCallback,
+    ControllerMetricsCallback,
+    WorkerMetricsCallback,
+)
+"""What Ray Train would do besides, of which a lane has no use: Ray Data and a watcher cost every group a process of
+their own, and relative paths keep their meaning in the workers."""
 
 
 class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
-    """Without Ray Data, of which no trial reads: it costs every group a process and every rank an import."""
+    """A Ray Train run whose `fit` starts the controller and does not wait for its end."""
+
+    controller: Any
+    """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
 
     def _create_default_callbacks(self) -> list[Any]:
-        return [each for each in super()._create_default_callbacks() if not isinstance(each, DatasetsCallback)]
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
 
-
-class _Lane:
-    """The process that calls `fit`, which wants a main thread of its own."""
-
-    def run(self, settings: dict[str, Any], scaling: dict[str, Any]) -> None:
-        os.environ.update(ENVIRONMENT)
-        desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
-        threading.Thread(target=_abort_when_asked, args=(desk,), daemon=True).start()
-        gpu = scaling["use_gpu"]
-        _Trainer(
-            lane_loop,
-            train_loop_config=settings,
-            scaling_config=ray.train.ScalingConfig(**scaling),
-            torch_config=ray.train.torch.TorchConfig(backend="nccl" if gpu else "gloo"),
-            run_config=ray.train.RunConfig(
-                name=settings["lane"],
-                storage_path=settings["storage"],
-                failure_config=ray.train.FailureConfig(max_failures=-1),
-            ),
-        ).fit()
+    def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
+        kind = ray.remote(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})(TrainController)
+        self.controller = kind.remote(**parts)
+        return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
 
 
 class Lanes:
@@ -239,6 +225,7 @@ class Lanes:
         }
         self._lanes: dict[str, Any] = {}
         self._runs: dict[str, Any] = {}
+        self._groups: dict[str, str] = {}
         self._respawns = 0
 
     def __enter__(self) -> Self:
@@ -259,26 +246,50 @@ class Lanes:
         self._tear_down(patience=0 if kind else 2 * POLL)
 
     def _start(self, lane: str) -> None:
-        process = ray.remote(_Lane).options(num_cpus=0).remote()
-        self._lanes[lane] = process
-        self._runs[lane] = process.run.remote({**self._settings, "lane": lane}, self._scaling)
+        """A Ray Train run of the lane's ranks."""
+        gpu = self._scaling["use_gpu"]
+        trainer = _Trainer(
+            lane_loop,
+            train_loop_config={**self._settings, "lane": lane},
+            scaling_config=ray.train.ScalingConfig(**self._scaling),
+            torch_config=ray.train.torch.TorchConfig(backend="nccl" if gpu else "gloo"),
+            run_config=ray.train.RunConfig(
+                name=lane,
+                storage_path=self._settings["storage"],
+                failure_config=ray.train.FailureConfig(max_failures=-1),
+            ),
+        )
+        trainer.fit()
+        self._lanes[lane] = trainer.controller
+        self._runs[lane] = trainer.controller.run.remote()
 
     def mend(self) -> None:
         """Starts a lane again whose run ended; its trial goes on in it. `ClusterError` when that is in vain."""
-        for lane, reason in ray.get(self._desk.broken.remote()).items():
+        broken, self._groups = ray.get([self._desk.broken.remote(), self._desk.groups.remote()])
+        for lane, reason in broken.items():
             raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
-        ended, _ = ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=0)
-        for lane in [name for name, run in self._runs.items() if run in ended]:
-            try:
-                ray.get(self._runs[lane])
-                reason = "its training loop ended"
-            except Exception as error:
-                reason = str(error).strip().splitlines()[-1]
+        for lane in self._ended(0):
+            reason = self._why_ended(lane)
             self._respawns += 1
             if self._respawns > RESPAWNS:
                 raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
-            self._end([lane], ray.get(self._desk.groups.remote()))
+            self._end([lane])
             self._start(lane)
+
+    def _ended(self, seconds: float) -> list[str]:
+        """The lanes whose run is over; waits at most `seconds` until all are."""
+        ended = (
+            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=seconds)[0] if self._runs else []
+        )
+        return [lane for lane, run in self._runs.items() if run in ended]
+
+    def _why_ended(self, lane: str) -> str:
+        try:
+            ray.get(self._runs[lane])
+            error = ray.get(self._lanes[lane].get_result.remote()).error
+        except ray.exceptions.RayError as died:
+            error = died
+        return str(error).strip().splitlines()[-1] if error else "its training loop ended"
 
     def offer(self, trial: str, payload: dict[str, Any]) -> None:
         """Hands a trial (a JSON payload) to the next free lane."""
@@ -304,22 +315,26 @@ class Lanes:
     def _tear_down(self, patience: float) -> None:
         """Sends the lanes home, ends by force those that are late, and frees what they held.
 
-        Without patience, Ray Train is asked to abort: a run that is killed leaves a detached watcher behind.
+        Late ones are asked to abort, which frees what they hold. Where the desk died, they can only be late.
         """
-        groups: dict[str, str] = {}
         with contextlib.suppress(ray.exceptions.RayError):
-            groups = ray.get(self._desk.groups.remote())
-            ray.get(self._desk.close.remote(abort=not patience))
-            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=patience or TEAR_DOWN)
-        self._end(list(self._lanes), groups)
+            self._groups = ray.get(self._desk.groups.remote())
+            ray.get(self._desk.close.remote())
+            self._ended(patience)
+        late = self._runs.keys() - self._ended(0)
+        for lane in late:
+            self._lanes[lane].abort.remote()
+        if late:
+            self._ended(TEAR_DOWN)
+        self._end(list(self._lanes))
         self._runs.clear()
         ray.kill(self._desk)
 
-    def _end(self, lanes: list[str], groups: dict[str, str]) -> None:
+    def _end(self, lanes: list[str]) -> None:
         """Ends lanes by force and waits until what they held is free."""
         for lane in lanes:
             ray.kill(self._lanes.pop(lane))
-        held = [groups[lane] for lane in lanes if lane in groups]
+        held = [self._groups[lane] for lane in lanes if lane in self._groups]
         for group in held:
             remove_placement_group(_group(group))
         deadline = time.monotonic() + TEAR_DOWN

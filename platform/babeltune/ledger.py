@@ -89,7 +89,10 @@ def sweep_folders(storage: Path) -> list[SweepFolder]:
 
 
 def find_sweep(storage: Path, name: str | None) -> SweepFolder:
-    """The sweep with this id or name (its latest), or the latest of all; `SweepError` names the nearest."""
+    """The sweep with this id, the beginning of one, or this name (its latest), or the latest of all.
+
+    Raises `UnknownNameError` that names the nearest.
+    """
     folders = sweep_folders(storage)
     if not folders:
         raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
@@ -99,6 +102,9 @@ def find_sweep(storage: Path, name: str | None) -> SweepFolder:
         if name in (folder.id, folder.id.rpartition("-")[0]):
             return folder
     ids = [folder.id for folder in folders]
+    begun = [folder for folder in folders if name and folder.id.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
     names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
     raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
 

@@ -81,17 +81,21 @@ class Filter:
 
 @torch.no_grad()
 def equal_m(
-    whole: Filter, candidates: Float[Tensor, "candidates dim"], ids: Int[Tensor, "candidates"], gather: Gather
+    whole: Filter,
+    candidates: Float[Tensor, "candidates dim"],
+    ids: Int[Tensor, "candidates"],
+    texts: Int[Tensor, "rows"],
+    gather: Gather,
 ) -> Filter:
     """The filter that leaves every row of the global batch M = min_i |S_i| negatives, drawn at random from its own.
 
-    Tan et al. 2023, appendix A. The draw is a hash of the row's text and the candidate's place, so that it is the same
-    at any number of ranks and after a resume.
+    Tan et al. 2023, appendix A. The draw is a hash of the row's text (`texts`), the candidate's and its place, so that
+    it is the same at any number of ranks and after a resume, and another one for other rows and candidates.
     """
     kept = whole.keep(whole.positives @ candidates.T, ids, slice(None))
     least = int(gather(kept.sum(1, keepdim=True)).min())
     places = torch.arange(len(ids), device=ids.device)
-    lot = (whole.ids.unsqueeze(1) * 0x9E3779B1 + places * 0x85EBCA77) & 0x7FFFFFFF
+    lot = (texts.unsqueeze(1) * 0x9E3779B1 + ids * 0x27D4EB2F + places * 0x85EBCA77) & 0x7FFFFFFF
     lot = ((lot ^ (lot >> 15)) * 0x2C1B3C6D) & 0x7FFFFFFF
     lot = (lot ^ (lot >> 12)).masked_fill(~kept, 1 << 31)
     drawn = torch.zeros_like(kept).scatter_(1, lot.argsort(dim=1, stable=True)[:, :least], True)

@@ -101,18 +101,10 @@ def prepare(
     }
 
     def write(folder: Path) -> Contents:
-        np.save(folder / "pairs.npy", corpus.pairs)
-        np.save(folder / "groups.npy", corpus.pair_groups)
-        np.save(folder / "weights.npy", corpus.weights)
-        np.save(folder / "teacher_rows.npy", teacher_rows)
-        (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
-        for key, k, below in wanted.negatives:
+        write_arrays(folder, corpus, teacher_rows)
+        if wanted.negatives:
             progress("mining hard negatives", 0, 1)
-            vectors = matrix.rows(teacher_rows[corpus.pairs[:, 0]])
-            mined = mine_negatives(
-                vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=sweep.seed
-            )
-            np.save(folder / f"negatives-{key}.npy", mined)
+            write_negatives(folder, corpus, wanted, matrix.rows(teacher_rows[corpus.pairs[:, 0]]), sweep.seed)
             progress("mining hard negatives", 1, 1)
         return Contents()
 
@@ -133,6 +125,24 @@ def prepare(
         counts={"rows": corpus.counts, "overlap": corpus.overlap},
         digests=corpus.digests,
     )
+
+
+def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32]) -> None:
+    """The arrays and texts that a `Prepared` names."""
+    np.save(folder / "pairs.npy", corpus.pairs)
+    np.save(folder / "groups.npy", corpus.pair_groups)
+    np.save(folder / "weights.npy", corpus.weights)
+    np.save(folder / "teacher_rows.npy", teacher_rows)
+    (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
+
+
+def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[Any], seed: int) -> None:
+    """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
+    for key, k, below in wanted.negatives:
+        mined = mine_negatives(
+            vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=seed
+        )
+        np.save(folder / f"negatives-{key}.npy", mined)
 
 
 def digest_of(array: NDArray[Any]) -> str:

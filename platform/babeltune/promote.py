@@ -19,7 +19,7 @@ from pathlib import Path
 from babeltune.card import model_card
 from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.cluster import Cluster
-from babeltune.corpus import labelled, read_eval, read_tasks
+from babeltune.corpus import labelled, read_eval, read_tasks, subsets
 from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
 from babeltune.export import export
@@ -168,11 +168,9 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
     )
     verdict, reasons = judge(logged, dev)
     doubts = doubts_about(candidate)
-    data = candidate.sweep.data
-    if verdict == "refuse" or not data.test:
+    if verdict == "refuse" or not candidate.sweep.data.test:
         return replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
-    check_tests(candidate)
-    tests = read_tasks(data.test, data_root(candidate.sweep), data)
+    tests = sealed_tests(candidate)
     opened = record_opening(candidate.folder, f"{candidate.name}/{candidate.report.index}", tests)
     scores = rescore({"model": model, "untrained": untrained}, tests, "test")
     chance = chance_of(tests)
@@ -199,15 +197,17 @@ def doubts_about(candidate: Candidate) -> list[str]:
     return [f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
 
 
-def check_tests(candidate: Candidate) -> None:
-    """`PromotionError` where a sealed test is not the one whose sentences were kept out of the training text."""
+def sealed_tests(candidate: Candidate) -> list[TextTask]:
+    """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
     data, known = candidate.sweep.data, candidate.prepared.digests
-    for name, rows in labelled("test", read_eval(data.test, data_root(candidate.sweep))):
+    found = read_eval(data.test, data_root(candidate.sweep))
+    for name, rows in labelled("test", found):
         if known.get(name) != rows.digest:
             raise PromotionError(
                 f"{name} has changed since {candidate.folder.id} was prepared, so training may have seen its "
                 "sentences; put the old files back, or submit the sweep under another name"
             )
+    return [subset.task for rows in found for subset in subsets(rows, data.anchor_priority)]
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:

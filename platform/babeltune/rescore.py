@@ -6,6 +6,7 @@ only by its exported folder.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -94,8 +95,7 @@ def main() -> None:
     """Answers requests, a line of JSON each, until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    import sentence_transformers  # noqa: F401 - before the first request comes
-
+    importlib.import_module("sentence_transformers")  # before the first request comes
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         tasks = tasks_from(asked["tasks"])

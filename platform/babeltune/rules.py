@@ -132,7 +132,7 @@ def gate_problems(sweep: Sweep) -> Iterator[Problem]:
             yield (
                 (*key, "test"),
                 f"{gate.test!r} is not a bitext task of data.test; allowed: {', '.join(tests) or 'none'}"
-                f"{nearest(gate.test, tests)}",
+                f"{nearest(gate.test, tests)}; an overlay that replaces data.test replaces promotion.gates too",
             )
 
 

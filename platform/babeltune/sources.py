@@ -81,7 +81,9 @@ def read_source(source: Source, root: Path, *, others: Mapping[str, Rows]) -> Ro
         rows = read_table(source, root, refusals)
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
-        raise DataError(f"source {source.name!r} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
+        place = source.path or source.dataset or ", ".join((source.paths or {}).values())
+        where = f" ({place})" if place else ""
+        raise DataError(f"source {source.name!r}{where} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
     return rows
 
 

@@ -142,6 +142,8 @@ class Run:
             "packed": self.learner.encoder.packs,
         }
         self.reports = self.resume()
+        if not self.reports and self.needs.warm_up:
+            self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
 
     def resume(self) -> list[Report]:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
@@ -153,8 +155,6 @@ class Run:
             weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
             self.learner.module.load_state_dict(weights)
             restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
-        elif self.needs.warm_up:
-            self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, self.trial.seed))
         return reports
 
     def identity(self) -> dict[str, Any]:

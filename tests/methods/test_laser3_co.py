@@ -8,29 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cosine_embedding_loss
 
+import toy_batches
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
-from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune.method import load_method, make_config
 from babeltune_methods.laser3_co import Config, Laser3Co
+from toy_batches import gaussian, run
 
 DIM = 4
 
 
 def batch_of(g, source_ids=None):
-    n = len(g)
-    return Batch(
-        source=tokens_from([[i] for i in range(n)]),
-        target=tokens_from([[n + i] for i in range(n)]),
-        source_ids=torch.tensor(source_ids or list(range(n))),
-        target_ids=torch.arange(n, 2 * n),
-        total=n,
-        teacher_source=torch.tensor(g),
-    )
-
-
-def gaussian(rows, seed):
-    generator = random.Random(seed)
-    return [[generator.gauss(0, 1) for _ in range(DIM)] for _ in range(rows)]
+    return toy_batches.batch_of(len(g), source_ids=source_ids, teacher_source=torch.tensor(g))
 
 
 def method_of(config, queued=(), ids=None):
@@ -39,14 +28,6 @@ def method_of(config, queued=(), ids=None):
     if queued:
         method.warm_up(torch.tensor(queued), torch.tensor(ids or [1000 + i for i in range(len(queued))]))
     return method
-
-
-def run(method, vectors, batch):
-    """The loss of a student whose vector of text i is row i, and its gradient."""
-    table = torch.tensor(vectors, requires_grad=True)
-    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
-    loss.total.backward()
-    return loss, table.grad
 
 
 def cos(a, b):
@@ -100,7 +81,7 @@ def test_the_loss_is_the_printed_equation(config, n, filled, seed):
     generator = random.Random(seed)
     source_ids = [generator.randrange(6) for _ in range(n)]
     entry_ids = [generator.randrange(9) for _ in range(filled)]
-    entries, vectors, k = gaussian(filled, seed + 1), gaussian(2 * n, seed), gaussian(n, seed + 2)
+    entries, vectors, k = gaussian(filled, DIM, seed + 1), gaussian(2 * n, DIM, seed), gaussian(n, DIM, seed + 2)
     method = method_of(config, entries, entry_ids)
     loss, gradient = run(method, vectors, batch_of(k, source_ids))
     expected = printed(config, vectors[n:], k, vectors[:n], entries, entry_ids, source_ids)
@@ -112,8 +93,8 @@ def test_the_loss_is_the_printed_equation(config, n, filled, seed):
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, st.integers(0, 1000))
 def test_the_gradient_is_that_of_the_plain_formula(config, seed):
-    n, entries = 4, gaussian(6, seed + 1)
-    k, vectors = gaussian(n, seed + 2), gaussian(2 * n, seed)
+    n, entries = 4, gaussian(6, DIM, seed + 1)
+    k, vectors = gaussian(n, DIM, seed + 2), gaussian(2 * n, DIM, seed)
     found = run(method_of(config, entries), vectors, batch_of(k))[1]
     table = torch.tensor(vectors, dtype=torch.float64, requires_grad=True)
     unit = torch.nn.functional.normalize
@@ -138,7 +119,7 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
 
 
 def test_stage_one_is_torchs_cosine_loss():
-    vectors, k = gaussian(8, 0), gaussian(4, 1)
+    vectors, k = gaussian(8, DIM, 0), gaussian(4, DIM, 1)
     loss, _ = run(method_of(Config(variant="laser3", self_weight=0.0)), vectors, batch_of(k))
     expected = cosine_embedding_loss(torch.tensor(vectors[4:]), torch.tensor(k), torch.ones(4))
     assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
@@ -146,7 +127,7 @@ def test_stage_one_is_torchs_cosine_loss():
 
 def test_algorithm_1_is_log_one_plus_the_exponential_of_equation_1():
     """D15."""
-    vectors, k, entries = gaussian(2, 0), gaussian(1, 1), gaussian(5, 2)
+    vectors, k, entries = gaussian(2, DIM, 0), gaussian(1, DIM, 1), gaussian(5, DIM, 2)
     one, other = (
         run(method_of(Config(variant="co", self_weight=0, denominator=d), entries), vectors, batch_of(k))[0].total
         for d in ("eq1", "alg1")
@@ -156,11 +137,13 @@ def test_algorithm_1_is_log_one_plus_the_exponential_of_equation_1():
 
 def test_the_positive_logit_is_the_row_wise_product():
     """D43: Algorithm 1 as printed would make the first row everyone's positive."""
-    k = gaussian(3, 1)
-    right = [*gaussian(3, 0), *k]
-    wrong = [*gaussian(3, 0), k[0], k[0], k[0]]
-    method = method_of(Config(variant="co", self_weight=0), gaussian(5, 2))
-    losses = [run(method_of(method.config, gaussian(5, 2)), v, batch_of(k))[0].total.item() for v in (right, wrong)]
+    k = gaussian(3, DIM, 1)
+    right = [*gaussian(3, DIM, 0), *k]
+    wrong = [*gaussian(3, DIM, 0), k[0], k[0], k[0]]
+    method = method_of(Config(variant="co", self_weight=0), gaussian(5, DIM, 2))
+    losses = [
+        run(method_of(method.config, gaussian(5, DIM, 2)), v, batch_of(k))[0].total.item() for v in (right, wrong)
+    ]
     assert losses[0] < losses[1]
 
 
@@ -169,12 +152,12 @@ def test_the_filter_reads_the_teachers_similarity_strictly():
     k = [[1.0, 0.0, 0.0, 0.0]]
     entries = [[0.5, math.sqrt(0.75), 0.0, 0.0], [0.49, math.sqrt(1 - 0.49**2), 0.0, 0.0]]
     method = method_of(Config(sigma=0.5, self_weight=0), entries)
-    assert run(method, gaussian(2, 0), batch_of(k))[0].diagnostics["negatives"].item() == 1
+    assert run(method, gaussian(2, DIM, 0), batch_of(k))[0].diagnostics["negatives"].item() == 1
 
 
 def test_equal_m_keeps_the_least_number_and_equals_the_mask_when_all_have_it():
     """D14."""
-    k, entries, vectors = gaussian(4, 1), gaussian(12, 2), gaussian(8, 0)
+    k, entries, vectors = gaussian(4, DIM, 1), gaussian(12, DIM, 2), gaussian(8, DIM, 0)
     masked = run(method_of(Config(sigma=0.6, self_weight=0), entries), vectors, batch_of(k))[0]
     equal = run(method_of(Config(sigma=0.6, self_weight=0, equal_m=True), entries), vectors, batch_of(k))[0]
     least = masked.diagnostics["negatives_least"].item()
@@ -194,17 +177,17 @@ def test_a_boilerplate_target_leaves_no_negative_and_no_loss(denominator, equal)
     """D14, M = 0: every entry is a near-copy of one row's positive."""
     k = [[1.0, 0.0, 0.0, 0.0]]
     config = Config(sigma=0.9, self_weight=0, equal_m=equal, denominator=denominator)
-    loss, gradient = run(method_of(config, k * 5), gaussian(2, 0), batch_of(k))
+    loss, gradient = run(method_of(config, k * 5), gaussian(2, DIM, 0), batch_of(k))
     assert loss.total.item() == 0
     assert not gradient.any()
 
 
 def test_the_positive_enters_the_queue_after_the_loss_and_the_oldest_leave():
     """D13: wraparound with a queue that a batch does not divide."""
-    method = method_of(Config(variant="co", queue=5, self_weight=0), gaussian(2, 9), [70, 71])
+    method = method_of(Config(variant="co", queue=5, self_weight=0), gaussian(2, DIM, 9), [70, 71])
     for step in range(4):
         ids = [3 * step + i for i in range(3)]
-        loss, _ = run(method, gaussian(6, step), batch_of(gaussian(3, 50 + step), ids))
+        loss, _ = run(method, gaussian(6, DIM, step), batch_of(gaussian(3, DIM, 50 + step), ids))
         assert loss.diagnostics["negatives"].item() == (2 if step == 0 else 5)
         assert set(ids) <= set(method.queue.candidates()[1].tolist())
     assert sorted(method.queue.candidates()[1].tolist()) == [7, 8, 9, 10, 11]
@@ -212,16 +195,16 @@ def test_the_positive_enters_the_queue_after_the_loss_and_the_oldest_leave():
 
 def test_an_empty_queue_is_refused():
     with pytest.raises(TrainingError, match="queue is empty"):
-        run(method_of(Config()), gaussian(4, 0), batch_of(gaussian(2, 1)))
+        run(method_of(Config()), gaussian(4, DIM, 0), batch_of(gaussian(2, DIM, 1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["co", "co_filter", "in_batch"])
 def test_a_temperature_of_0_005_is_finite(dtype, variant):
     """D11."""
-    method = method_of(Config(variant=variant, temperature=0.005), gaussian(20, 2))
-    table = torch.tensor(gaussian(8, 0)).to(dtype).requires_grad_()
-    batch = batch_of(gaussian(4, 1))
+    method = method_of(Config(variant=variant, temperature=0.005), gaussian(20, DIM, 2))
+    table = torch.tensor(gaussian(8, DIM, 0)).to(dtype).requires_grad_()
+    batch = batch_of(gaussian(4, DIM, 1))
     batch = dataclasses.replace(batch, teacher_source=batch.teacher_source.to(dtype))
     method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total.backward()
     assert table.grad.isfinite().all()

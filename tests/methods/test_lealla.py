@@ -7,41 +7,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toy_batches
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
-from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune.method import load_method, make_config
 from babeltune_methods.lealla import Config, Lealla, squared_differences
+from toy_batches import gaussian
 
 DIM, TEACHER = 4, 6
 
 
 def batch_of(g_x, g_y, source_ids=None, target_ids=None):
-    n = len(g_x)
-    return Batch(
-        source=tokens_from([[i] for i in range(n)]),
-        target=tokens_from([[n + i] for i in range(n)]),
-        source_ids=torch.tensor(source_ids or list(range(n))),
-        target_ids=torch.tensor(target_ids or list(range(n, 2 * n))),
-        total=n,
-        teacher_source=torch.tensor(g_x),
-        teacher_target=torch.tensor(g_y),
-    )
-
-
-def gaussian(rows, columns, seed):
-    generator = random.Random(seed)
-    return [[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
+    ids = {"source_ids": source_ids, "target_ids": target_ids}
+    return toy_batches.batch_of(len(g_x), **ids, teacher_source=g_x, teacher_target=g_y)
 
 
 def run(config, vectors, batch):
-    """The loss of a student whose vector of text i is row i, its gradient, and the head's weight and bias."""
-    table = torch.tensor(vectors, requires_grad=True)
+    """The loss, the vectors' gradient, and the head's weight and bias."""
     torch.manual_seed(0)
     method = Lealla(config, student_dim=DIM, teacher_dim=TEACHER)
-    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
-    loss.total.backward()
-    head = method.head
-    return loss, table.grad, (head.weight.tolist(), head.bias.tolist()) if head else None
+    head = (method.head.weight.tolist(), method.head.bias.tolist()) if method.head else None
+    return *toy_batches.run(method, vectors, batch), head
 
 
 def dot(a, b):

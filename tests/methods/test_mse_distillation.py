@@ -5,19 +5,9 @@ import torch
 
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
-from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune.method import load_method, make_config
 from babeltune_methods.mse_distillation import Config, MseDistillation
-
-
-def batch_of(n, teacher, total=None):
-    return Batch(
-        source=tokens_from([[i] for i in range(n)]),
-        target=tokens_from([[n + i] for i in range(n)]),
-        source_ids=torch.arange(n),
-        target_ids=torch.arange(n, 2 * n),
-        total=total or n,
-        teacher_source=teacher,
-    )
+from toy_batches import batch_of
 
 
 def loss_of(table, batch, config=None):
@@ -31,7 +21,7 @@ def test_both_sides_are_drawn_to_the_anchors_teacher_vector(seed):
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(2 * n, dim, generator=generator, requires_grad=True)
     teacher = torch.randn(n, dim, generator=generator)
-    loss = loss_of(table, batch_of(n, teacher))
+    loss = loss_of(table, batch_of(n, teacher_source=teacher))
     loss.total.backward()
     sums = [0.0, 0.0]
     for i in range(n):
@@ -46,24 +36,24 @@ def test_both_sides_are_drawn_to_the_anchors_teacher_vector(seed):
 def test_it_is_sentence_transformers_mse_of_both_sides():
     table, teacher = torch.randn(6, 4), torch.randn(3, 4)
     expected = sum(torch.nn.functional.mse_loss(side, teacher) for side in table.split(3))
-    torch.testing.assert_close(loss_of(table, batch_of(3, teacher)).total, expected)
+    torch.testing.assert_close(loss_of(table, batch_of(3, teacher_source=teacher)).total, expected)
 
 
 def test_the_share_of_a_rank_is_divided_by_the_global_batch():
     table, teacher = torch.randn(6, 4), torch.randn(3, 4)
-    half = loss_of(table, batch_of(3, teacher, total=6)).total
-    torch.testing.assert_close(half * 2, loss_of(table, batch_of(3, teacher)).total)
+    half = loss_of(table, batch_of(3, teacher_source=teacher, total=6)).total
+    torch.testing.assert_close(half * 2, loss_of(table, batch_of(3, teacher_source=teacher)).total)
 
 
 def test_scale_multiplies_the_loss():
     table, teacher = torch.randn(6, 4), torch.randn(3, 4)
-    scaled = loss_of(table, batch_of(3, teacher), Config(scale=100.0)).total
-    torch.testing.assert_close(scaled, 100 * loss_of(table, batch_of(3, teacher)).total)
+    scaled = loss_of(table, batch_of(3, teacher_source=teacher), Config(scale=100.0)).total
+    torch.testing.assert_close(scaled, 100 * loss_of(table, batch_of(3, teacher_source=teacher)).total)
 
 
 def test_a_teacher_of_another_width_is_refused_with_the_setting_to_change():
     with pytest.raises(TrainingError, match=r"student\.projection"):
-        loss_of(torch.randn(6, 4), batch_of(3, torch.randn(3, 5)))
+        loss_of(torch.randn(6, 4), batch_of(3, teacher_source=torch.randn(3, 5)))
 
 
 def test_it_needs_the_anchors_teacher_vectors_and_no_negatives():

@@ -6,32 +6,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
-from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune.method import load_method, make_config
 from babeltune_methods.soft_contrastive import Config, SoftContrastive, smoothing
+from toy_batches import gaussian
 
 
 def batch_of(n, teacher=None, source_ids=None, target_ids=None):
-    return Batch(
-        source=tokens_from([[i] for i in range(n)]),
-        target=tokens_from([[n + i] for i in range(n)]),
-        source_ids=torch.tensor(source_ids or list(range(n))),
-        target_ids=torch.tensor(target_ids or list(range(n, 2 * n))),
-        total=n,
-        teacher_source=torch.tensor(teacher[0]) if teacher else None,
-        teacher_target=torch.tensor(teacher[1]) if teacher else None,
-    )
+    known = {"teacher_source": teacher[0], "teacher_target": teacher[1]} if teacher else {}
+    return toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids, **known)
 
 
 def run(config, vectors, batch):
-    """The loss of a student whose vector of text i is row i, and its gradient."""
-    table = torch.tensor(vectors, requires_grad=True)
-    loss = SoftContrastive(config, student_dim=table.shape[1], teacher_dim=1).loss(
-        lambda tokens: table[tokens.ids], batch, Ranks()
-    )
-    loss.total.backward()
-    return loss, table.grad
+    return toy_batches.run(SoftContrastive(config, student_dim=4, teacher_dim=1), vectors, batch)
 
 
 def cosine(a, b):
@@ -85,11 +73,6 @@ def printed(config, s, t, g_s, g_t, source_ids, target_ids):
         return cross, 0.0, cross
     weight = 1.0 if config.reading == "authors_code" else config.lambda_cross
     return cross, mono, weight * cross + mono
-
-
-def gaussian(rows, columns, seed):
-    generator = random.Random(seed)
-    return [[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
 
 
 CONFIGS = st.builds(

@@ -6,36 +6,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
-from babeltune.method import Batch, load_method, make_config, tokens_from
+from babeltune.method import load_method, make_config, tokens_from
 from babeltune_methods.translation_ranking import Config, TranslationRanking
+from toy_batches import gaussian
 
 
 def batch_of(n, k=0, found=None, source_ids=None, target_ids=None):
-    return Batch(
-        source=tokens_from([[i] for i in range(n)]),
-        target=tokens_from([[n + i] for i in range(n)]),
-        source_ids=torch.tensor(source_ids or list(range(n))),
-        target_ids=torch.tensor(target_ids or list(range(n, 2 * n))),
-        total=n,
-        negatives=tokens_from([[2 * n + i] for i in range(n * k)]) if k else None,
-        negatives_mask=torch.tensor(found) if k else None,
-    )
+    mined = {"negatives": tokens_from([[2 * n + i] for i in range(n * k)]), "negatives_mask": found} if k else {}
+    return toy_batches.batch_of(n, source_ids=source_ids, target_ids=target_ids, **mined)
 
 
 def run(config, vectors, batch):
-    """The loss of a student whose vector of text i is row i, and its gradient."""
-    table = torch.tensor(vectors, requires_grad=True)
-    method = TranslationRanking(config, student_dim=table.shape[1], teacher_dim=1)
-    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
-    loss.total.backward()
-    return loss, table.grad
-
-
-def gaussian(rows, columns, seed):
-    generator = random.Random(seed)
-    return [[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)]
+    return toy_batches.run(TranslationRanking(config, student_dim=4, teacher_dim=1), vectors, batch)
 
 
 def printed(config, s, t, h, found, source_ids, target_ids):

@@ -1,0 +1,62 @@
+"""What a sweep may do and probably does not mean. Nothing here refuses anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from babeltune.cluster import Cluster
+    from babeltune.records import Sweep
+
+
+def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]:
+    """Values of `--set` that no trial takes, since the search proposes others."""
+    for name in (assignment.partition("=")[0].strip() for assignment in assignments):
+        if name in sweep.parameters:
+            yield (
+                f"{name} is searched, so trials do not take the value of --set; to fix it: "
+                f"--set 'parameters.{name}={{const: VALUE}}'"
+            )
+
+
+def about_memory(sweep: Sweep) -> Iterator[str]:
+    """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
+    import psutil
+
+    from babeltune.checks import student_with
+    from babeltune.plan import student_parameters
+    from babeltune.space import combinations
+
+    searched = [name for name in sweep.parameters if name.startswith("student.")]
+    students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
+    size = max(student_parameters(student) or 0 for student in students)
+    needed, there = 16 * size, psutil.virtual_memory().total
+    if needed > there:
+        yield (
+            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB a "
+            f"worker; this machine has {there / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+        )
+
+
+def about_precision(sweep: Sweep) -> Iterator[str]:
+    """Half precision that this machine would emulate."""
+    from babeltune.machine import emulates_bf16
+
+    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
+    if half and emulates_bf16():
+        keys = " ".join(f"--set {key}.precision=fp32" for key in half)
+        yield (
+            "this machine has no instructions for bf16 and would emulate it, tens of times slower than fp32: " + keys
+        )
+
+
+def about_gpus(cluster: Cluster) -> Iterator[str]:
+    """GPUs of this machine of which the cluster file gives none to a worker."""
+    import torch
+
+    if torch.cuda.is_available() and not cluster.gpus_per_worker:
+        yield (
+            f"this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} gives a worker none of "
+            "them: --cluster clusters/local_gpu.yaml"
+        )
