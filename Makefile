@@ -6,7 +6,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: sweep test lint bench format clean
@@ -30,6 +30,9 @@ export GET_PIP
 INSTALLED := $(VENV)/.installed$(subst /,_,$(subst :,_,$(TORCH_INDEX)))
 DEVELOPED := $(INSTALLED).dev
 
+# What a sweep imports, so that it is compiled once and now; pip would compile four times as much.
+COMPILED := babeltune.sweep, babeltune.trial, babeltune.promote, mlflow.server, sentence_transformers
+
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "babeltune needs Python 3.11 or newer; try make PYTHON=python3.12"; exit 2; }
@@ -39,6 +42,7 @@ define INSTALL
 	@start=$$(date +%s); \
 	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) --force-reinstall --no-deps torch &&) \
 	$(PIP) --editable '.[$(1)]' && \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import $(COMPILED)' && \
 	echo "installed in $$(( $$(date +%s) - start )) s"
 	@touch $(INSTALLED) $@
 endef

@@ -202,29 +202,33 @@ def test_the_learning_rate_warms_up_and_decays():
     assert learning_rate_at(replace(training, schedule="constant"), 900) == 1.0
 
 
-RANK = """
-import json, sys
-from pathlib import Path
+RANKS = """
+import json, multiprocessing, sys
 import torch
 import torch.distributed as dist
-rank, world, port, job = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
 from babeltune.trial import run
+
 class Quiet:
     def report(self, report):
         return True
-torch.set_num_threads(1)
-run(job, Quiet(), rank, world, "cpu")
-dist.destroy_process_group()
+
+def train(rank, world, store, job):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    run(job, Quiet(), rank, world, "cpu")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    processes = multiprocessing.get_context("fork")  # what was imported above is imported once
+    for job in map(json.loads, sys.argv[1:]):
+        world = job.pop("world")
+        ranks = [processes.Process(target=train, args=(r, world, job["folder"] + ".store", job)) for r in range(world)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(120)
+        assert [rank.exitcode for rank in ranks] == [0] * world
 """
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_the_number_of_workers_does_not_change_the_training(tiny, tmp_path):
@@ -233,16 +237,10 @@ def test_the_number_of_workers_does_not_change_the_training(tiny, tmp_path):
     trial = make_trial(sweep, 0, {})
     trial = replace(trial, training=replace(trial.training, pairs=310, reports=1, global_batch=31))
     job = {"trial": plain(trial), "prepared": str(tmp_path / "prepared.json")}
-    results = {}
-    for world in (1, 2, 4):
-        folder, port = tmp_path / f"w{world}", free_port()
-        work = json.dumps({**job, "folder": str(folder)})
-        ranks = [
-            subprocess.Popen([sys.executable, "-c", RANK, str(r), str(world), str(port), work], env=dict(os.environ))
-            for r in range(world)
-        ]
-        assert [r.wait(120) for r in ranks] == [0] * world
-        results[world] = weights(folder, 1)["student"]
+    worlds = {world: tmp_path / f"w{world}" for world in (1, 2, 4)}
+    jobs = [json.dumps({**job, "world": world, "folder": str(folder)}) for world, folder in worlds.items()]
+    subprocess.run([sys.executable, "-c", RANKS, *jobs], check=True, timeout=250)
+    results = {world: weights(folder, 1)["student"] for world, folder in worlds.items()}
     for world in (2, 4):
         for name, value in results[1].items():
             torch.testing.assert_close(

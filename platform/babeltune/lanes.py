@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib
 import json
+import os
 import random
 import time
 import traceback
@@ -375,8 +376,9 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
     It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
-    `RAY_AUTH_MODE=disabled`. `env` reaches every worker.
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         address="local",
         num_cpus=num_cpus,

@@ -28,8 +28,8 @@ BUNDLED = "bundled:all-MiniLM-L6-v2"
 BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
-SHARD_ROWS = (256, 16_384)
-"""Fewest and most sentences of a shard."""
+SHARD_ROWS = (2_048, 16_384)
+"""Fewest and most sentences of a shard: loading the teacher costs as much as encoding some thousand."""
 
 
 class TeacherModel:
