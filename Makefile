@@ -76,7 +76,7 @@ format: $(DEVELOPED)
 
 # Each compares ours with a named peer and prints `NAME ratio <median> min <min> max <max> goal <goal>`.
 bench: $(DEVELOPED)
-	@for name in soft_loss queue_loss train teacher_store trial_start; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in soft_loss queue_loss gradcache train teacher_store trial_start; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -30,7 +30,7 @@ from babeltune.reader import token_set
 from babeltune.records import Trial
 from babeltune.space import make_trial
 from babeltune.tokens import load_tokenizer
-from babeltune.train import Meter
+from babeltune.train import Meter, Run
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 
@@ -129,15 +129,23 @@ def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch:
     run = start(trial, prepared)
     rows = run.schedule.rows(0)
     run.learner.backward(run.reader.batch(rows, len(rows)))
-    own = {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
     model = load(exported)
     features = [model.preprocess(side) for side in batch]
     MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()
-    theirs = peer_gradients(model)
+    return largest_difference(own_gradients(run), peer_gradients(model))
+
+
+def largest_difference(own: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    """Between the gradients of the same parameters, relative to the peer's largest gradient."""
     if own.keys() != theirs.keys():
         raise AssertionError(f"not the same parameters have gradients: {sorted(own.keys() ^ theirs.keys())}")
     largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     return max(float((own[name] - theirs[name]).abs().max()) for name in own) / largest
+
+
+def own_gradients(run: Run) -> dict[str, Tensor]:
+    """What a backward pass left in our student's parameters."""
+    return {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
 
 
 def peer_gradients(model: SentenceTransformer) -> dict[str, Tensor]:

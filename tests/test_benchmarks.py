@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from babeltune.gather import Ranks
 from babeltune.space import make_trial
 from babeltune.train import train
-from benchmarks import queue_loss, race, soft_loss, teacher_store, work
+from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
@@ -148,6 +148,23 @@ def test_the_step_and_the_trainer_of_sentence_transformers_have_equal_gradients(
     assert train_step.peer(task[0], tmp_path / "student", order, tmp_path / "peer") > 0
 
 
+def cached(task):
+    """The small trial as one step of 48 pairs in chunks of 16 sentences."""
+    trial, prepared = task
+    return replace(trial, training=replace(trial.training, pairs=48, global_batch=48, chunk=16)), prepared
+
+
+def test_the_chunks_and_the_cached_loss_of_sentence_transformers_have_equal_gradients(task, tmp_path):
+    task = cached(task)
+    train_step.export_untrained(*task, tmp_path / "student")
+    run, model = work.start(*task), train_step.load(tmp_path / "student")
+    (batch,) = train_step.batches(*task)
+    assert gradcache.peer(model, gradcache.tokenized(model, batch), 16) > 0
+    assert gradcache.ours(run) > 0
+    found = train_step.own_gradients(run), train_step.peer_gradients(model)
+    assert train_step.largest_difference(*found) < 1e-4
+
+
 def test_a_sweep_over_the_store_and_one_with_the_teacher_beside_it_have_equal_losses(sweep_work):
     assert sweep_work.ours() > 0
     assert sweep_work.peer() > 0
@@ -162,6 +179,15 @@ def test_absent_real_text_is_said_and_named(capsys):
 
 
 # They run what a trial runs: without it, both fail
+
+
+def test_a_trial_and_the_benchmark_of_chunks_share_them(task, tiny, tmp_path, monkeypatch):
+    sweep, prepared = tiny
+    monkeypatch.setattr("babeltune.gradcache.CachedEncode.backward", refuse)
+    with pytest.raises(RefusedError):
+        a_trial(replace(sweep, training=replace(sweep.training, chunk=16)), prepared, tmp_path)
+    with pytest.raises(RefusedError):
+        gradcache.ours(work.start(*cached(task)))
 
 
 @pytest.mark.parametrize("name", ["babeltune.learner.Learner.step", "babeltune.reader.Reader.batch"])

@@ -6,18 +6,23 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+import ray
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from babeltune.advice import about_memory, about_precision
 from babeltune.cli import app, main
 from babeltune.ledger import SweepFolder, sweep_folders
+from babeltune.plan import spec_yaml
 from babeltune.spec import read_sweep
+from babeltune.sweep import only_driver
+from toy_trials import groups_held
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 COMMANDS = sorted(get_command(app).commands)
@@ -184,6 +189,43 @@ def test_a_sweep_that_does_not_run_cannot_be_stopped(babeltune, home):
     assert not home.stop_request.exists()
 
 
+def drive(folder, until):
+    """Another driver of the sweep, until then."""
+
+    def hold():
+        with only_driver(folder):
+            driving.set()
+            while not until():
+                time.sleep(0.05)
+
+    driving, thread = threading.Event(), threading.Thread(target=hold)
+    thread.start()
+    assert driving.wait(30)
+    return thread
+
+
+def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, tiny_file, monkeypatch):
+    sweep, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    again, end = tiny_file.parent / "again.yaml", time.monotonic() + 3
+    again.write_text(spec_yaml(sweep), encoding="utf-8")
+    other = drive(folder, lambda: time.monotonic() > end)
+    code, out, err = babeltune("submit", again, "--json")
+    other.join(30)
+    assert code == 0, err
+    assert f"sweep {folder.id} is running in another process; showing it" in " ".join(err.split())
+    assert json.loads(out)["state"] == "finished"
+    other = drive(folder, folder.stop_request.exists)
+    code, out, _ = babeltune("stop", folder.id, "--json")
+    other.join(30)
+    assert (code, json.loads(out)) == (0, {"sweep": folder.id, "stopped": True})
+    other = drive(folder, lambda: time.monotonic() > end + 6)
+    code, out, _ = babeltune("stop", folder.id, "--wait", "0")
+    other.join(30)
+    assert code == 0
+    assert "has not yet" in " ".join(out.split())
+
+
 def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
     before = (home.path / "results.jsonl").read_bytes()
     code, out, _ = babeltune("resume", "searched", "--json")
@@ -256,7 +298,9 @@ def wait_for(condition, process, seconds=400):
         time.sleep(0.1)
 
 
-def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, tiny_file, tmp_path):
+def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it(
+    searched, ray_cluster, tiny_file, tmp_path
+):
     _, folder = searched
     storage = tmp_path / "storage"
     storage.mkdir()
@@ -279,8 +323,10 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     assert sweep.state() == "interrupted"
     before = reports_of(sweep)
     assert 1 <= len(before) < 10
+    there, held = tmp_path / "there.yaml", groups_held()
+    there.write_text(f"address: {ray.get_runtime_context().gcs_address}\nstorage: {storage}\nlanes: 1\n")
     done = subprocess.run(
-        [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--json"],
+        [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--cluster", str(there), "--json"],
         env=environment,
         capture_output=True,
         text=True,
@@ -295,6 +341,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_says_how(searched, loopback_only, t
     after = reports_of(sweep)
     assert after[: len(before)] == before, "what was done is kept"
     assert [p.name for p in sweep.trials()] == ["t0000"]
+    assert groups_held() == held, "the cluster is left as it was"
 
 
 def reports_of(sweep: SweepFolder):

@@ -272,3 +272,12 @@ def test_sts_is_mtebs_and_scipys_on_real_pairs(teacher):
     assert found == pytest.approx(expected, abs=1e-6)
     assert found == pytest.approx(spearmanr(grades, cosines).statistic, abs=1e-6)
     assert found > 0.7
+
+
+def test_the_mean_cosine_is_that_of_all_pairs_of_different_rows():
+    vectors = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = [float(unit[i] @ unit[j]) for i in range(7) for j in range(7) if i != j]
+    assert metrics.mean_cosine(vectors) == pytest.approx(sum(expected) / len(expected), abs=1e-6)
+    assert metrics.mean_cosine(vectors[:1]) == 0.0
+    assert metrics.mean_cosine(np.ones((3, 4), np.float32)) == pytest.approx(1.0)

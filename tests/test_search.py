@@ -140,21 +140,23 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
 
 
-def test_a_trial_without_a_finite_objective_fails_and_the_sweep_goes_on(one_lane, tmp_path):
+def test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on(one_lane, tmp_path):
     orders = {
         1: {"nan": 2},
         2: {"missing": True},
         3: {"orders": {"kind": "refuse", "at": 1}},
         4: {"orders": {"kind": "raise", "rank": 0, "at": 2}},
+        5: {"collapse": 2},
     }
-    run(tmp_path, one_lane, a_sweep(), 6, payload=lambda number, _: orders.get(number, {}))
+    run(tmp_path, one_lane, a_sweep(), 7, payload=lambda number, _: orders.get(number, {}))
     trials = open_study(tmp_path, a_sweep()).get_trials()
-    assert [trial.state.name for trial in trials] == ["COMPLETE", *["FAIL"] * 4, "COMPLETE"]
+    assert [trial.state.name for trial in trials] == ["COMPLETE", *["FAIL"] * 4, "PRUNED", "COMPLETE"]
     reasons = [trial.user_attrs.get("reason", "") for trial in trials]
     assert reasons[1] == "objective dev/score is nan at report 2"
     assert reasons[2] == "objective dev/score is None at report 1"
     assert reasons[3].startswith("the loss is nan at step 7")
     assert reasons[4].startswith("ValueError: a bug on one rank")
+    assert reasons[5] == "collapsed: all vectors are alike"
 
 
 def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp_path):

@@ -51,7 +51,9 @@ def report_of(payload, index):
     if payload.get("missing"):
         del metrics["dev/score"]
     last = index == payload["steps"]
-    return {"index": index, "metrics": metrics, "last": last, "checkpoint": f"{index:06d}", "points": []}
+    facts = {"collapsed": "collapsed: all vectors are alike"} if payload.get("collapse") == index else {}
+    checkpoint = f"{index:06d}"
+    return {"index": index, "metrics": metrics, "last": last, "checkpoint": checkpoint, "points": [], "facts": facts}
 
 
 def _write(path, value):

@@ -35,7 +35,7 @@ def evaluate(
     Bitext: `accuracy_forward` (left to right), `accuracy_backward`, and their mean `accuracy`; `xsim_error`, the mean
     of both directions with the ratio margin, in text mode. `xsim_flipped` appears only where the ratio margin is not
     meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
-    STS: `spearman` of the cosines with the grades.
+    STS: `spearman` of the cosines with the grades. `<prefix>/mean_cosine` is that of different texts, of all tasks.
 
     Raises `TrainingError` with the metric's name when one is NaN, and `DataError` when two tasks share a name.
     """
@@ -55,6 +55,7 @@ def evaluate(
             if metric in MACRO:
                 per_task[f"{prefix}/{task.name}/{metric}"].append(value)
     scores |= {name: math.fsum(values) / len(values) for name, values in per_task.items()}
+    scores[f"{prefix}/mean_cosine"] = metrics.mean_cosine(vectors)
     _check_numbers(scores, vectors)
     return scores
 

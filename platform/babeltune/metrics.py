@@ -145,6 +145,12 @@ def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
     return result
 
 
+def mean_cosine(vectors: Vectors) -> float:
+    """The mean cosine of all pairs of different rows of [n, d], near 1 after a collapse; 0 for one row."""
+    count, total = len(vectors), _unit(vectors).double().sum(dim=0).square().sum()
+    return float((total - count) / (count * (count - 1))) if count > 1 else 0.0
+
+
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Spearman's rank correlation with tie-averaged ranks, as `scipy.stats.spearmanr`.
 

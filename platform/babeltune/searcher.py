@@ -363,6 +363,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         reason = result.get("failed")
         if reason is not None:
             state = TrialState.FAIL
+        elif reason := result.get("pruned"):
+            state = TrialState.PRUNED
         elif result.get("last"):
             state = TrialState.COMPLETE
         elif self._stop() or "report" not in result:

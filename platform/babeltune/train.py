@@ -53,6 +53,8 @@ PROGRESS_EVERY = 2.0
 """Seconds between notes of how far a trial is."""
 CLEAN_EVERY = 20.0
 """Seconds between returns of freed memory."""
+COLLAPSED = 0.99
+"""A trial ends whose vectors of different dev sentences have at least this mean cosine."""
 
 
 class Reporter(Protocol):
@@ -231,13 +233,23 @@ class Run:
                 points=points,
                 checkpoint=str(checkpoint_folder(self.folder, index)),
                 last=index == len(milestones) or self.out_of_patience(metrics),
-                facts={**self.facts, **self.warning(points)},
+                facts={**self.facts, **self.warning(points), **self.collapse(metrics)},
             )
             self.save(report)
             done = end
-            if not self.reporter.report(plain(report)) or report.last:
+            if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
+
+    def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
+        """The fact `collapsed`, where the student gives different sentences nearly the same vector."""
+        cosine = metrics.get("dev/mean_cosine", 0.0)
+        if cosine < COLLAPSED:
+            return {}
+        return {
+            "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "
+            "lower training.learning_rate or raise the temperature"
+        }
 
     def warning(self, points: tuple[Point, ...]) -> dict[str, Scalar]:
         """The fact `warning`, where the method has one about the latest of these points."""

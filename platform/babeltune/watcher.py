@@ -39,6 +39,8 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
             bad = ", ".join(f"{name} is {value}" for name, value in values.items() if not finite([value]))
             return {"done": True, "failed": f"objective {bad} at report {report['index']}"}
         result = {"reports": report["index"], "objective": values[self._objectives[0]], "report": json.dumps(report)}
+        if collapsed := report.get("facts", {}).get("collapsed"):
+            return result | {"done": True, "pruned": collapsed}
         if report.get("last"):
             result |= {"last": True, **self._ended(ray.get(self._desk.next_report.remote(self._trial))["ended"])}
         return result

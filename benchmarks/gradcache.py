@@ -1,0 +1,91 @@
+"""Gradient caching: a batch of 4,096 pairs in chunks of 64 sentences, against sentence-transformers' cached loss.
+
+One forward and backward pass of the whole batch: both encode every chunk without a graph, take the gradient of the loss
+in the vectors, and encode again with a graph. Same weights, pairs and loss (scale 20), fp32, one thread. Ours is
+`Learner.backward`, as a trial calls it; the peer is `CachedMultipleNegativesRankingLoss` on our exported student, which
+is given its tokens, so that its tokenization is not in its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from torch import Tensor
+from transformers.utils import logging
+
+from babeltune.prepared import Prepared
+from babeltune.records import Trial
+from babeltune.train import Run
+from benchmarks.race import cpu_seconds, options, race, verdict
+from benchmarks.train import (
+    SCALE,
+    TOLERANCE,
+    batches,
+    export_untrained,
+    largest_difference,
+    load,
+    make_task,
+    own_gradients,
+    peer_gradients,
+)
+from benchmarks.work import describe_lengths, start
+
+GOAL = 2.2
+BATCH, CHUNK = 4096, 64
+STUDENT = {"width": 128, "feed_forward": 512}
+
+
+def make_cached_task(storage: Path, batch: int, chunk: int, **student: Any) -> tuple[Trial, Prepared, str]:
+    """The trial of one step of `batch` pairs, what is prepared for it, and what its text is."""
+    trial, prepared, text = make_task(storage, 1, **{**STUDENT, **student})
+    training = replace(trial.training, pairs=batch, global_batch=batch, chunk=chunk)
+    return replace(trial, training=training), prepared, text
+
+
+def ours(run: Run) -> float:
+    """CPU seconds of the step's forward and backward passes."""
+    rows = run.schedule.rows(0)
+    batch = run.reader.batch(rows, len(rows))
+    return cpu_seconds(lambda: run.learner.backward(batch))
+
+
+def peer(model: SentenceTransformer, features: list[dict[str, Tensor]], chunk: int) -> float:
+    """The peer's CPU seconds."""
+    model.zero_grad()
+    loss = CachedMultipleNegativesRankingLoss(model, scale=SCALE, mini_batch_size=chunk)
+    return cpu_seconds(lambda: loss(features, None).backward())
+
+
+def tokenized(model: SentenceTransformer, batch: tuple[list[str], list[str]]) -> list[dict[str, Tensor]]:
+    """Both sides as the peer's collator gives them to its loss."""
+    return [model.preprocess(side) for side in batch]
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    given = options(__doc__)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    with TemporaryDirectory() as temporary:
+        storage = Path(temporary)
+        trial, prepared, text = make_cached_task(storage, BATCH, CHUNK)
+        lengths = describe_lengths(prepared)
+        print(f"{text}: {lengths}; one batch of {BATCH} pairs in chunks of {CHUNK} sentences")
+        export_untrained(trial, prepared, storage / "student")
+        run, model = start(trial, prepared), load(storage / "student")
+        (batch,) = batches(trial, prepared)
+        features = tokenized(model, batch)
+        rows = race(lambda: ours(run), lambda: peer(model, features, CHUNK), given.rounds)
+        gradient = largest_difference(own_gradients(run), peer_gradients(model))
+    print(f"largest difference of the gradients, relative to the largest gradient: {gradient:.2g}")
+    broken = [f"the gradients differ by more than {TOLERANCE:g}"] if gradient > TOLERANCE else []
+    verdict("gradcache", rows, GOAL, given, broken=broken, text=text, lengths=lengths, gradient_difference=gradient)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Losses that others have written too: sentence-transformers' ranking losses and pytorch-metric-learning's."""
+
+import pytest
+import torch
+from pytorch_metric_learning.losses import CrossBatchMemory, NTXentLoss
+from sentence_transformers.sentence_transformer.losses import (
+    MultipleNegativesRankingLoss,
+    MultipleNegativesSymmetricRankingLoss,
+)
+from torch import nn
+
+from babeltune.method import load_method
+from toy_batches import batch_of, gaussian, run
+
+N, DIM = 6, 5
+
+
+def ours(name, vectors, teacher=None, **config):
+    method = load_method(name)
+    made = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM)
+    known = {"teacher_source": teacher, "teacher_target": teacher} if teacher else {}
+    return run(made, vectors, batch_of(N, **known))
+
+
+def theirs(loss, vectors, positives=None):
+    """The value and gradient of a loss of sentence-transformers, of sources against targets (or these positives)."""
+    table = torch.tensor(vectors, requires_grad=True)
+    left, right = (table[:N], table[N:]) if positives is None else (table[N:], torch.tensor(positives))
+    value = loss.compute_loss_from_embeddings([left, right], None)
+    value.backward()
+    return value, table.grad
+
+
+def agree(ours, theirs, scale=1.0):
+    (loss, gradient), (value, expected) = ours, theirs
+    torch.testing.assert_close(loss.total, scale * value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, scale * expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 1.0])
+@pytest.mark.parametrize(
+    ("direction", "loss"),
+    [("forward", MultipleNegativesRankingLoss), ("both", MultipleNegativesSymmetricRankingLoss)],
+)
+def test_translation_ranking_is_sentence_transformers_ranking_loss(direction, loss, temperature):
+    vectors = gaussian(2 * N, DIM, 0)
+    own = ours("translation_ranking", vectors, temperature=temperature, direction=direction, hard_negatives=0)
+    agree(own, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
+
+
+def test_soft_contrastive_with_hard_labels_is_sentence_transformers_symmetric_loss():
+    vectors = gaussian(2 * N, DIM, 1)
+    own = ours("soft_contrastive", vectors, labels="hard", tcm=False, temperature=0.05)
+    agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+
+
+def test_lealla_without_margin_is_sentence_transformers_symmetric_loss():
+    vectors = gaussian(2 * N, DIM, 2)
+    own = ours("lealla", vectors, gaussian(N, DIM, 3), margin=0.0, scale=20.0, beta=0.0, gamma=0.0)
+    agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+
+
+def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss_of_targets_against_the_teacher():
+    vectors, teacher = gaussian(2 * N, DIM, 4), gaussian(N, DIM, 5)
+    config = {"variant": "in_batch", "denominator": "alg1", "self_weight": 0.0, "temperature": 0.05}
+    agree(
+        ours("laser3_co", vectors, teacher, **config),
+        theirs(MultipleNegativesRankingLoss(nn.Identity(), scale=20.0), vectors, teacher),
+    )
+
+
+def test_laser3_cos_queue_is_metric_learnings_cross_batch_memory():
+    """D13. That memory takes the batch in before the loss: with one pair at a time, all but one entry are earlier."""
+    method = load_method("laser3_co")
+    config = method.Config(variant="co", queue=5, denominator="alg1", self_weight=0.0, temperature=0.05)
+    made = method(config, student_dim=DIM, teacher_dim=DIM)
+    memory = CrossBatchMemory(NTXentLoss(temperature=0.05), embedding_size=DIM, memory_size=6)
+    earlier = torch.tensor(gaussian(2, DIM, 100))
+    made.warm_up(earlier, torch.tensor([1000, 1001]))
+    memory(earlier, torch.tensor([1000, 1001]), enqueue_mask=torch.tensor([True, True]))
+    for step in range(12):
+        vectors, teacher = gaussian(2, DIM, step), gaussian(1, DIM, 50 + step)
+        own, gradient = run(made, vectors, batch_of(1, source_ids=[step], teacher_source=teacher))
+        table = torch.tensor(vectors, requires_grad=True)
+        both = torch.cat([table[1:], torch.tensor(teacher)])
+        expected = memory(both, torch.tensor([step, step]), enqueue_mask=torch.tensor([False, True]))
+        expected.backward()
+        torch.testing.assert_close(own.total, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(gradient, table.grad, rtol=1e-4, atol=1e-6)
