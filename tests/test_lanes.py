@@ -122,15 +122,18 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp
 
 def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
     wait_until_free(lanes, 2)
-    offer(lanes, tmp_path, "orphan", steps=40, seconds=0.05)
-    assert lanes.next_report("orphan")["report"]["index"] == 1
-    for process in lanes._lanes.values():
-        ray.kill(process)
-    ray.wait(list(lanes._runs.values()), num_returns=2)
+    for name in ("one", "other"):
+        offer(lanes, tmp_path, name, steps=40, seconds=0.05)
+        assert lanes.next_report(name)["report"]["index"] == 1
+    killed = next(iter(lanes._lanes))
+    ray.kill(lanes._lanes[killed])
+    ray.wait([lanes._runs[killed]])
     lanes.mend()
-    reports, reason = follow(lanes, "orphan")
-    assert (reports[-1], reason) == (40, None)
-    assert [start["from"] > 0 for start in starts(tmp_path, "orphan")] == [False, True]
+    for name in ("one", "other"):
+        reports, reason = follow(lanes, name)
+        assert (reports[-1], reason) == (40, None)
+    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("one", "other")]
+    assert sorted(resumed) == [[False], [False, True]]
 
 
 def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
@@ -221,17 +224,10 @@ def left_behind():
     return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
 
 
-def fail_in_mid_trial(storage):
-    with Lanes(**{**TWO_WORKERS, "count": 1}, storage=storage) as opened:
-        offer(opened, storage, "long", steps=500, seconds=0.1)
-        opened.next_report("long")
-        raise KeyError("the driver fails")
-
-
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, lanes):
-    lanes.__exit__(None, None, None)
-    with pytest.raises(KeyError):
-        fail_in_mid_trial(tmp_path)
+    offer(lanes, tmp_path, "long", steps=500, seconds=0.1)
+    lanes.next_report("long")
+    lanes.__exit__(KeyError, KeyError("the driver fails"), None)
     deadline = time.monotonic() + 10
     while left_behind() != (set(), 0, []) and time.monotonic() < deadline:
         time.sleep(0.1)

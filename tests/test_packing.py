@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from babeltune.method import Tokens
-from babeltune.packing import enable_packing, pack, run_packed, run_padded, supports_packing
+from babeltune.packing import _probe, enable_packing, pack, run_packed, run_padded, supports_packing
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,6 +74,13 @@ def test_packed_states_and_gradients_equal_the_padded_ones(name):
         assert (p.grad - q.grad).abs().max() <= 1e-5 * max(1.0, q.grad.abs().max().item()), key
         compared += 1
     assert compared > 10
+
+
+def test_a_model_is_tried_with_lengths_beyond_its_window_whatever_its_padding_is():
+    """ModernBERT's own padding token, 50283, is beyond its positions, which do not depend on it."""
+    config = ModernBertConfig(**SMALL | {"vocab_size": 50_368}, max_position_embeddings=8192, local_attention=128)
+    model = AutoModel.from_config(config)
+    assert _probe(model, 50_283).lengths.tolist() == _probe(model, 0).lengths.tolist() == [2, 2, 5, 9, 88]
 
 
 def test_local_layers_of_modernbert_do_not_see_beyond_their_window():

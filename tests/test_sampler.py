@@ -88,6 +88,12 @@ def test_a_weight_decides_how_often_a_row_is_drawn():
     assert np.mean(rows < 50) == pytest.approx(0.75, abs=0.02)
 
 
+def test_a_weight_does_not_decide_how_often_a_language_pair_is_drawn():
+    _, plan = schedule([100, 100], weights=[9.0] * 100 + [1.0] * 100, batch=10, pairs=20_000)
+    rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
+    assert np.mean(rows < 100) == pytest.approx(0.5, abs=0.03)
+
+
 def test_ranks_share_out_a_global_batch_without_gap_or_overlap():
     rows = np.arange(11)
     for world in (1, 2, 4):

@@ -279,18 +279,18 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_p
         )
     sweep = a_sweep(sampler=Sampler(kind="tpe", startup=1, warm_start="early"))
     events = Events()
-    assert run(tmp_path / "late-1234", one_lane, sweep, 2, events)
+    assert run(tmp_path / "early-5678", one_lane, sweep, 2, events), "a sweep of the same name, whose study is there"
     assert [number for number, _ in events.of("start")] == [0, 1]
-    kept = open_study(tmp_path / "late-1234", sweep).get_trials()
+    kept = open_study(tmp_path / "early-5678", sweep).get_trials()
     assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
     assert len(kept) == 4
     with pytest.raises(SpecError, match="names 0 sweeps"):
-        warm_trials(tmp_path / "late-1234", a_sweep(sampler=Sampler(warm_start="nothing")), suggest)
+        warm_trials(tmp_path / "early-5678", a_sweep(sampler=Sampler(warm_start="nothing")), suggest)
     other = a_sweep(sampler=sweep.sampler, objectives=(Objective(metric="dev/other"),))
     with pytest.raises(SpecError, match=r"early-1234 has other objectives"):
-        warm_trials(tmp_path / "late-1234", other, suggest)
+        warm_trials(tmp_path / "early-5678", other, suggest)
     with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
-        warm_trials(tmp_path / "late-1234", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
+        warm_trials(tmp_path / "early-5678", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
 
 
 def test_a_point_outside_of_the_search_space_is_refused():

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.checks import taught_languages
-from babeltune.corpus import build_corpus
+from babeltune.corpus import build_corpus, read_eval
 from babeltune.document import parse_yaml, repository
 from babeltune.errors import PromotionError, SpecError
 from babeltune.method import GROUP, Needs
@@ -804,3 +804,57 @@ def test_dev_metrics_and_language_pairs_are_those_of_the_corpus(pairs, priority)
 def test_the_three_promised_sweeps_are_shipped():
     assert {"search_spaces/quickstart.yaml", "search_spaces/soft_contrastive.yaml"} <= set(SHIPPED)
     assert "search_spaces/papers/soft_contrastive.yaml" in SHIPPED
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["objectives=[{metric: dev/everyday/xsim_error}]"],
+            "objectives.0.goal: dev/everyday/xsim_error is better the",
+        ),
+        (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be at least 1"),
+        (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
+        (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
+        (["teacher.max_tokens=100000"], "100000 is more than the 512 positions of 'bundled:all-MiniLM-L6-v2'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(assignments, expected):
+    fixed = ["training.global_batch=64", "parameters={temperature: {const: 0.1}}"]
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/quickstart.yaml", assignments=[*fixed, *assignments])
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("student.pooling=cls", "student.pooling: 'cls': "),
+        ("student.max_tokens=4000", "student.max_tokens: 4000 is more than the 512 positions of "),
+        ("student.projection=100", "student.projection: 100: "),
+    ],
+)
+def test_a_student_that_its_own_files_contradict_is_refused(tmp_path, assignment, expected):
+    folder = tmp_path / "model"
+    files = {
+        "config.json": {"hidden_size": 384, "max_position_embeddings": 512},
+        "modules.json": [{"type": "st.models.Pooling", "path": "1"}, {"type": "st.models.Dense", "path": "2"}],
+        "1/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+        "2/config.json": {"in_features": 384, "out_features": 256},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    named = ["parameters={temperature: {const: 0.1}}", f"student={{model: {folder}}}", assignment]
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/quickstart.yaml", assignments=named)
+    assert expected in str(caught.value)
+
+
+def test_the_quickstart_is_promoted_only_above_chance_and_the_untrained_student():
+    sweep = read_sweep("search_spaces/quickstart.yaml")
+    (gate,) = sweep.promotion.gates
+    assert (gate.times_chance, gate.times_untrained) == (5, 2)
+    (rows,) = [rows for rows in read_eval(sweep.data.test, data_root(sweep)) if rows.task.name == gate.test]
+    assert {"fra", "jpn", "kor", "rus"} < set(rows.columns)
+    assert len(rows.columns["eng"]) >= 100

@@ -1,4 +1,4 @@
-"""A real sweep on two lanes of two gloo workers: what it leaves, and how it is continued."""
+"""A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
 
 import json
 import math
@@ -235,29 +235,37 @@ def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
     assert [board.stage for board in seen] == ["starting"]
 
 
-def test_a_trial_whose_worker_is_killed_ends_with_the_weights_of_an_undisturbed_one(ray_cluster, tiny, tmp_path):
+def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))
     folder = SweepFolder(tmp_path / "sweep")
     folder.path.mkdir()
     write_prepared(prepared, folder.prepared)
     trial = payload(sweep, folder, 0, {})
-    places = {name: tmp_path / name for name in ("calm", "killed")}
-    reports = {name: [] for name in places}
+    names = ("one", "other")
+    places = {name: tmp_path / name for name in names}
+    reports = {name: [] for name in names}
     run = "babeltune.trial:run"
     storage = tmp_path / "lanes"
-    with Lanes(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as lanes:
-        for name, place in places.items():
-            place.mkdir()
-            lanes.offer(name, {**trial, "folder": str(place)})
-            while "report" in (answer := lanes.next_report(name)):
-                reports[name].append(answer["report"]["index"])
-                if name == "killed" and reports[name] == [1]:
-                    children = psutil.Process().children(recursive=True)
-                    (_, second) = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
-                    second.kill()
-            assert answer["ended"] is None
-    assert reports == {"calm": [1, 2, 3, 4], "killed": [1, 2, 3, 4]}
+    with Lanes(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as lanes:
+        for name in names:
+            places[name].mkdir()
+            lanes.offer(name, {**trial, "folder": str(places[name])})
+        running = list(names)
+        while running:
+            for name in list(running):
+                answer = lanes.next_report(name)
+                if "report" in answer:
+                    reports[name].append(answer["report"]["index"])
+                else:
+                    assert answer["ended"] is None
+                    running.remove(name)
+            if all(made == [1] for made in reports.values()):
+                children = psutil.Process().children(recursive=True)
+                ranks = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+                assert len(ranks) == 4
+                ranks[1].kill()
+    assert reports == {name: [1, 2, 3, 4] for name in names}
     for tensors in ("student", "optimizer"):
-        calm, killed = (digest_of(checkpoint_folder(p, 4) / f"{tensors}.safetensors") for p in places.values())
-        assert killed == calm
+        one, other = (digest_of(checkpoint_folder(places[name], 4) / f"{tensors}.safetensors") for name in names)
+        assert one == other

@@ -279,11 +279,15 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
         str(tmp_path / "run"),
         "--export",
         str(model),
+        "--set",
+        "evaluation.prompt=query: ",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     assert "dev/everyday/accuracy" in done.stdout
     from sentence_transformers import SentenceTransformer
 
-    assert SentenceTransformer(str(model)).encode(["Good morning."]).shape == (1, 384)
+    loaded = SentenceTransformer(str(model))
+    assert loaded.encode(["Good morning."]).shape == (1, 384)
+    assert loaded.prompts[loaded.default_prompt_name] == "query: "
     assert Path(tmp_path / "run" / "reports.jsonl").exists()

@@ -56,6 +56,16 @@ def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
     assert "loss" not in lines[0], "nothing says how it is doing"
 
 
+def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
+    rows = [
+        Row(name="t0000", state="pruned", reason="collapsed: different dev sentences have a mean cosine of 0.9973"),
+        Row(name="t0001", state="pruned", reason="stopped by asha at report 2"),
+    ]
+    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    assert "[collapsed: different dev" in lines[1]
+    assert "asha" not in lines[2]
+
+
 def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(tiny_file):
     rows = [
         Row(name="t0000", state="running", step=30, steps=120, loss=1.2345),

@@ -13,12 +13,12 @@ import torch
 
 from babeltune.checkpoint import write_json
 from babeltune.errors import BabeltuneError
-from babeltune.export import export
+from babeltune.export import as_used, export
 from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import write_prepared
 from babeltune.reader import token_set
-from babeltune.records import plain
+from babeltune.records import Student, plain
 from babeltune.space import default_params, make_trial
 from babeltune.spec import read_sweep
 from babeltune.store import key_of
@@ -35,6 +35,8 @@ class Printer:
     def report(self, report: dict[str, Any]) -> bool:
         scores = " ".join(f"{name} {report['metrics'][name]:.4f}" for name in self.metrics)
         print(f"report {report['index']} step {report['step']} pairs {report['pairs']} {scores}", flush=True)
+        if words := report["facts"].get("collapsed"):
+            print(words, flush=True)
         return True
 
 
@@ -61,8 +63,13 @@ def payload_alone(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"trial": plain(trial), "prepared": str(folder / "prepared.json"), "folder": str(folder)}
 
 
-def train_alone(file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str) -> Run:
-    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there."""
+def train_alone(
+    file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str
+) -> tuple[Run, Student]:
+    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there.
+
+    Gives the run, and the student as it is scored.
+    """
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
     prepared = prepare(sweep, out, progress=progress)
     write_prepared(prepared, out / "prepared.json")
@@ -71,7 +78,7 @@ def train_alone(file: str, overlays: Sequence[str], assignments: Sequence[str], 
     printer = Printer([objective.metric for objective in sweep.objectives])
     run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))
     run.train()
-    return run
+    return run, as_used(trial.student, sweep.evaluation)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -85,9 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
     try:
-        run = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
+        run, student = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
         if given.export:
-            tokens, student = token_set(run.trial, run.prepared), run.trial.student
+            tokens = token_set(run.trial, run.prepared)
             trained = Path(tokens.tokenizer) if student.model is None else None
             export(run.learner.encoder.cpu(), load_tokenizer(student, trained), student, given.export)
             print(f"model: {given.export}")

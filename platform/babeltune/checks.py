@@ -6,7 +6,6 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 from __future__ import annotations
 
 import json
-import math
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from babeltune.document import describe, refusal
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, Needs, load_method
 from babeltune.names import name_problems
-from babeltune.reach import model_width
+from babeltune.reach import model_dense, model_pooling, model_positions, model_width
 from babeltune.records import Parameter, Student, Sweep, Task, plain
 from babeltune.rules import RANGES, Key, Problem, kind_of, languages, record_problems, source_pairs
 from babeltune.space import (
@@ -83,7 +82,8 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
         return int(max(values) if most else min(values))
 
     pairs, batch, reports = end("pairs", False), end("global_batch", True), end("reports", True)
-    if reports > (steps := math.ceil(pairs / batch)):
+    whole, rest = divmod(pairs, batch)  # a last batch of one pair is left out
+    if reports > (steps := whole + (rest > 1 or not whole)):
         yield (
             ("training", "reports"),
             f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
@@ -107,8 +107,9 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
         except ValidationError as error:
             yield key, refusal(value, error.errors(include_url=False))
             continue
-        if last != "heads":  # judged together with the widths
-            yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
+        if last == "heads" and record.heads >= 1:  # judged together with the widths
+            continue
+        yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
 
 
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
@@ -149,7 +150,7 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
                 yield _blamed(params, "parameters", str(error)), str(error)
     for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
         student = student_with(sweep, params)
-        if student.model is None and student.width % student.heads:
+        if student.model is None and student.heads >= 1 and student.width % student.heads:
             yield (
                 ("parameters", "student.heads" if "student.heads" in params else "student.width"),
                 f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
@@ -175,6 +176,7 @@ def student_with(sweep: Sweep, params: Mapping[str, Any]) -> Student:
 
 def _needs(sweep: Sweep) -> Iterator[Problem]:
     yield from _needs_of_ranges(sweep)
+    yield from _model_files(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
     extra = ("student.width", "student.projection", "student.model")
@@ -189,6 +191,37 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
                 f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`",
             )
+
+
+def _model_files(sweep: Sweep) -> Iterator[Problem]:
+    """Settings that contradict the files of the models that they name, as far as those are at hand."""
+    positions = model_positions(sweep.teacher.model, sweep.teacher.revision)
+    if positions is not None and sweep.teacher.max_tokens > positions:
+        yield (
+            ("teacher", "max_tokens"),
+            f"{sweep.teacher.max_tokens} is more than the {positions} positions of {sweep.teacher.model!r}; lower it",
+        )
+    student = sweep.student
+    if student.model is None:
+        return
+    positions = model_positions(student.model, student.revision)
+    if positions is not None and student.max_tokens > positions:
+        yield (
+            ("student", "max_tokens"),
+            f"{student.max_tokens} is more than the {positions} positions of {student.model!r}; lower it",
+        )
+    pooling = model_pooling(student.model, student.revision)
+    if pooling is not None and pooling != student.pooling:
+        yield (
+            ("student", "pooling"),
+            f"{student.pooling!r}: {student.model!r} was trained with {pooling!r}; set student.pooling to that",
+        )
+    brought = model_dense(student.model, student.revision)
+    if brought is not None and isinstance(student.projection, int) and student.projection != brought:
+        yield (
+            ("student", "projection"),
+            f"{student.projection}: {student.model!r} comes with a projection to {brought}; set that, or leave it out",
+        )
 
 
 def _needs_of_ranges(sweep: Sweep) -> Iterator[Problem]:
@@ -271,6 +304,8 @@ def _scores(sweep: Sweep) -> Iterator[Problem]:
                 ("objectives", index, "metric"),
                 f"{objective.metric!r} is not scored; allowed: {offered}{nearest(objective.metric, metrics)}",
             )
+        elif objective.metric.endswith("_error") and objective.goal == "maximize":
+            yield ("objectives", index, "goal"), f"{objective.metric} is better the lower it is; write `goal: minimize`"
     for index, point in enumerate(sweep.sampler.points):
         try:
             check_point(sweep, point)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from babeltune.encoder import Encoder, build_student, pooling_of
 from babeltune.errors import CheckpointError
 from babeltune.hub import quiet
-from babeltune.records import Student
+from babeltune.records import Evaluation, Student
 
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
 """What an exported folder may hold."""
+
+
+def as_used(student: Student, evaluation: Evaluation) -> Student:
+    """The student as it is scored and handed over: the evaluation prompt is the model's prompt."""
+    return student if evaluation.prompt is None else replace(student, prompt=evaluation.prompt)
 
 
 def export(

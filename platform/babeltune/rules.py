@@ -200,6 +200,14 @@ def data_problems(data: Data) -> Iterator[Problem]:
     by_name = {source.name: source for source in data.train}
     for index, source in enumerate(data.train):
         yield from source_problems(("data", "train", index), source, by_name)
+    files = [source for source in data.train if source.format != "pivot"]
+    there = sorted({language for source in files for language in languages(source, by_name)})
+    if there and not set(there) & set(data.anchor_priority):
+        yield (
+            ("data", "anchor_priority"),
+            f"none of {', '.join(data.anchor_priority)} is a language of data.train; allowed: {', '.join(there)}"
+            f"{nearest(data.anchor_priority[0] if data.anchor_priority else '', there)}",
+        )
     for kind, tasks in (("dev", data.dev), ("test", data.test)):
         yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):

@@ -90,7 +90,7 @@ class Schedule:
             Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)), order)
             for group in present
         ]
-        mass = np.array([float(s.weights.sum()) for s in self.streams]) ** (1.0 / sampling.temperature)
+        mass = np.array([float(len(s.rows)) for s in self.streams]) ** (1.0 / sampling.temperature)
         share = mass / mass.sum()
         sizes = np.array([min(global_batch, len(s.rows)) for s in self.streams])
         generator = np.random.default_rng((seed, 8))

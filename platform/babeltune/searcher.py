@@ -61,9 +61,10 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     name = sweep.sampler.warm_start
     if name is None:
         return []
-    found = sorted(folder.parent.glob(f"{name}/study.db")) or sorted(folder.parent.glob(f"{name}-*/study.db"))
+    named = sorted(folder.parent.glob(f"{name}/study.db")) or sorted(folder.parent.glob(f"{name}-*/study.db"))
+    found = [study for study in named if study.parent != folder]  # a sweep may start from an earlier one of its name
     if len(found) != 1:
-        have = sorted(p.parent.name for p in folder.parent.glob("*/study.db"))
+        have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
     judged, now = json.loads((found[0].parent / "sweep.json").read_text(encoding="utf-8")), plain(sweep)
     before = {

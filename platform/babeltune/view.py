@@ -64,7 +64,7 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         if running:
             far.append(f"{row.loss:.3f}" if row.loss is not None else "")
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
-        notes = [row.reason.splitlines()[0][:80]] if row.reason and row.state == "failed" else []
+        notes = [row.reason.splitlines()[0][:80]] if row.reason and not row.reason.startswith("stopped by") else []
         notes += [row.warning] if row.warning else []
         name = row.name + (" ★" if row.front else "")
         table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))
