@@ -36,11 +36,13 @@ class Options:
 def options(description: str | None, arguments: Sequence[str] | None = None) -> Options:
     """Reads the command line, and confines this process to one thread, as what is raced should be."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=Options.rounds, help="rounds that count (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=Options.rounds, help="rounds that count (at least and by default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     given = parser.parse_args(arguments)
-    if given.rounds < 1:
-        parser.error(f"--rounds is {given.rounds}; at least one is needed")
+    if given.rounds < Options.rounds:
+        parser.error(f"--rounds is {given.rounds}; a verdict needs at least {Options.rounds}")
     one_thread()
     return Options(given.rounds, given.json)
 

@@ -92,15 +92,6 @@ def test_a_stopped_trial_has_trained_exactly_to_its_report(lanes, tmp_path):
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
 
 
-def test_a_trial_whose_rank_is_killed_resumes_from_its_checkpoint(lanes, tmp_path):
-    wait_until_free(lanes, 2)
-    offer(lanes, tmp_path, "killed", orders={"kind": "kill_once", "rank": 1, "at": 2})
-    assert follow(lanes, "killed") == ([1, 2, 3], None)
-    first, second = starts(tmp_path, "killed")
-    assert (first["from"], second["from"]) == (0, 1)
-    print("seconds from SIGKILL to resumed:", second["time"] - float((tmp_path / "killed" / "killed").read_text()))
-
-
 def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(lanes, tmp_path):
     wait_until_free(lanes, 2)
     offer(lanes, tmp_path, "refused", orders={"kind": "refuse", "at": 2})

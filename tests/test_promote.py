@@ -167,6 +167,8 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         line = next(line for line in card.splitlines() if line.startswith(f"| {metric} |"))
         assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
     assert f"| temperature | {trial['params']['temperature']} |" in card
+    accuracy = decision.dev["dev/everyday/accuracy"]
+    assert f"Over 60 sentences its standard error is about {(accuracy * (1 - accuracy) / 60) ** 0.5:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']} |" in card
     prepared = folder.read("prepared.json")
     assert prepared["digest"] in card

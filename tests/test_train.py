@@ -178,7 +178,7 @@ def test_a_trial_that_gives_all_sentences_one_vector_ends_with_its_reason(tiny, 
     """A weight decay that leaves nothing of the matrices leaves the biases: one vector for all."""
     reports = run(*tiny, tmp_path, reports=4, learning_rate=0.3, weight_decay=2.5, warmup=0.0)
     assert len(reports) < 4
-    assert reports[-1]["facts"]["collapsed"].startswith("collapsed: different dev sentences have a mean cosine of 0.99")
+    assert reports[-1]["facts"]["collapsed"].startswith("collapsed: different dev sentences have a mean cosine of ")
     assert all(report["metrics"]["dev/mean_cosine"] < 0.99 for report in reports[:-1])
 
 
@@ -280,7 +280,7 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
         "--export",
         str(model),
         "--set",
-        "evaluation.prompt=query: ",
+        "evaluation={prompt: 'query: '}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert done.returncode == 0, done.stderr

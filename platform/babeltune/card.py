@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import babeltune
@@ -20,6 +21,20 @@ def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> s
         cells = [f"{value:.4f}", *(f"{o[metric]:.4f}" if metric in o else "" for o in others.values())]
         lines.append(f"| {metric} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def caution(sweep: Sweep, prepared: Prepared, decision: Decision) -> str:
+    """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
+    metric = sweep.objectives[0].metric
+    value = decision.dev.get(metric, math.nan)
+    among = sum(len(t.left) for t in prepared.tasks if t.kind == "bitext" and metric.startswith(f"dev/{t.name}/"))
+    error = ""
+    if metric.endswith("accuracy") and among and 0 <= value <= 1:
+        error = f" Over {among} sentences its standard error is about {math.sqrt(value * (1 - value) / among):.4f}."
+    return (
+        f"The trial was chosen among up to {sweep.budget.trials} by `{metric}`, so that number flatters it: the best "
+        f"of many equally good trials looks one or two standard errors better than it is.{error}\n"
+    )
 
 
 def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
@@ -54,6 +69,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
+        caution(sweep, prepared, decision),
     ]
     if decision.test:
         parts.append(
