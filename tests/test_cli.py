@@ -133,6 +133,21 @@ def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
     assert "search_spaces is a folder; name a file in it, such as" in " ".join(err.split())
 
 
+def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
+    code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
+    assert code == 2
+    assert "no file 'nosuch.yaml'; shipped: clusters/local.yaml" in " ".join(err.split())
+
+
+def test_a_storage_that_is_a_file_is_not_called_empty(babeltune, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "file"))
+    for command in ("runs", "status"):
+        code, _, err = babeltune(command)
+        assert code == 2
+        assert "file is not a folder" in " ".join(err.split())
+
+
 def test_a_file_that_does_not_exist_names_the_nearest(babeltune):
     code, _, err = babeltune("plan", "search_spaces/quickstrat.yaml")
     assert code == 2

@@ -813,6 +813,7 @@ def test_the_three_promised_sweeps_are_shipped():
             ["objectives=[{metric: dev/everyday/xsim_error}]"],
             "objectives.0.goal: dev/everyday/xsim_error is better the",
         ),
+        (["objectives=[{metric: dev/everyday/accuracy, goal: minimize}]"], "accuracy is better the higher it is"),
         (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be at least 1"),
         (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
         (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),

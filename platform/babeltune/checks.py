@@ -304,8 +304,14 @@ def _scores(sweep: Sweep) -> Iterator[Problem]:
                 ("objectives", index, "metric"),
                 f"{objective.metric!r} is not scored; allowed: {offered}{nearest(objective.metric, metrics)}",
             )
-        elif objective.metric.endswith("_error") and objective.goal == "maximize":
-            yield ("objectives", index, "goal"), f"{objective.metric} is better the lower it is; write `goal: minimize`"
+            continue
+        low = objective.metric.endswith("_error")
+        if (objective.goal == "minimize") != low:
+            yield (
+                ("objectives", index, "goal"),
+                f"{objective.metric} is better the {'lower' if low else 'higher'} it is; "
+                f"write `goal: {'minimize' if low else 'maximize'}`",
+            )
     for index, point in enumerate(sweep.sampler.points):
         try:
             check_point(sweep, point)

@@ -83,6 +83,8 @@ def read(
 
         return model_folder(model, cluster_of(cluster))
 
+    if cluster is not None:
+        cluster_of(cluster)
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]
     sweep = read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)

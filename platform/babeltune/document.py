@@ -391,4 +391,5 @@ def find_file(name: str | Path) -> Path:
         for folder in ("search_spaces", "clusters")
         for path in (root / folder).rglob("*.yaml")
     )
-    raise SpecError(f"no file {str(name)!r}{nearest(str(name), offered)} shipped: {', '.join(offered) or 'none'}")
+    near = nearest(str(name), offered) or ";"
+    raise SpecError(f"no file {str(name)!r}{near} shipped: {', '.join(offered) or 'none'}")

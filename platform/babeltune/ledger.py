@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.checkpoint import PROGRESS, best_report, read_reports, write_json
-from babeltune.errors import SweepError, UnknownNameError, nearest
+from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
 from babeltune.records import Objective, Report, Scalar, Sweep, plain
 from babeltune.spec import sweep_from
 
@@ -83,6 +83,8 @@ class SweepFolder:
 
 def sweep_folders(storage: Path) -> list[SweepFolder]:
     """All sweeps of a storage, the latest first."""
+    if storage.exists() and not storage.is_dir():
+        raise SpecError(f"the storage {storage} is not a folder; set BABELTUNE_HOME, or `storage` in the cluster file")
     parent = storage / "sweeps"
     found = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
     return sorted(found, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -68,7 +69,8 @@ class Rescorer:
             code = self._process.wait()
             self._words.seek(0)
             words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
-            raise PromotionError(f"the model could not be scored with sentence-transformers: {words[0]}")
+            reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])
+            raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
         scores: dict[str, Scores] = json.loads(answer)
         return scores
 

@@ -10,6 +10,8 @@ import difflib
 import functools
 import math
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,6 +117,7 @@ def connected(cluster: Cluster) -> Iterator[None]:
         return
     if cluster.address == "local":
         with local_ray(num_gpus=torch.cuda.device_count()):
+            end_when_asked()
             yield
         return
     if cluster.address.startswith(("http://", "https://")):
@@ -132,10 +135,17 @@ def connected(cluster: Cluster) -> Iterator[None]:
             f"cluster {cluster.name!r} at {cluster.address} does not answer ({error}); "
             "start it, or use clusters/local.yaml"
         ) from error
+    end_when_asked()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def end_when_asked() -> None:
+    """Makes of SIGTERM what Ctrl-C is; Ray, which has just started, would end this process with a dump of its stack."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def driven_folder(sweep: Sweep, cluster: Cluster) -> SweepFolder | None:
