@@ -213,3 +213,15 @@ def copy_of(searched):
 def copied(copy_of, tmp_path):
     """A copy of the finished sweep for one test."""
     return copy_of(tmp_path / "storage")
+
+
+@pytest.fixture(scope="module")
+def one_scoring_process():
+    """Promotions and evaluations of a module share the process that scores: it takes ten seconds to start."""
+    from contextlib import nullcontext
+
+    from babeltune.rescore import Rescorer
+
+    with Rescorer() as warm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babeltune.promote.Rescorer", lambda: nullcontext(warm))
+        yield

@@ -259,6 +259,7 @@ def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(babe
     assert [f.id for f in sweep_folders(Path(cluster.storage))] == ["searched-0123456789"]
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tiny_file, tmp_path):
     from babeltune.promote import export_model, find_candidate
 
@@ -278,6 +279,7 @@ def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tin
     assert json.loads(out) != pytest.approx(of_trial)
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_evaluate_on_sealed_tests_records_the_opening(babeltune, copied, tiny_file, monkeypatch):
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)

@@ -1,6 +1,5 @@
 """Promotion: the best trial, exported, scored afresh, judged, registered; and every way in which it is refused."""
 
-import contextlib
 import json
 import re
 from dataclasses import replace
@@ -19,9 +18,11 @@ from babeltune.prepared import TextTask
 from babeltune.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Gate, Promotion
 from babeltune.registry import champion_of, fetch, find_run, trial_of_run
-from babeltune.rescore import Rescorer
 
-pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
+pytestmark = [
+    pytest.mark.timeout(1200),  # the first test that wants the finished sweep waits for it
+    pytest.mark.usefixtures("one_scoring_process"),
+]
 GATE = Gate(test="t", times_chance=5, times_untrained=2)
 LOGGED = {"dev/d/accuracy": 0.5}
 
@@ -90,14 +91,6 @@ def test_chance_is_one_over_the_candidates():
 
 
 # The whole of it
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_scoring_process():
-    """Promotions of this file share the process that scores: it takes ten seconds to start."""
-    with Rescorer() as warm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("babeltune.promote.Rescorer", lambda: contextlib.nullcontext(warm))
-        yield
 
 
 @pytest.fixture(scope="module")
