@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -20,7 +21,7 @@ from babeltune.lanes import Lanes
 from babeltune.ledger import SweepFolder, leaderboard, trial_row, winner
 from babeltune.prepared import write_prepared
 from babeltune.spec import sweep_from
-from babeltune.sweep import check_unchanged, only_driver, payload, submit
+from babeltune.sweep import check_unchanged, end_when_asked, only_driver, payload, submit
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -206,6 +207,16 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
     assert submit(sweep, cluster, accept_changes=True).state() == "finished"
     assert folder.read("facts.json") == facts
     check_unchanged(folder, facts, accept=False)
+
+
+def test_sigterm_is_ctrl_c():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        end_when_asked()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_stop_during_preparation_is_heard(copied):

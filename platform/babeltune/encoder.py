@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
 
 from babeltune.errors import TeacherError
-from babeltune.hub import model_folder, quiet
+from babeltune.hub import Pooling, model_folder, pooling_of, quiet
 from babeltune.method import Tokens
 from babeltune.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.records import Student
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import NDArray
 
-Pooling = Literal["mean", "cls", "max"]
 DROPOUTS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
     *("embedding_dropout", "mlp_dropout"),
@@ -272,22 +271,6 @@ def _read_dense(student: Student, path: str, settings: dict[str, Any], width: in
     state = load_file(weights)
     linear.load_state_dict({name.removeprefix("linear."): tensor.float() for name, tensor in state.items()})
     return linear, activation == "Tanh"
-
-
-def pooling_of(settings: dict[str, Any]) -> Pooling:
-    """The pooling that a sentence-transformers `Pooling` config names, in today's or the older form."""
-    if "pooling_mode" in settings:
-        mode = settings["pooling_mode"]
-        modes = [mode] if isinstance(mode, str) else list(mode)
-    else:
-        modes = [
-            key.removeprefix("pooling_mode_") for key, on in settings.items() if key.startswith("pooling_mode_") and on
-        ]
-    known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
-    known |= {"max": "max", "max_tokens": "max"}
-    if len(modes) != 1 or modes[0] not in known:
-        raise TeacherError(f"a model that pools by {' and '.join(modes) or 'nothing'}; allowed are mean, cls and max")
-    return known[modes[0]]
 
 
 def _saved_file(student: Student, name: str) -> Path | None:

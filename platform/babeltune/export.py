@@ -17,9 +17,9 @@ from typing import Any
 from safetensors.torch import save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from babeltune.encoder import Encoder, build_student, pooling_of
+from babeltune.encoder import Encoder, build_student
 from babeltune.errors import CheckpointError
-from babeltune.hub import quiet
+from babeltune.hub import pooling_of, quiet
 from babeltune.records import Evaluation, Student
 
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})

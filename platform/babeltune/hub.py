@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 from babeltune.errors import TeacherError
 
+Pooling = Literal["mean", "cls", "max"]
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """What is downloaded: weights, configurations, tokenizers."""
 OTHER_BACKENDS = ("onnx", "openvino")
@@ -77,3 +79,19 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def pooling_of(settings: dict[str, Any]) -> Pooling:
+    """The pooling that a sentence-transformers `Pooling` config names, in today's or the older form."""
+    if "pooling_mode" in settings:
+        mode = settings["pooling_mode"]
+        modes = [mode] if isinstance(mode, str) else list(mode)
+    else:
+        modes = [
+            key.removeprefix("pooling_mode_") for key, on in settings.items() if key.startswith("pooling_mode_") and on
+        ]
+    known: dict[str, Pooling] = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
+    known |= {"max": "max", "max_tokens": "max"}
+    if len(modes) != 1 or modes[0] not in known:
+        raise TeacherError(f"a model that pools by {' and '.join(modes) or 'nothing'}; allowed are mean, cls and max")
+    return known[modes[0]]

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from babeltune.errors import DataError
+from babeltune.errors import DataError, TeacherError
+from babeltune.hub import pooling_of
 from babeltune.records import Source, Sweep
 from babeltune.rules import Key, Problem
 from babeltune.space import values_of
@@ -165,12 +166,12 @@ def model_dense(name: str, revision: str | None = None) -> int | None:
 
 
 def model_pooling(name: str, revision: str | None = None) -> str | None:
-    """How a sentence-transformers model pools, where its files are at hand and say so."""
+    """How a sentence-transformers model pools; None where no file is at hand, or it pools in a way of its own."""
     settings = _module_settings(name, "Pooling", revision)
-    old = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
-    modes = settings.get("pooling_mode", old)
-    modes = [modes] if isinstance(modes, str) else modes
-    return str(modes[0]).removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") if modes else None
+    try:
+        return pooling_of(settings) if settings else None
+    except TeacherError:  # said when the model is loaded
+        return None
 
 
 def model_positions(name: str, revision: str | None = None) -> int | None:

@@ -31,7 +31,7 @@ def theirs(loss, vectors, positives=None):
     return value, table.grad
 
 
-def agree(ours, theirs, scale=1.0):
+def assert_agree(ours, theirs, scale=1.0):
     (loss, gradient), (value, expected) = ours, theirs
     torch.testing.assert_close(loss.total, scale * value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(gradient, scale * expected, rtol=1e-4, atol=1e-6)
@@ -45,25 +45,25 @@ def agree(ours, theirs, scale=1.0):
 def test_translation_ranking_is_sentence_transformers_ranking_loss(direction, loss, temperature):
     vectors = gaussian(2 * N, DIM, 0)
     own = ours("translation_ranking", vectors, temperature=temperature, direction=direction, hard_negatives=0)
-    agree(own, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
+    assert_agree(own, theirs(loss(nn.Identity(), scale=1 / temperature), vectors))
 
 
 def test_soft_contrastive_with_hard_labels_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 1)
     own = ours("soft_contrastive", vectors, labels="hard", tcm=False, temperature=0.05)
-    agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    assert_agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_lealla_without_margin_is_sentence_transformers_symmetric_loss():
     vectors = gaussian(2 * N, DIM, 2)
     own = ours("lealla", vectors, gaussian(N, DIM, 3), margin=0.0, scale=20.0, beta=0.0, gamma=0.0)
-    agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
+    assert_agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
 def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss_of_targets_against_the_teacher():
     vectors, teacher = gaussian(2 * N, DIM, 4), gaussian(N, DIM, 5)
     config = {"variant": "in_batch", "denominator": "alg1", "self_weight": 0.0, "temperature": 0.05}
-    agree(
+    assert_agree(
         ours("laser3_co", vectors, teacher, **config),
         theirs(MultipleNegativesRankingLoss(nn.Identity(), scale=20.0), vectors, teacher),
     )
