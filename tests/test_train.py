@@ -174,12 +174,11 @@ def test_a_loss_that_is_not_finite_stops_the_trial_with_its_step_and_a_reason(ti
         run(*tiny, tmp_path, learning_rate=1e30, warmup=0.0, clip=None)
 
 
-def test_a_trial_that_gives_all_sentences_one_vector_ends_with_its_reason(tiny, tmp_path, monkeypatch):
+def test_a_trial_that_gives_all_sentences_one_vector_ends_with_its_reason(tiny, tmp_path):
     """A weight decay that leaves nothing of the matrices leaves the biases: one vector for all."""
-    reports = run(*tiny, tmp_path, reports=4, learning_rate=0.3, weight_decay=2.5, warmup=0.0)
-    assert len(reports) < 4
-    assert reports[-1]["facts"]["collapsed"].startswith("collapsed: different dev sentences have a mean cosine of ")
-    assert all(report["metrics"]["dev/mean_cosine"] < 0.99 for report in reports[:-1])
+    reports = run(*tiny, tmp_path, reports=4, learning_rate=1e-5, weight_decay=99_000, warmup=0.0)
+    assert len(reports) == 1
+    assert reports[0]["facts"]["collapsed"].startswith("collapsed: different dev sentences have a mean cosine of ")
 
 
 def test_a_trial_out_of_patience_ends_early(tiny, tmp_path):
