@@ -261,7 +261,7 @@ def method_document(name: str) -> dict[str, Any]:
             "name": f.name,
             "type": str(f.type),
             "default": f.default if f.default is not dataclasses.MISSING else None,
-            "source": notes.get(f.name, ""),
+            "source": notes.get(f.name, f.metadata.get("source", "")),
         }
         for f in dataclasses.fields(method.Config)
     ]
