@@ -1,4 +1,5 @@
 # make sweep | make test | make lint | make bench        each makes the environment that it needs
+# make table TABLE=paper1 [DATA=FILE]                    a kept table, from search_spaces/reproduce, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
 
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test lint bench format clean
+.PHONY: sweep test lint bench table format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -77,6 +78,12 @@ format: $(DEVELOPED)
 # Each compares ours with a named peer and prints `NAME ratio <median> min <min> max <max> goal <goal>`.
 bench: $(DEVELOPED)
 	@for name in soft_loss queue_loss gradcache train teacher_store trial_start; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+# A sweep that exists is continued or watched, so a table that is there is printed at once.
+table: $(INSTALLED)
+	$(if $(TABLE),,$(error say which: make table TABLE=$(subst $() $(),|,$(basename $(notdir $(wildcard search_spaces/reproduce/*.yaml))))))
+	@$(BIN)/babeltune submit search_spaces/reproduce/$(TABLE).yaml $(if $(DATA),--with $(DATA)) && \
+	$(BIN)/babeltune runs $(TABLE) --over seed
 
 clean:
 	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis

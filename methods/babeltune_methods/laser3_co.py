@@ -176,5 +176,7 @@ class Laser3Co(Method):
             "negatives_least": least / gather.world,
         }
         if self.queue is not None:
+            # the mean over rows and entries of k_i . entry: the paper's average target similarity
+            diagnostics["target_similarity"] = k.sum(0) @ candidates.mean(0) / batch.total
             self.queue.push(everyone, ids)
         return rows.sum() / batch.total, diagnostics

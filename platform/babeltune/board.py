@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from babeltune.ledger import SweepFolder
-from babeltune.records import Sweep
+from babeltune.ledger import SweepFolder, leaderboard
+from babeltune.records import Sweep, plain
 
 
 @dataclass
@@ -42,3 +43,17 @@ def is_driven(folder: SweepFolder) -> bool:
         return True
     lock.release()
     return False
+
+
+def sweep_document(folder: SweepFolder) -> dict[str, Any]:
+    """What the commands say of a sweep in JSON."""
+    state = folder.state()
+    if state == "running" and not is_driven(folder):
+        state = "interrupted"
+    return {
+        "sweep": folder.id,
+        "state": state,
+        "reason": str((folder.read("state.json") or {}).get("reason", "")),
+        "folder": str(folder.path),
+        "leaderboard": [plain(row) for row in leaderboard(folder)],
+    }

@@ -139,15 +139,16 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
 
 
 def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
-    """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
+    """Every combination of choices, with ranges at both ends, as the method's own checks and needs see it."""
     names = [name for name in sweep.parameters if is_bare(name) or name == "method"]
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
             method = load_method(str(params.get("method", sweep.method)))
             try:
-                config_for(sweep, method, params)
+                method.needs(config_for(sweep, method, params))
             except MethodError as error:
-                yield _blamed(params, "parameters", str(error)), str(error)
+                key = _blamed(params, "parameters", str(error))
+                yield key if len(key) > 1 else _blamed(sweep.config, "config", str(error)), str(error)
     for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
         student = student_with(sweep, params)
         if student.model is None and student.heads >= 1 and student.width % student.heads:

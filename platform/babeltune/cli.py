@@ -146,6 +146,7 @@ def with_cluster(file: str | None) -> str:
 def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already."""
     from babeltune.advice import about_gpus, about_memory, about_precision
+    from babeltune.board import sweep_document
     from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
     from babeltune.view import attach, live, show_leaderboard
@@ -177,24 +178,6 @@ def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: boo
             out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
 
 
-def sweep_document(folder: SweepFolder) -> dict[str, Any]:
-    """What the commands say of a sweep in JSON."""
-    from babeltune.board import is_driven
-    from babeltune.ledger import leaderboard
-    from babeltune.records import plain
-
-    state = folder.state()
-    if state == "running" and not is_driven(folder):
-        state = "interrupted"
-    return {
-        "sweep": folder.id,
-        "state": state,
-        "reason": str((folder.read("state.json") or {}).get("reason", "")),
-        "folder": str(folder.path),
-        "leaderboard": [plain(row) for row in leaderboard(folder)],
-    }
-
-
 @app.command()
 def status(
     name: SweepName = None,
@@ -203,6 +186,7 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a sweep: its state, its trials, and how far each one is."""
+    from babeltune.board import sweep_document
     from babeltune.view import attach, show_status
 
     folder = folder_of(name, cluster)
@@ -220,7 +204,7 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint."""
-    from babeltune.board import is_driven
+    from babeltune.board import is_driven, sweep_document
     from babeltune.errors import SweepError
 
     folder, where = folder_of(name, cluster), with_cluster(cluster)
@@ -272,14 +256,29 @@ def resume(
 def runs(
     name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
     sort: Annotated[str | None, typer.Option(help="A metric, such as dev/everyday/accuracy.")] = None,
+    over: Annotated[
+        list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="With --over: the columns.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps, or the leaderboard of one."""
+    """List the sweeps, or the leaderboard of one, or its table over seeds."""
+    from babeltune.board import sweep_document
     from babeltune.ledger import leaderboard, sweep_folders
     from babeltune.records import plain
-    from babeltune.view import show_leaderboard, show_sweeps
+    from babeltune.table import compare
+    from babeltune.view import show_comparison, show_leaderboard, show_sweeps
 
+    if (metric or markdown) and not over:
+        raise typer.BadParameter(
+            "belongs to a table: add --over seed", param_hint="--metric" if metric else "--markdown"
+        )
+    if over:
+        table = compare(folder_of(name, cluster), over, metric or (), sort)
+        say(plain(table), as_json, lambda: show_comparison(table, out, markdown=markdown))
+        return
     if name is not None:
         folder = folder_of(name, cluster)
         rows = leaderboard(folder, sort)

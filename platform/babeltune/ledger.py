@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -199,9 +200,6 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last."""
     sweep = folder.sweep()
     objective = sweep.objectives[0]
-    chosen = metric or objective.metric
-    goal = next((o.goal for o in sweep.objectives if o.metric == chosen), None)
-    goal = goal or ("minimize" if chosen.endswith(("error", "loss")) else "maximize")
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
     if len(sweep.objectives) > 1:
         front = pareto_front(rows, sweep.objectives)
@@ -213,8 +211,15 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
         raise UnknownNameError(
             f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
         )
-    sign = 1 if goal == "minimize" else -1
-    return sorted(rows, key=lambda r: (chosen not in r.metrics, sign * r.metrics.get(chosen, 0.0), r.name))
+    order = best_first(sweep, metric or objective.metric)
+    return sorted(rows, key=lambda row: (order(row.metrics), row.name))
+
+
+def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tuple[bool, float]]:
+    """Sorts scores by this metric, the best first and those without it last."""
+    goal = next((o.goal for o in sweep.objectives if o.metric == metric), None)
+    low = goal == "minimize" if goal else metric.endswith(("error", "loss"))
+    return lambda scores: (metric not in scores, scores.get(metric, 0.0) * (1 if low else -1))
 
 
 def winner(folder: SweepFolder) -> Row:

@@ -194,7 +194,13 @@ def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
 
 
 def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
-    """The vectors of several sides from one packed forward pass, which groups equal lengths best."""
+    """The vectors of several sides from one packed forward pass, which groups equal lengths best.
+
+    An encoder that knows better, since several terms share it, has a `together` of its own.
+    """
+    if (together := getattr(encode, "together", None)) is not None:
+        shared: list[Tensor] = together(*sides)
+        return shared
     joined = Tokens(torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides]))
     return list(torch.split(encode(joined), [len(side) for side in sides]))
 

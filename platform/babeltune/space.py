@@ -294,8 +294,20 @@ def default_params(sweep: Sweep) -> Params:
             params[name] = getattr(record, last)
         else:
             named: Params = {"method": method.name, "seed": sweep.seed}
-            params[name] = named[name] if name in named else config[name]
+            params[name] = named[name] if name in named else _within(parameter, config[name])
     return params
+
+
+def _within(parameter: Parameter, value: Scalar) -> Scalar:
+    """The value; where the parameter cannot take it, the nearest end of its range or its first choice.
+
+    None, which stands for a rule rather than a value, stays.
+    """
+    if value is None or allows(parameter, value):
+        return value
+    low, high = (values_of(parameter, end)[0] for end in (0, 1))
+    above = kind_of(parameter) in RANGES and cast(float, value) > cast(float, high)
+    return high if above else low
 
 
 def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:

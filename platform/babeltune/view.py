@@ -24,6 +24,8 @@ from babeltune.judge import Decision
 from babeltune.ledger import Row, SweepFolder, leaderboard
 from babeltune.method import load_method
 from babeltune.records import Scalar, Sweep
+from babeltune.table import Comparison, cells, footnote
+from babeltune.table import markdown as as_markdown
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
 SETTLED = 0.25
@@ -180,6 +182,23 @@ def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None =
     console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
 
 
+def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
+    """The table over seeds, and under it what no mean holds."""
+    if markdown:
+        console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
+        return
+    (first, *titles), *rows = cells(comparison)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=title != "n")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    if note := footnote(comparison):
+        console.print(note, markup=False)
+
+
 def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
     console.print(f"sweep {folder.id}: {state}")
     if reason:
@@ -242,7 +261,7 @@ def method_document(name: str) -> dict[str, Any]:
             "name": f.name,
             "type": str(f.type),
             "default": f.default if f.default is not dataclasses.MISSING else None,
-            "source": notes.get(f.name, ""),
+            "source": notes.get(f.name, f.metadata.get("source", "")),
         }
         for f in dataclasses.fields(method.Config)
     ]

@@ -40,6 +40,15 @@ CASES = [
     ("laser3_co", {"denominator": "eq1", "temperature": 0.015, "queue": 10, "self_weight": 0.0}),
     ("lealla", {"beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
     ("lealla", {"scale": 70.0, "beta": 0.0, "gamma": 0.0, "mask_duplicates": False}),
+    ("combined", {"soft_contrastive": 0.5, "lealla": 2.0, "settings": {"lealla": {"beta": 10.0, "temperature": 1.0}}}),
+    (
+        "combined",
+        {
+            "mse_distillation": 1.0,
+            "laser3_co": 0.3,
+            "settings": {"laser3_co": {"variant": "co", "temperature": 0.2, "queue": 10}},
+        },
+    ),
 ]
 NAMES = ["-".join([name, *(str(v) for v in values.values())]) for name, values in CASES]
 WORLDS = (4, 2)
@@ -171,7 +180,10 @@ def test_gradients_reach_the_student_and_neither_the_teacher_nor_the_terms(name,
     loss.total.backward()
     assert isinstance(loss, Loss)
     assert all(p.grad is not None and p.grad.any() for p in student.layers.parameters())
-    if name != "mse_distillation":  # plain tensors there: the platform's teacher vectors never ask for a gradient
+    if "mse_distillation" not in (
+        name,
+        *values,
+    ):  # plain tensors there: the platform's teacher vectors never ask for a gradient
         assert all(side.grad is None for side in vectors)
     assert not any(value.requires_grad for value in (*loss.terms.values(), *loss.diagnostics.values()))
 

@@ -118,6 +118,21 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     torch.testing.assert_close(found.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-6)
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))
+def test_target_similarity_is_the_mean_cosine_of_positives_and_queue(n, filled, seed):
+    k, entries = gaussian(n, DIM, seed), gaussian(filled, DIM, seed + 1)
+    method = method_of(Config(variant="co", queue=6), entries)
+    found = run(method, gaussian(2 * n, DIM, seed + 2), batch_of(k))[0].diagnostics["target_similarity"]
+    among = entries[-6:]
+    expected = sum(cos(a, b) for a in k for b in among) / (n * len(among))
+    assert found.item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert (
+        "target_similarity"
+        not in run(method_of(Config(variant="in_batch")), gaussian(4, DIM, 0), batch_of(k[:1] * 2))[0].diagnostics
+    )
+
+
 def test_stage_one_is_torchs_cosine_loss():
     vectors, k = gaussian(8, DIM, 0), gaussian(4, DIM, 1)
     loss, _ = run(method_of(Config(variant="laser3", self_weight=0.0)), vectors, batch_of(k))

@@ -1,0 +1,201 @@
+"""A weighted sum of several methods' losses.
+
+No paper of its own: each term is the published loss of the method that it is named after. The student encodes each side
+of a batch once, whatever number of terms reads it.
+
+    L           sum_m w_m L_m
+    w_m         weight of method m; 0 leaves it out
+    L_m         its loss with its own `Config`, given in `settings`
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from babeltune.errors import MethodError, nearest
+from babeltune.method import (
+    Batch,
+    Encode,
+    Gather,
+    Loss,
+    Method,
+    Needs,
+    Tokens,
+    available,
+    encode_together,
+    load_method,
+    make_config,
+)
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+NAME = "combined"
+METHODS = tuple(name for name in available() if name != NAME and name.isidentifier())
+
+Weights = make_dataclass(
+    "Weights",
+    [(name, "float", field(default=0.0, metadata={"source": f"Weight of {name}'s loss."})) for name in METHODS],
+    frozen=True,
+    namespace={"__module__": __name__},
+)
+
+
+@dataclass(frozen=True)
+class Config(Weights):  # type: ignore[misc, valid-type]
+    """One weight for each installed method, 0 when left out, and the settings of those that are combined."""
+
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Method -> fields of its own `Config`; what is left out keeps its default."""
+
+    def __post_init__(self) -> None:
+        for name in METHODS:
+            weight = getattr(self, name)
+            if not (weight >= 0 and math.isfinite(weight)):
+                raise ValueError(f"{name} is {weight}; a weight is 0 or more")
+        for name, values in self.settings.items():
+            if name not in METHODS:
+                raise ValueError(
+                    f"settings are for {name!r}, no method to combine; allowed: {', '.join(METHODS)}"
+                    f"{nearest(name, METHODS)}"
+                )
+            make_config(load_method(name), values)
+
+
+def parts(config: Any) -> dict[str, tuple[type[Method], Any]]:
+    """The methods with a weight above 0, by name, and their configurations."""
+    chosen = {name: load_method(name) for name in METHODS if getattr(config, name) > 0}
+    return {name: (method, make_config(method, config.settings.get(name, {}))) for name, method in chosen.items()}
+
+
+# --- What several methods need together -----------------------------------------------------------------------------
+
+UNITED: dict[str, Callable[[list[Any]], Any]] = {
+    "teacher": lambda sides: frozenset().union(*sides),
+    "same_dimension": any,
+    "in_batch_negatives": any,
+    "warm_up": max,
+}
+"""Needs that methods may have in different measure, and what satisfies all of them."""
+MINED = ("hard_negatives", "hard_negatives_below")
+"""Needs on which those must agree that have any; a method without hard negatives passes them over."""
+
+
+def union(needs: Mapping[str, Needs]) -> Needs:
+    """What satisfies all of these methods; `MethodError` names two that need what cannot both be had."""
+    mining = {name: need for name, need in needs.items() if need.hard_negatives} or {"none": Needs()}
+    values: dict[str, Any] = {}
+    for part in dataclasses.fields(Needs):
+        among = mining if part.name in MINED else needs
+        found = {name: getattr(need, part.name) for name, need in among.items()}
+        unite = UNITED.get(part.name)
+        values[part.name] = unite(list(found.values())) if unite else agreed(part.name, found)
+    return Needs(**values)
+
+
+def agreed(need: str, found: Mapping[str, Any]) -> Any:
+    """The one value that all of them have."""
+    (first, value), *others = found.items()
+    for other, different in others:
+        if different != value:
+            raise MethodError(
+                f"{first} and {other} cannot be combined: they disagree on {need}, {value!r} and {different!r}; "
+                "give settings under which they agree, or leave one of them out"
+            )
+    return value
+
+
+# --- One encoding for all terms -------------------------------------------------------------------------------------
+
+
+class Shared:
+    """An `Encode` for one step that encodes each `Tokens` object once and hands out the same vectors again.
+
+    All terms then add to the gradient of one forward pass, so it is exact, under gradient caching too.
+    """
+
+    def __init__(self, encode: Encode) -> None:
+        self.encode = encode
+        self.known: dict[int, tuple[Tokens, Tensor]] = {}
+        """By identity; the tokens are kept, so that no other object can get their place."""
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        return self.together(tokens)[0]
+
+    def together(self, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
+        """The sides' vectors; those that are new come from one packed forward pass."""
+        new = list({id(side): side for side in sides if id(side) not in self.known}.values())
+        if new:
+            for side, vectors in zip(new, encode_together(self.encode, *new), strict=True):
+                self.known[id(side)] = (side, vectors)
+        return [self.known[id(side)][1] for side in sides]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the student offers, as it is."""
+        return getattr(self.encode, name)
+
+
+class Combined(Method):
+    name = NAME
+    Config = Config
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
+        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
+        self.methods = nn.ModuleDict(
+            {
+                name: method(own, student_dim=student_dim, teacher_dim=teacher_dim)
+                for name, (method, own) in parts(config).items()
+            }
+        )
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        needs = {name: method.needs(own) for name, (method, own) in parts(config).items()}
+        if not needs:
+            raise MethodError(f"no weight is above 0; give one to at least one of {', '.join(METHODS)}")
+        return union(needs)
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        return max(method.negatives(own, global_batch) for method, own in parts(config).values())
+
+    @classmethod
+    def warning(cls, means: Mapping[str, float]) -> str:
+        said = []
+        for name in METHODS:
+            own = {key.removeprefix(f"{name}/"): mean for key, mean in means.items() if key.startswith(f"{name}/")}
+            if own and (words := load_method(name).warning(own)):
+                said.append(f"{name}: {words}")
+        return "; ".join(said)
+
+    def terms(self) -> Iterable[tuple[str, Method]]:
+        """The combined methods by name."""
+        for name, method in self.methods.items():
+            assert isinstance(method, Method)
+            yield name, method
+
+    def warm_up(self, vectors: Tensor, ids: Tensor) -> None:
+        for _, method in self.terms():
+            if count := method.needs(method.config).warm_up:
+                method.warm_up(vectors[:count], ids[:count])
+
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """sum_m w_m L_m; terms and diagnostics are each method's own, `lealla/ams`, without the weight."""
+        shared = Shared(encode)
+        total: list[Tensor] = []
+        terms: dict[str, Tensor] = {}
+        diagnostics: dict[str, Tensor] = {}
+        for name, method in self.terms():
+            loss = method.loss(shared, batch, gather)
+            total.append(getattr(self.config, name) * loss.total)
+            terms |= {f"{name}/loss": loss.total.detach()}
+            terms |= {f"{name}/{term}": value for term, value in loss.terms.items()}
+            diagnostics |= {f"{name}/{key}": value for key, value in loss.diagnostics.items()}
+        return Loss(torch.stack(total).sum(), terms, diagnostics)

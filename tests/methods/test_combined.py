@@ -1,0 +1,181 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.errors import MethodError, SpecError
+from babeltune.gather import Ranks
+from babeltune.gradcache import CachedEncode
+from babeltune.method import Needs, available, load_method, make_config
+from babeltune.space import default_params, possible_needs
+from babeltune.spec import read_sweep
+from babeltune.view import method_document
+from babeltune_methods.combined import METHODS, Combined, union
+from toy_batches import batch_of, gaussian, run
+
+DIM, N = 4, 5
+SETTINGS = {
+    "soft_contrastive": {"temperature": 0.2, "labels": "average"},
+    "mse_distillation": {"scale": 3.0},
+    "translation_ranking": {"temperature": 0.3, "hard_negatives": 0},
+    "laser3_co": {"variant": "co", "temperature": 0.1, "queue": 6},
+    "lealla": {"beta": 2.0, "gamma": 1.0, "temperature": 1.0},
+}
+
+
+def batch(seed=0):
+    sides = {f"teacher_{side}": gaussian(N, DIM, seed + i) for i, side in enumerate(("source", "target"))}
+    return batch_of(N, **sides)
+
+
+def built(weights, seed=0, settings=SETTINGS):
+    config = make_config(Combined, {**weights, "settings": settings})
+    torch.manual_seed(seed)
+    method = Combined(config, student_dim=DIM, teacher_dim=DIM)
+    vectors = torch.tensor(gaussian(9, DIM, seed + 7))
+    count = Combined.needs(config).warm_up
+    method.warm_up(vectors[:count], torch.arange(100, 109)[:count])
+    return method
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), st.floats(0.1, 3), min_size=1), st.integers(0, 500))
+def test_loss_and_gradient_are_the_weighted_sums_of_the_single_ones(weights, seed):
+    method, vectors = built(weights, seed), gaussian(2 * N, DIM, seed + 3)
+    singles = {name: run(single, vectors, batch(seed)) for name, single in built(weights, seed).methods.items()}
+    loss, gradient = run(method, vectors, batch(seed))
+    expected = sum(weights[name] * found.total.item() for name, (found, _) in singles.items())
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+    summed = sum(weights[name] * each for name, (_, each) in singles.items())
+    torch.testing.assert_close(gradient, summed, rtol=1e-5, atol=1e-6)
+    for name, (found, _) in singles.items():
+        assert loss.terms[f"{name}/loss"].item() == pytest.approx(found.total.item(), rel=1e-6)
+        for key, value in {**found.terms, **found.diagnostics}.items():
+            torch.testing.assert_close({**loss.terms, **loss.diagnostics}[f"{name}/{key}"], value)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_the_student_encodes_every_sentence_once(chunk):
+    seen, table = [], torch.tensor(gaussian(2 * N, DIM, 3), requires_grad=True)
+
+    def encode(tokens):
+        seen.extend(tokens.ids.tolist())
+        return table[tokens.ids]
+
+    cached = CachedEncode(encode, chunk) if chunk else None
+    built(dict.fromkeys(SETTINGS, 1.0)).loss(cached or encode, batch(), Ranks()).total.backward()
+    assert sorted(seen) == list(range(2 * N))
+    if cached:
+        cached.backward()
+        torch.testing.assert_close(table.grad, run(built(dict.fromkeys(SETTINGS, 1.0)), table.tolist(), batch())[1])
+
+
+def test_heads_queues_and_warm_up_are_each_methods_own():
+    method = built({"laser3_co": 1.0, "lealla": 1.0})
+    assert {"methods.laser3_co.queue.vectors", "methods.lealla.head.weight"} <= set(method.state_dict())
+    assert len(method.methods["laser3_co"].queue) == 6
+    assert [Combined.negatives(method.config, batch) for batch in (4, 64)] == [6, 63]
+
+
+def test_needs_are_united_where_they_agree():
+    config = make_config(Combined, {"soft_contrastive": 1.0, "lealla": 1.0, "laser3_co": 1.0, "settings": SETTINGS})
+    needs = Combined.needs(config)
+    assert needs.teacher == {"source", "target"}
+    assert (needs.same_dimension, needs.in_batch_negatives, needs.warm_up) == (True, True, 6)
+    mined = Needs(hard_negatives=2, hard_negatives_below=0.5)
+    assert union({"a": Needs(), "b": mined, "c": Needs()}) == mined
+    assert union({"a": Needs()}) == Needs()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (
+            Needs(hard_negatives=2),
+            Needs(hard_negatives=3),
+            "one and other cannot .* disagree on hard_negatives, 2 and 3",
+        ),
+        (Needs(order="length"), Needs(), "disagree on order, 'length' and 'shuffled'"),
+        (
+            Needs(hard_negatives=2, hard_negatives_below=0.5),
+            Needs(hard_negatives=2),
+            "disagree on hard_negatives_below, 0.5 and 1.0",
+        ),
+    ],
+)
+def test_needs_that_cannot_both_be_had_are_named(one, other, words):
+    with pytest.raises(MethodError, match=words):
+        union({"first": Needs(hard_negatives=0, order=one.order), "one": one, "other": other})
+
+
+def test_a_need_that_is_not_known_here_must_be_equal():
+    values = {field.name: getattr(Needs(), field.name) for field in dataclasses.fields(Needs)}
+    made = dataclasses.make_dataclass("Wider", [("words", bool, False)], bases=(Needs,), frozen=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babeltune_methods.combined.Needs", made)
+        with pytest.raises(MethodError, match="a and b cannot be combined: they disagree on words, True and False"):
+            union({"a": made(**values, words=True), "b": made(**values)})
+
+
+def test_warnings_are_joined_by_name():
+    assert "soft_contrastive: labels are nearly flat" in Combined.warning({"soft_contrastive/label_entropy": 0.99})
+    assert Combined.warning({"soft_contrastive/label_entropy": 0.5, "lealla/cosine": 1.0, "loss": 1.0}) == ""
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"lealla": -1.0}, "lealla is -1.0; a weight is 0 or more"),
+        ({"settings": {"leala": {}}}, "no method to combine; .*did you mean 'lealla'"),
+        ({"settings": {"combined": {}}}, "no method to combine"),
+        ({"settings": {"lealla": {"margn": 1}}}, "has no setting 'margn'.*did you mean 'margin'"),
+        ({"settings": {"lealla": {"margin": 5.0}}}, "margin is 5.0"),
+        ({"leala": 1.0}, "has no setting 'leala'.*did you mean 'lealla'"),
+    ],
+)
+def test_wrong_settings_are_refused(values, words):
+    with pytest.raises(MethodError, match=words):
+        make_config(load_method("combined"), values)
+
+
+def test_every_other_method_has_a_weight_that_says_what_it_is():
+    assert set(METHODS) == set(available()) - {"combined"}
+    settings = {setting["name"]: setting for setting in method_document("combined")["settings"]}
+    assert settings["lealla"]["source"] == "Weight of lealla's loss."
+    assert settings["lealla"]["default"] == 0.0
+    assert "its own `Config`" in settings["settings"]["source"]
+
+
+FILE = "search_spaces/combined.yaml"
+
+
+def refused(*assignments):
+    with pytest.raises(SpecError) as caught:
+        read_sweep(FILE, assignments=assignments)
+    return str(caught.value)
+
+
+def test_a_sweep_without_any_weight_is_refused():
+    message = refused("parameters={training.learning_rate: {log_float: [1e-4, 1e-3]}}", "config={}")
+    assert "no weight is above 0" in message
+    both = "parameters={lealla: {choice: [0.0, 1.0]}, mse_distillation: {choice: [0.0, 1.0]}}"
+    assert "no weight is above 0" in refused(both, "config={}")
+
+
+def test_a_sweep_whose_methods_disagree_is_refused_with_the_key():
+    message = refused(
+        "parameters={lealla: {log_float: [0.1, 1]}}",
+        "config={laser3_co: 1.0, settings: {laser3_co: {variant: co_filter}}}",
+    )
+    assert "parameters.lealla: laser3_co and lealla cannot be combined: they disagree on order" in message
+    fixed = refused("parameters={}", "config={laser3_co: 1.0, lealla: 1.0}")
+    assert "config.laser3_co: laser3_co and lealla cannot be combined" in fixed
+
+
+def test_the_default_of_a_searched_weight_is_one_that_a_trial_can_have():
+    sweep = read_sweep(FILE)
+    params = default_params(sweep)
+    assert params["soft_contrastive"] > 0
+    assert {name for name, _, _ in possible_needs(sweep)} == {"combined"}
