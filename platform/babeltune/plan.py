@@ -68,9 +68,16 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     """
     from babeltune.corpus import build_corpus
     from babeltune.prepare import Wanted, asked_of_teacher
+    from babeltune.translation import StandIn
 
     check_reachable(sweep)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    for source in sweep.data.train:
+        if source.translation is not None and source.train:
+            corpus.counts[source.name] = {
+                "to translate": corpus.counts[source.name]["rows"],
+                **corpus.counts[source.name],
+            }
     copy_anchor = sweep.teacher.target_side == "copy_anchor"
     sentences, _ = asked_of_teacher(corpus, Wanted.of(sweep), copy_anchor=copy_anchor)
     groups = corpus.pair_groups.tolist()

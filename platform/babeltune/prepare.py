@@ -26,6 +26,7 @@ from babeltune.spec import data_root
 from babeltune.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.teacher import build_teacher_store
 from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key
+from babeltune.translation import Translator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,10 +55,14 @@ class Wanted:
         return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)))
 
 
-def read_corpus(sweep: Sweep, progress: Progress = silent) -> Corpus:
-    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing."""
+def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
+    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing.
+
+    What a model has to translate is translated here, once for all sweeps of this storage.
+    """
     progress("reading and cleaning the corpus", 0, 1)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    translate = Translator(storage / "stores", sweep.seed, progress)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate)
     progress("reading and cleaning the corpus", 1, 1)
     return corpus
 
@@ -77,7 +82,7 @@ def prepare(
     """
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
-    corpus = corpus or read_corpus(sweep, progress)
+    corpus = corpus or read_corpus(sweep, storage, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
     tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress)

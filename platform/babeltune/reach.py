@@ -47,6 +47,9 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
     for key, source in data_sets(sweep):
         if not (root / (source.dataset or "")).exists():
             yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
+    for key, source in sources(sweep):
+        if how := source.translation:
+            yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
 
 
 def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:

@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from babeltune.translation import Translation
+
 Number = int | float
 Scalar = bool | int | float | str | None
 
@@ -27,11 +29,11 @@ class Source(Strict):
     `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
     joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
     by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id.
+    language, or on equal id; `translation` makes a `translate` of one language of another source.
     """
 
     name: str
-    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot"] = "tsv"
+    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
     path: str | None = None
     columns: dict[str, str] | None = None
     """Language code -> column name (or, with `header: false`, column number from 0)."""
@@ -54,18 +56,24 @@ class Source(Strict):
     left: str | None = None
     """A pivot's two sources, by name."""
     right: str | None = None
+    translation: Translation | None = None
+    """Whose text, into which language, by which model: see `translation.py`."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
     cap: int | None = None
-    """At most this many pairs per language pair, drawn with the sweep's seed."""
+    """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
     weight: float = 1.0
     """How often its pairs are drawn, relative to the other sources of the same language pair."""
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
     synthetic: bool = False
-    """Written by rule or machine: kept out of `split`, marked in the data digest."""
+    """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
     train: bool = True
-    """False for a source that only feeds a pivot."""
+    """False for a source that only feeds a pivot or a translation."""
+
+    def __post_init__(self) -> None:
+        if self.format == "translate":
+            object.__setattr__(self, "synthetic", True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from babeltune.records import (
     Teacher,
     Training,
 )
+from babeltune.translation import Translation, translation_problems
 
 Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
@@ -84,6 +85,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Sampling: {"temperature": positive},
     Split: {"pairs": at_least(1)},
     Source: {"cap": at_least(1), "weight": positive},
+    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": at_least(3)},
     Task: {"limit": at_least(1), "k": at_least(1)},
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
@@ -248,7 +250,7 @@ def source_problems(key: Key, source: Source, others: dict[str, Source]) -> Iter
     if shape:
         return
     known = languages(source, others)
-    if len(known) < 2:
+    if len(known) < 2 and source.train:
         yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
     if isinstance(source.pairs, tuple):
         if not source.pairs:
@@ -268,14 +270,16 @@ FIELDS_OF = {
     "paths": ("paths",),
     "dataset": ("dataset", "columns"),
     "pivot": ("left", "right"),
+    "translate": ("translation",),
 }
-LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right")
+LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
 
 
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together, and with the format."""
     given = {name for name in LOCATIONS if getattr(source, name) is not None}
-    shapes = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",)}.get(source.format, ("path", "paths"))
+    alone = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",), "translate": ("translate",)}
+    shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]
     if given not in wanted:
         rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
@@ -294,6 +298,10 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
             yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
     if source.format == "pivot":
         yield from pivot_problems(key, source, others)
+    if source.translation is not None:
+        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+        yield from translation_problems((*key, "translation"), source.translation, read)
+        yield from record_problems((*key, "translation"), source.translation)
 
 
 def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
@@ -330,6 +338,8 @@ def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
     if source.format == "pivot":
         sides = [others[name] for name in (source.left, source.right) if name in others]
         return tuple(dict.fromkeys(language for side in sides for language in languages(side, others)))
+    if source.translation is not None:
+        return source.translation.original, source.translation.into
     return tuple(source.columns or source.paths or ())
 
 
@@ -369,8 +379,9 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
     if task.task == "bitext":
         if task.source is None:
             yield key, f"bitext task {task.name!r} needs a source"
-        elif task.source.format == "pivot":
-            yield (*key, "source", "format"), "'pivot' is for training; give the task files that hold both languages"
+        elif task.source.format in ("pivot", "translate"):
+            words = f"{task.source.format!r} is for training; give the task files that hold both languages"
+            yield (*key, "source", "format"), words
         else:
             yield from source_problems((*key, "source"), task.source, {})
         if task.path is not None or task.language is not None:
