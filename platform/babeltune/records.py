@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from babeltune.presets import PRESETS
 from babeltune.translation import Translation
 
 Number = int | float
@@ -136,14 +137,16 @@ class Student(Strict):
     """The encoder that is trained: a Hugging Face model, or a Transformer from scratch."""
 
     model: str | None = None
-    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, with the next five fields."""
+    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    preset: str | None = None
+    """Decides layers, width, heads and feed_forward, by a name of `presets.py` such as `lealla-small`."""
     layers: int = 2
     width: int = 256
     heads: int = 4
     feed_forward: int = 1024
-    vocabulary: int = 16_000
-    """Tokens of the tokenizer that is trained on the corpus."""
+    vocabulary: int | Literal["teacher"] = 16_000
+    """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says."""
     max_tokens: int = 128
@@ -153,6 +156,11 @@ class Student(Strict):
     normalize: bool = True
     prompt: str = ""
     """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+
+    def __post_init__(self) -> None:
+        shape = PRESETS.get(self.preset or "")
+        for name, value in vars(shape).items() if shape else ():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

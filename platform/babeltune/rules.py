@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from babeltune.errors import nearest
+from babeltune.presets import PRESETS
 from babeltune.records import (
     Budget,
     Data,
@@ -76,7 +77,8 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "width": at_least(1),
         "heads": at_least(1),
         "feed_forward": at_least(1),
-        "vocabulary": at_least(300),
+        "preset": Bound("a name of presets.py", PRESETS.__contains__),
+        "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
         "dropout": share,
         "max_tokens": at_least(3),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
@@ -143,7 +145,8 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
     for name, bound in BOUNDS.get(type(record), {}).items():
         value = getattr(record, name)
         if value is not None and not bound.holds(value):
-            yield (*key, name), f"{value!r} must be {bound.words}"
+            near = nearest(value, PRESETS) if name == "preset" else ""
+            yield (*key, name), f"{value!r} must be {bound.words}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
     if isinstance(record, Teacher) and any(not language for language in record.languages):
@@ -156,6 +159,8 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
+    if student.model is not None and student.preset is not None:
+        yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
 
 
 def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
