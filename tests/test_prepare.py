@@ -164,7 +164,7 @@ def test_a_progress_listener_hears_of_every_stage(tiny, tmp_path):
     heard = []
     prepare(small, tmp_path, progress=lambda what, done, total: heard.append((what, done, total)))
     stages = list(dict.fromkeys(what for what, _, _ in heard))
-    training = "training the tokenizer"
+    training = "making the tokenizer"
     assert stages == ["reading and cleaning the corpus", training, "tokenizing", "encoding with the teacher"]
     assert all(0 <= done <= total for _, done, total in heard)
     assert {what: done == total for what, done, total in heard} == dict.fromkeys(stages, True)

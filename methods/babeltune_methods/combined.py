@@ -146,14 +146,9 @@ class Combined(Method):
     name = NAME
     Config = Config
 
-    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
-        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
-        self.methods = nn.ModuleDict(
-            {
-                name: method(own, student_dim=student_dim, teacher_dim=teacher_dim)
-                for name, (method, own) in parts(config).items()
-            }
-        )
+    def __init__(self, config: Any, **given: Any) -> None:
+        super().__init__(config, **given)
+        self.methods = nn.ModuleDict({name: method(own, **given) for name, (method, own) in parts(config).items()})
 
     @classmethod
     def needs(cls, config: Any) -> Needs:

@@ -30,7 +30,7 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
 
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
-    size = max(student_parameters(student) or 0 for student in students)
+    size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
     needed, there = 16 * size, psutil.virtual_memory().total
     if needed > there:
         yield (

@@ -44,7 +44,7 @@ def method_problems(sweep: Sweep) -> Iterator[Problem]:
 
     Later checks build on earlier ones, so the first stage that finds something is the last.
     """
-    for stage in (name_problems, _values, _needs, _scores):
+    for stage in (name_problems, _values, _agreements, _needs, _scores):
         found = list(stage(sweep))
         yield from found
         if found:
@@ -139,17 +139,16 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
 
 
 def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
-    """Every combination of choices, with ranges at both ends, as the method's own checks and needs see it."""
+    """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
     names = [name for name in sweep.parameters if is_bare(name) or name == "method"]
     for end in (0, 1):
         for params in combinations(sweep.parameters, names, end=end):
             method = load_method(str(params.get("method", sweep.method)))
             try:
-                method.needs(config_for(sweep, method, params))
+                config_for(sweep, method, params)
             except MethodError as error:
-                key = _blamed(params, "parameters", str(error))
-                yield key if len(key) > 1 else _blamed(sweep.config, "config", str(error)), str(error)
-    for params in combinations(sweep.parameters, ("student.width", "student.heads", "student.model")):
+                yield _blamed(params, "parameters", str(error)), str(error)
+    for params in combinations(sweep.parameters, ("student.preset", "student.width", "student.heads", "student.model")):
         student = student_with(sweep, params)
         if student.model is None and student.heads >= 1 and student.width % student.heads:
             yield (
@@ -175,12 +174,22 @@ def student_with(sweep: Sweep, params: Mapping[str, Any]) -> Student:
 # --- What methods need ----------------------------------------------------------------------------------------------
 
 
+def _agreements(sweep: Sweep) -> Iterator[Problem]:
+    """Configurations that ask for what nobody can prepare, such as two combined methods that need different orders."""
+    for params, method, config in configurations(sweep):
+        try:
+            method.needs(config)
+        except MethodError as error:
+            key = _blamed(params, "parameters", str(error))
+            yield key if len(key) > 1 else _blamed(sweep.config, "config", str(error)), str(error)
+
+
 def _needs(sweep: Sweep) -> Iterator[Problem]:
     yield from _needs_of_ranges(sweep)
     yield from _model_files(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
-    extra = ("student.width", "student.projection", "student.model")
+    extra = ("student.preset", "student.width", "student.projection", "student.model")
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
         student = student_with(sweep, params)

@@ -20,6 +20,7 @@ from babeltune.prepared import IdTask, TextTask
 from babeltune.records import Data, Source, Task
 from babeltune.sources import Rows, language_pairs, read_graded, read_source
 from babeltune.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
+from babeltune.translation import Translate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +54,8 @@ class Corpus:
     """Per training source, the pairs removed for a sentence in each eval set `dev/<task>` or `test/<task>`; a pair may
     count for several."""
     digests: dict[str, str]
-    """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`."""
+    """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`. A machine's text is marked:
+    `synthetic:` comes before it."""
 
     def unique_anchor_texts(self) -> int:
         """How many distinct anchor sentences a teacher has to encode for the training pairs."""
@@ -73,8 +75,9 @@ class EvalRows:
     """Broken rows by reason, where the source drops these."""
 
 
-def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
-    """Reads and cleans all training sources and dev sets; relative paths start at `root`.
+def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None = None) -> Corpus:
+    """Reads and cleans all training sources and dev sets; relative paths start at `root`, and `translate` makes the
+    sources that are translations.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and when no pair is left, saying which step removed what.
@@ -84,9 +87,13 @@ def build_corpus(data: Data, root: Path, seed: int) -> Corpus:
     sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
     cleaning = Cleaning(data, seed, sealed)
     blocks: list[Block] = []
-    read = {source.name: read_source(source, root, others={}) for source in data.train if source.format != "pivot"}
+    read: dict[str, Rows] = {}
+    for made in (None, "translate", "pivot"):  # what is made of others comes after them
+        for source in data.train:
+            if made == (source.format if source.format in ("translate", "pivot") else None):
+                read[source.name] = read_source(source, root, others=read, translate=translate)
     for source in data.train:
-        rows = read_source(source, root, others=read) if source.format == "pivot" else read[source.name]
+        rows = read[source.name]
         cleaning.digests[source.name] = rows.digest
         cleaning.count_dropped(source.name, rows.dropped)
         if source.train:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from babeltune.document import describe
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
+from babeltune.presets import FIELDS
 from babeltune.records import Parameter, Sweep
 from babeltune.rules import RANGES, Key, Problem, kind_of
 from babeltune.space import (
@@ -107,7 +108,7 @@ def _methods_with(sweep: Sweep, name: str) -> set[str]:
     return {str(params.get("method", sweep.method)) for params in found if name in params}
 
 
-FROM_SCRATCH = tuple(f"student.{name}" for name in ("layers", "width", "heads", "feed_forward", "vocabulary"))
+FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabulary"))
 """What only a student from scratch has."""
 
 
@@ -130,6 +131,8 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
     elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
         yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
+    elif prefix == "student" and last in FIELDS and (sweep.student.preset or "student.preset" in sweep.parameters):
+        yield key, f"student.preset decides {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
 

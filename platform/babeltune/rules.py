@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from babeltune.errors import nearest
+from babeltune.presets import PRESETS
 from babeltune.records import (
     Budget,
     Data,
@@ -28,6 +29,7 @@ from babeltune.records import (
     Teacher,
     Training,
 )
+from babeltune.translation import Translation, translation_problems
 
 Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
@@ -75,7 +77,8 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "width": at_least(1),
         "heads": at_least(1),
         "feed_forward": at_least(1),
-        "vocabulary": at_least(300),
+        "preset": Bound("a name of presets.py", PRESETS.__contains__),
+        "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
         "dropout": share,
         "max_tokens": at_least(3),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
@@ -84,6 +87,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Sampling: {"temperature": positive},
     Split: {"pairs": at_least(1)},
     Source: {"cap": at_least(1), "weight": positive},
+    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": at_least(3)},
     Task: {"limit": at_least(1), "k": at_least(1)},
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
@@ -141,7 +145,8 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
     for name, bound in BOUNDS.get(type(record), {}).items():
         value = getattr(record, name)
         if value is not None and not bound.holds(value):
-            yield (*key, name), f"{value!r} must be {bound.words}"
+            near = nearest(value, PRESETS) if name == "preset" else ""
+            yield (*key, name), f"{value!r} must be {bound.words}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
     if isinstance(record, Teacher) and any(not language for language in record.languages):
@@ -154,6 +159,8 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
+    if student.model is not None and student.preset is not None:
+        yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
 
 
 def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
@@ -248,7 +255,7 @@ def source_problems(key: Key, source: Source, others: dict[str, Source]) -> Iter
     if shape:
         return
     known = languages(source, others)
-    if len(known) < 2:
+    if len(known) < 2 and source.train:
         yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
     if isinstance(source.pairs, tuple):
         if not source.pairs:
@@ -268,14 +275,16 @@ FIELDS_OF = {
     "paths": ("paths",),
     "dataset": ("dataset", "columns"),
     "pivot": ("left", "right"),
+    "translate": ("translation",),
 }
-LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right")
+LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
 
 
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together, and with the format."""
     given = {name for name in LOCATIONS if getattr(source, name) is not None}
-    shapes = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",)}.get(source.format, ("path", "paths"))
+    alone = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",), "translate": ("translate",)}
+    shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]
     if given not in wanted:
         rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
@@ -294,6 +303,10 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
             yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
     if source.format == "pivot":
         yield from pivot_problems(key, source, others)
+    if source.translation is not None:
+        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+        yield from translation_problems((*key, "translation"), source.translation, read)
+        yield from record_problems((*key, "translation"), source.translation)
 
 
 def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
@@ -330,6 +343,8 @@ def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
     if source.format == "pivot":
         sides = [others[name] for name in (source.left, source.right) if name in others]
         return tuple(dict.fromkeys(language for side in sides for language in languages(side, others)))
+    if source.translation is not None:
+        return source.translation.original, source.translation.into
     return tuple(source.columns or source.paths or ())
 
 
@@ -369,8 +384,9 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
     if task.task == "bitext":
         if task.source is None:
             yield key, f"bitext task {task.name!r} needs a source"
-        elif task.source.format == "pivot":
-            yield (*key, "source", "format"), "'pivot' is for training; give the task files that hold both languages"
+        elif task.source.format in ("pivot", "translate"):
+            words = f"{task.source.format!r} is for training; give the task files that hold both languages"
+            yield (*key, "source", "format"), words
         else:
             yield from source_problems((*key, "source"), task.source, {})
         if task.path is not None or task.language is not None:

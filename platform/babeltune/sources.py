@@ -31,6 +31,7 @@ from babeltune.tables import (
     shortened,
     tsv_rows,
 )
+from babeltune.translation import Translate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,8 @@ class Refusals:
         self.counts[fault.reason] += 1
 
 
-def read_source(source: Source, root: Path, *, others: Mapping[str, Rows]) -> Rows:
-    """Reads a source; relative paths start at `root`, and `others` holds the rows that a pivot joins, by name.
+def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], translate: Translate | None = None) -> Rows:
+    """Reads a source; relative paths start at `root`, and `others` holds the rows of sources that it is made of.
 
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
     drops these.
@@ -75,6 +76,8 @@ def read_source(source: Source, root: Path, *, others: Mapping[str, Rows]) -> Ro
     refusals = Refusals(source.name, source.on_error == "drop")
     if source.format == "pivot":
         rows = join_pivot(source, others)
+    elif source.translation is not None:
+        rows = translated(source, others, translate)
     elif source.paths is not None:
         rows = read_files(source, source.paths, root, refusals)
     else:
@@ -247,6 +250,26 @@ def pivot_keys(source: Source, rows: Rows, side: int) -> Iterable[str]:
             f"allowed: {', '.join(allowed)}{nearest(source.join, allowed)}"
         )
     return map(text_key, rows.columns[source.join])
+
+
+# --- Machine translation -------------------------------------------------------------------------------------------
+
+
+def translated(source: Source, others: Mapping[str, Rows], translate: Translate | None) -> Rows:
+    """One language of another source, and what a model makes of it."""
+    how = source.translation
+    assert how is not None
+    if translate is None:
+        raise DataError(f"source {source.name!r} is a translation, which training text alone can be")
+    text = others[how.text]
+    made = translate(source, text.columns[how.original])
+    content = json.dumps([text.digest, made.description, source.cap], sort_keys=True)
+    return Rows(
+        columns={how.original: made.originals, how.into: made.translations},
+        ids=[],
+        digest=f"synthetic:{hashlib.sha256(content.encode()).hexdigest()}",
+        dropped=made.dropped,
+    )
 
 
 # --- Graded pairs --------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from babeltune.document import (
     validate,
 )
 from babeltune.errors import BabeltuneError, SpecError
+from babeltune.presets import FIELDS
 from babeltune.reach import reach_problems
 from babeltune.records import Data, Sweep, plain
 from babeltune.rules import KINDS, Problem, problems
@@ -197,7 +198,7 @@ def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
     lines: list[str] = []
     for section in SECTIONS:
         lines += _prepare_values(document, (section,), document.values.get(section), environ)
-    lines += _kind_problems(document)
+    lines += _kind_problems(document) + _preset_problems(document)
     try:
         sweep = validate(document, Sweep)
     except SpecError as error:
@@ -225,6 +226,17 @@ def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[s
         else:
             lines += _prepare_values(document, here, item, environ)
     return lines
+
+
+def _preset_problems(document: Document) -> list[str]:
+    """A shape beside the preset that decides it; looked at as written, where a default can be told from nothing."""
+    student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
+    written = student if isinstance(student, dict) else {}
+    choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
+    if written.get("preset") is None and None in choices:
+        return []
+    given = [name for name in FIELDS if name in written]
+    return [document.error(("student", name), "student.preset decides it; leave one of the two out") for name in given]
 
 
 def _kind_problems(document: Document) -> list[str]:

@@ -195,7 +195,7 @@ def submit(
 
         try:
             warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
-            corpus = read_corpus(sweep, progress)
+            corpus = read_corpus(sweep, folder.path.parents[1], progress)
             with connected(cluster):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, accept=accept_changes)
                 complete = _run(sweep, prepared, cluster, folder, board)

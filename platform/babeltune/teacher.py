@@ -172,7 +172,11 @@ def _file_digest(path: Path, _modified: int) -> str:
 
 def model_digest(teacher: Teacher) -> str:
     """SHA-256 over the names and bytes of the model's weights, configuration and tokenizer."""
-    folder = teacher_folder(teacher)
+    return folder_digest(teacher_folder(teacher))
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the model files in a folder."""
     return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
 
 

@@ -100,8 +100,24 @@ def build_tokenizer(root: Path, texts: Sequence[str], vocabulary: int, *, seed: 
     return build(root, "tokenizer", description, write, bytes_needed=vocabulary * 100)
 
 
+def take_tokenizer(root: Path, model: Path) -> Path:
+    """The folder of a model's own tokenizer, copied into a store, where every worker and a later export find it."""
+    tokenizer = load_tokenizer(Student(), model)
+    described = {"json": tokenizer.backend_tokenizer.to_str(), "special": sorted(tokenizer.all_special_tokens)}
+    description = {"model": key_of({**described, "pad": tokenizer.pad_token})}
+
+    def write(folder: Path) -> Contents:
+        tokenizer.save_pretrained(folder)
+        return Contents(facts={"vocabulary": len(tokenizer)})
+
+    return build(root, "tokenizer", description, write)
+
+
 def tokenizer_key(student: Student, corpus_digest: str) -> str:
-    """Equal for students that read the same tokens: same tokenizer, prompt and length. 16 hexadecimal digits."""
+    """Equal for students that read the same tokens: same tokenizer, prompt and length. 16 hexadecimal digits.
+
+    All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`.
+    """
     tokenizer = (
         {"vocabulary": student.vocabulary, "corpus": corpus_digest}
         if student.model is None
