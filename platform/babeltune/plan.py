@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from babeltune.document import reads_as_text
+from babeltune.method import needs_of
 from babeltune.records import Parameter, Scalar, Student, Sweep, Trial
 from babeltune.rules import kind_of
 from babeltune.space import default_params, make_trial, sample
@@ -33,7 +34,7 @@ class Sampled:
     params: dict[str, Scalar]
     steps: int
     student_parameters: int | None
-    """About this many, without the method's own; None for a model by name."""
+    """About this many, without the method's own; None for a model by name and a frozen encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ def describe(
 
 def _sampled(trial: Trial) -> Sampled:
     steps = math.ceil(trial.training.pairs / trial.training.global_batch)
-    return Sampled(params=trial.params, steps=steps, student_parameters=student_parameters(trial.student))
+    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student)
+    return Sampled(params=trial.params, steps=steps, student_parameters=size)
 
 
 def student_parameters(student: Student) -> int | None:
