@@ -120,12 +120,15 @@ def test_no_tasks_give_no_metrics():
 def test_texts_score_as_their_ids_do():
     asked = []
 
-    def encode(texts):
+    def encode(texts, languages):
         asked.append(texts)
+        assert len(languages) == len(texts)
         return TABLE[[int(text) for text in texts]]
 
     tasks = [bitext(right=[*range(100, 199), 100]), sts()]
-    assert evaluate_texts([task.mapped(str) for task in tasks], encode) == evaluate(tasks, Embed(), prefix="test")
+    assert evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode) == evaluate(
+        tasks, Embed(), prefix="test"
+    )
     assert len(asked) == 1
     assert len(set(asked[0])) == len(asked[0]) == 199
 
@@ -138,3 +141,46 @@ def test_it_imports_no_large_dependency():
     )
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def topics(subset="eng", left=range(100), labels=None, **more):
+    labels = tuple(labels or (str(i % 4) for i in left))
+    return EvalTask(name="sib", kind="clustering", subset=subset, left=tuple(left), labels=labels, **more)
+
+
+def test_clustering_scores_have_a_mean_a_spread_and_the_mean_over_subsets():
+    table = np.eye(12, dtype=np.float32)[np.arange(400) % 4] + 0.1 * TABLE
+    scores = evaluate([topics(), topics("mixed", range(100, 200), left_languages=("eng", "zho") * 50)], Embed(table))
+    assert scores["dev/sib/eng/ari"] == 1.0
+    assert scores["dev/sib/eng/ari_sd"] == 0.0
+    assert scores["dev/sib/ari"] == (scores["dev/sib/eng/ari"] + scores["dev/sib/mixed/ari"]) / 2
+
+
+def test_a_clustering_score_may_be_negative_but_not_missing():
+    scores = evaluate([topics(labels=[str(i // 50) for i in range(100)])], Embed())
+    assert -0.5 < scores["dev/sib/ari"] < 0.2
+    table = TABLE.copy()
+    table[3, 0] = np.nan
+    with pytest.raises(TrainingError, match=r"'dev/sib/eng/ari' is NaN: .* not finite"):
+        evaluate([topics()], Embed(table))
+
+
+def test_contrastive_accuracy_is_that_of_a_fixed_pool():
+    """D34: of a batch of 64 it would depend on the batch."""
+    small, large = (evaluate([bitext(left=range(n), right=range(100, 100 + n))], Embed()) for n in (10, 100))
+    assert small["dev/ntrex/accuracy"] > large["dev/ntrex/accuracy"]
+
+
+def test_the_encoder_of_texts_is_told_their_languages():
+    said = {}
+
+    def encode(texts, languages):
+        said.update(zip(texts, languages, strict=True))
+        return TABLE[[int(text) for text in texts]]
+
+    tasks = [
+        topics("mixed", range(3), labels="aba", left_languages=("eng", "zho", "eng")),
+        bitext(left=(10, 11), right=(20, 21), left_languages=("fra",), right_languages=("eng",)),
+    ]
+    evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode)
+    assert said == {"0": "eng", "1": "zho", "2": "eng", "10": "fra", "11": "fra", "20": "eng", "21": "eng"}

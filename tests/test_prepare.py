@@ -77,6 +77,8 @@ def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     assert [corpus.languages[i] for i in same] == ["eng", "fra"]
     assert len({int(rows[i]) for i in same}) == 1
     assert [asked[r] for r in rows] == corpus.texts
+    frozen = Wanted(frozenset(), (), frozen=True)
+    assert asked_of_teacher(corpus, frozen, copy_anchor=True)[0] == asked, "an encoder is asked for every text"
 
 
 def test_another_teacher_prompt_or_other_data_is_another_digest(tiny, tiny_storage):

@@ -119,7 +119,7 @@ def test_the_exported_folder_gives_the_logged_metrics_with_plain_sentence_transf
     folder, _, decision, out = promoted
     candidate = find_candidate(folder.id, folder.path.parents[1])
     model = SentenceTransformer(str(out), device="cpu")
-    scores = evaluate_texts(dev_texts(candidate.prepared), lambda texts: model.encode(texts), "dev")
+    scores = evaluate_texts(dev_texts(candidate.prepared), lambda texts, _: model.encode(texts), "dev")
     logged = {k: v for k, v in candidate.report.metrics.items() if k.startswith("dev/")}
     assert len(logged) > 5
     assert scores == pytest.approx(logged, abs=TOLERANCE)

@@ -7,9 +7,12 @@ import pytest
 
 PLATFORM = (
     *("method", "prepared", "records", "errors", "store", "tokens", "encoder", "packing", "gather", "soft_loss"),
-    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "train", "trial"),
+    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "kmeans", "train", "trial"),
 )
-METHODS = ("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined")
+METHODS = (
+    *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),
+    *("dimension_reduction", "bilingual_aligner"),
+)
 MODULES = [*(f"babeltune.{name}" for name in PLATFORM), *(f"babeltune_methods.{name}" for name in METHODS)]
 BLOCKED = """
 import importlib, importlib.machinery, importlib.metadata as metadata, re, sys

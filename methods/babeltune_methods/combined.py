@@ -155,6 +155,9 @@ class Combined(Method):
         needs = {name: method.needs(own) for name, (method, own) in parts(config).items()}
         if not needs:
             raise MethodError(f"no weight is above 0; give one to at least one of {', '.join(METHODS)}")
+        for name, need in needs.items():
+            if need.frozen or need.per_language:
+                raise MethodError(f"{name} trains layers on a frozen encoder and cannot be combined; leave it out")
         return union(needs)
 
     @classmethod
@@ -175,6 +178,10 @@ class Combined(Method):
         for name, method in self.methods.items():
             assert isinstance(method, Method)
             yield name, method
+
+    def layers(self) -> Mapping[str, nn.Sequential]:
+        """Those of the one method that keeps any; the other terms read the encoder's vectors before them."""
+        return next((layers for _, method in self.terms() if (layers := method.layers())), {})
 
     def warm_up(self, vectors: Tensor, ids: Tensor) -> None:
         for _, method in self.terms():

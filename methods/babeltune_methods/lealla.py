@@ -5,18 +5,26 @@ Distillation", EACL; weights were released, no code. A thin, deep student learns
 translations with an additive margin (AMS), the teacher's vectors through a head that only training has (FD), and the
 teacher's similarities across the two languages (LD).
 
+Two variants that the paper found worse (section 3.2) have the student as wide as the teacher (`student.projection:
+teacher`) and no head. In `distillation_first` FD is on these vectors, and D, which the exported model keeps, projects
+them down to those of AMS and LD. In `synchronized` the teacher's vectors have the student's width from the start:
+`teacher.model` is a promoted model of `dimension_reduction`, whose trained layer stays frozen.
+
     N             pairs in the global batch; n of them on this rank
     x, y          [n | N, dim]       unit vectors of source and target sentences, x^S and y^S
     g_x, g_y      [n | N, teacher]   the frozen teacher's unit vectors, x^T and y^T
     phi(a, b)     cos(a, b)
     F             a linear layer dim -> teacher
+    D             a linear layer teacher -> embedding, of the distillation-first variant
     m, s          margin and scale of AMS
     T             temperature of LD
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, tiled_cross_entropy
+from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.soft_loss import Repeats, additive_margin
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -36,6 +44,10 @@ if TYPE_CHECKING:
 class Config:
     """The paper's weights, with the scales under which they train; a weight of 0 leaves its term out."""
 
+    variant: Literal["standard", "distillation_first", "synchronized"] = "standard"
+    """Section 3.2: FD through a head that is dropped, before a layer that projects down, or without either."""
+    embedding: int = 128
+    """Width of `distillation_first`'s embedding (table 2, d_h: 128, 192, 256)."""
     alpha: float = 1.0
     """Weight of AMS (section 3.3: 1)."""
     beta: float = 1e3
@@ -54,7 +66,7 @@ class Config:
     temperature_mode: Literal["multiply", "divide"] = "multiply"
     """Printed is a division, which leaves gamma / T^2 = 1e-6 of LD, too little for what the paper's ablation shows."""
     head_input: Literal["normalized", "plain"] = "normalized"
-    """What F reads. The paper does not say; they differ with `student.normalize: false` only."""
+    """What F, or FD without a head, reads. The paper does not say; with `student.normalize: false` they differ."""
     mask_duplicates: bool = True
     """Repeats of a row's positive are no negatives. The paper does not mask."""
 
@@ -63,6 +75,8 @@ class Config:
             value = getattr(self, field)
             if not (value >= 0 and math.isfinite(value)):
                 raise ValueError(f"{field} is {value}; it must be 0 or more")
+        if self.embedding < 1:
+            raise ValueError(f"embedding is {self.embedding}; it must be at least 1")
         if not self.alpha and not self.beta and not self.gamma:
             raise ValueError("alpha, beta and gamma are all 0; at least one term must have a weight")
         for field in ("scale", "temperature"):
@@ -72,6 +86,7 @@ class Config:
         if not 0 <= self.margin < 2:
             raise ValueError(f"margin is {self.margin}; it is a difference of cosines, 0 up to 2")
         for field, allowed in (
+            ("variant", ("standard", "distillation_first", "synchronized")),
             ("reduction", ("mean", "sum")),
             ("temperature_mode", ("multiply", "divide")),
             ("head_input", ("normalized", "plain")),
@@ -83,20 +98,6 @@ class Config:
     def paper(cls) -> Config:
         """The equations as printed: no scale, squared norms, similarities divided by T, no mask."""
         return cls(scale=1.0, reduction="sum", temperature_mode="divide", mask_duplicates=False)
-
-
-def ams(
-    a: Float[Tensor, "local dim"],
-    b: Float[Tensor, "local dim"],
-    all_b: Float[Tensor, "global dim"],
-    others: Repeats,
-    margin: float,
-    scale: float,
-) -> Float[Tensor, ""]:
-    """sum_i l(a_i, b_i), l = -log e^{s(phi_ii - m)} / ( e^{s(phi_ii - m)} + sum_{n != i} e^{s phi_in} )."""
-    positive = scale * ((a * b).sum(1) - margin)
-    log_sums, _ = tiled_cross_entropy(a, all_b, temperature=1 / scale, repeats=others, beside=positive)
-    return log_sums - positive.sum()
 
 
 def squared_differences(
@@ -116,14 +117,23 @@ class Lealla(Method):
 
     def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
         super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
-        self.head = nn.Linear(student_dim, teacher_dim) if config.beta else None
+        standard = config.variant == "standard"
+        self.head = nn.Linear(student_dim, teacher_dim) if standard and config.beta else None
+        self.down = (
+            nn.Sequential(nn.Linear(student_dim, config.embedding)) if config.variant == "distillation_first" else None
+        )
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
         distilled = config.beta > 0 or config.gamma > 0
         return Needs(
-            teacher=frozenset({"source", "target"}) if distilled else frozenset(), in_batch_negatives=config.alpha > 0
+            teacher=frozenset({"source", "target"}) if distilled else frozenset(),
+            in_batch_negatives=config.alpha > 0,
+            same_dimension=config.variant != "standard" and config.beta > 0,
         )
+
+    def layers(self) -> Mapping[str, nn.Sequential]:
+        return {} if self.down is None else {EVERY: self.down}
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
@@ -131,7 +141,7 @@ class Lealla(Method):
         if config.alpha and total < 2:
             raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
         plain = [side.float() for side in encode_together(encode, batch.source, batch.target)]
-        x, y = (normalize(side, dim=1) for side in plain)
+        x, y = (normalize(side if self.down is None else self.down(side), dim=1) for side in plain)
         all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
         offset = gather.offset(len(x))
@@ -139,13 +149,14 @@ class Lealla(Method):
         targets = Repeats(batch.target_ids, all_target, offset)
         terms: list[tuple[str, Tensor]] = []
         if config.alpha:
-            forward = ams(x, y, all_y, targets.others(config.mask_duplicates), config.margin, config.scale)
-            backward = ams(y, x, all_x, sources.others(config.mask_duplicates), config.margin, config.scale)
+            ams = functools.partial(additive_margin, scale=config.scale, margin=config.margin)
+            forward = ams(x, y, all_y, targets.others(config.mask_duplicates))
+            backward = ams(y, x, all_x, sources.others(config.mask_duplicates))
             terms.append(("ams", config.alpha * (forward + backward) / total))
         if config.beta or config.gamma:
             g_x, g_y = self.teachers(batch)
             if config.beta:
-                terms.append(("fd", config.beta * self.feature_distance(plain, (x, y), (g_x, g_y)) / total))
+                terms.append(("fd", config.beta * self.feature_distance(plain, (g_x, g_y)) / total))
             if config.gamma:
                 times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
                 distance = squared_differences(g_x, gather(g_y), x, all_y)
@@ -164,11 +175,16 @@ class Lealla(Method):
         g_x, g_y = (normalize(side.detach().float(), dim=1) for side in (batch.teacher_source, batch.teacher_target))
         return g_x, g_y
 
-    def feature_distance(
-        self, plain: list[Tensor], unit: tuple[Tensor, Tensor], teacher: tuple[Tensor, Tensor]
-    ) -> Float[Tensor, ""]:
-        """sum_i ||x_i^T - F(x_i^S)||^2 + ||y_i^T - F(y_i^S)||^2, or the same of means over dimensions."""
-        assert self.head is not None
-        seen = torch.cat(plain if self.config.head_input == "plain" else unit)
-        distance: Tensor = (torch.cat(teacher) - self.head(seen)).square().sum()
+    def feature_distance(self, plain: list[Tensor], teacher: tuple[Tensor, Tensor]) -> Float[Tensor, ""]:
+        """sum_i ||x_i^T - F(x_i^S)||^2 + ||y_i^T - F(y_i^S)||^2, or the same of means over dimensions; F is the
+        identity where there is no head."""
+        seen = torch.cat(plain)
+        seen = seen if self.config.head_input == "plain" else normalize(seen, dim=1)
+        found = seen if self.head is None else self.head(seen)
+        if found.shape[1] != self.teacher_dim:
+            raise TrainingError(
+                f"the student has {found.shape[1]} dimensions and the teacher {self.teacher_dim}; "
+                "set student.projection: teacher"
+            )
+        distance: Tensor = (torch.cat(teacher) - found).square().sum()
         return distance / self.teacher_dim if self.config.reduction == "mean" else distance

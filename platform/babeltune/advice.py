@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,28 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
                 f"{name} is searched, so trials do not take the value of --set; to fix it: "
                 f"--set 'parameters.{name}={{const: VALUE}}'"
             )
+
+
+def about_languages(sweep: Sweep) -> Iterator[str]:
+    """Languages that a frozen encoder is not said to know, and those for which a method has no layers."""
+    from babeltune.checks import task_languages, taught_languages
+    from babeltune.space import possible_needs
+
+    trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
+    needs = [need for _, _, need in possible_needs(sweep)]
+    strange = [language for language in trained if language not in sweep.teacher.languages]
+    if strange and any(need.frozen for need in needs):
+        yield (
+            f"the frozen encoder {sweep.teacher.model!r} is not said to know {', '.join(strange)}: its vectors of that "
+            "text are taken as they are, and only the layers after it are trained"
+        )
+    scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
+    lacking = [language for language in scored if language not in trained]
+    if lacking and any(need.per_language for need in needs):
+        yield (
+            f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "
+            f"of {trained[0]}"
+        )
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:

@@ -13,16 +13,14 @@ import torch
 
 from babeltune.checkpoint import write_json
 from babeltune.errors import BabeltuneError
-from babeltune.export import as_used, export
+from babeltune.export import export_trial
 from babeltune.gather import Ranks
 from babeltune.prepare import prepare
 from babeltune.prepared import write_prepared
-from babeltune.reader import token_set
-from babeltune.records import Student, plain
+from babeltune.records import Sweep, plain
 from babeltune.space import default_params, make_trial
 from babeltune.spec import read_sweep
 from babeltune.store import key_of
-from babeltune.tokens import load_tokenizer
 from babeltune.train import Run
 
 
@@ -65,11 +63,8 @@ def payload_alone(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def train_alone(
     file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str
-) -> tuple[Run, Student]:
-    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there.
-
-    Gives the run, and the student as it is scored.
-    """
+) -> tuple[Run, Sweep]:
+    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there."""
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
     prepared = prepare(sweep, out, progress=progress)
     write_prepared(prepared, out / "prepared.json")
@@ -78,7 +73,7 @@ def train_alone(
     printer = Printer([objective.metric for objective in sweep.objectives])
     run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))
     run.train()
-    return run, as_used(trial.student, sweep.evaluation)
+    return run, sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,11 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
     try:
-        run, student = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
+        run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
         if given.export:
-            tokens = token_set(run.trial, run.prepared)
-            trained = Path(tokens.tokenizer) if student.model is None else None
-            export(run.learner.encoder.cpu(), load_tokenizer(student, trained), student, given.export)
+            learner = run.learner
+            learner.module.cpu()
+            export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
             print(f"model: {given.export}")
     except BabeltuneError as error:
         print(f"error: {error}", file=sys.stderr)

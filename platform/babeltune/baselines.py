@@ -10,7 +10,7 @@ import torch
 
 from babeltune.evaluate import evaluate
 from babeltune.gather import Ranks
-from babeltune.learner import make_student
+from babeltune.learner import make_method, make_student
 from babeltune.prepared import Prepared
 from babeltune.records import Trial
 from babeltune.store import open_matrix
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
-    """Dev metrics of the trial's student before its first step."""
+    """Dev metrics of the trial's student and layers before the first step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return dev_scores(make_student(trial, prepared).to(device), trial, prepared, Ranks(), device)
+    encoder = make_student(trial, prepared).to(device)
+    method = make_method(trial, prepared, encoder.dim).to(device)
+    return dev_scores(encoder, method, trial, prepared, Ranks(), device)
 
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:

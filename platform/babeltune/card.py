@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import babeltune
+from babeltune.method import needs_of
 
 if TYPE_CHECKING:
     from babeltune.judge import Decision
@@ -37,6 +38,19 @@ def caution(sweep: Sweep, prepared: Prepared, decision: Decision) -> str:
     )
 
 
+def routes(trial: Trial, prepared: Prepared) -> list[str]:
+    """How to choose the language, of a model that has layers for each."""
+    if not needs_of(trial.method, trial.config).per_language:
+        return []
+    first, *others = prepared.trained_languages
+    named = ", ".join(f"`{language}`" for language in (first, *others))
+    return [
+        f"It has layers for each language ({named}): name a text's as `task`, such as",
+        f'`encode(texts, task="{(others or [first])[0]}")`. Without it, texts take the layers of `{first}`.',
+        "",
+    ]
+
+
 def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
     """The README of the exported folder: what it is, how it was trained, on what, and what it scored."""
     languages = sorted({language for group in prepared.groups for language in group.split("-")})
@@ -65,6 +79,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         'vectors = SentenceTransformer("this-folder").encode(["Good morning.", "Bonjour."])',
         "```",
         "",
+        *routes(trial, prepared),
         f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",

@@ -5,6 +5,7 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import typing
@@ -17,8 +18,8 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from babeltune.document import describe, refusal
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, Needs, load_method
-from babeltune.names import name_problems
-from babeltune.reach import model_dense, model_pooling, model_positions, model_width
+from babeltune.names import methods_with, name_problems
+from babeltune.reach import model_dense, model_modules, model_pooling, model_positions, model_width
 from babeltune.records import Parameter, Student, Sweep, Task, plain
 from babeltune.rules import RANGES, Key, Problem, kind_of, languages, record_problems, source_pairs
 from babeltune.space import (
@@ -36,7 +37,8 @@ from babeltune.space import (
 )
 
 BITEXT_METRICS = ("accuracy", "accuracy_forward", "accuracy_backward", "xsim_error")
-STS_METRICS = ("spearman",)
+METRICS = {"bitext": BITEXT_METRICS, "sts": ("spearman",), "clustering": ("ari",)}
+"""By the kind of task: what can be an objective."""
 
 
 def method_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -119,7 +121,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
-        if is_bare(name)
+        if is_bare(name) and method.name in methods_with(sweep, name)
         for end in (0, 1)
         for value in values_of(parameter, end)
     ]
@@ -190,11 +192,13 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
     extra = ("student.preset", "student.width", "student.projection", "student.model")
+    if all_frozen(sweep):
+        yield from _unused_student(sweep)
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
         student = student_with(sweep, params)
         yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
-        width = student_width(student)
+        width = None if needs.frozen else student_width(student)
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
             yield (
                 ("student", "projection"),
@@ -203,8 +207,32 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
             )
 
 
+def all_frozen(sweep: Sweep) -> bool:
+    """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
+    return all(method.needs(config).frozen for _, method, config in configurations(sweep))
+
+
+def _unused_student(sweep: Sweep) -> Iterator[Problem]:
+    """Settings of a student that nothing trains."""
+    encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
+    default = Student()
+    for field in dataclasses.fields(Student):
+        value = getattr(sweep.student, field.name)
+        if value != getattr(default, field.name):
+            yield ("student", field.name), f"{describe(value)}: {encoder}"
+    yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
+    if sweep.evaluation.prompt is not None:
+        yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+
+
 def _model_files(sweep: Sweep) -> Iterator[Problem]:
     """Settings that contradict the files of the models that they name, as far as those are at hand."""
+    if "Router" in model_modules(sweep.teacher.model, sweep.teacher.revision):
+        yield (
+            ("teacher", "model"),
+            f"{sweep.teacher.model!r} has layers for each language, and a teacher is given texts without their "
+            "language; name a model without them, such as the one that it was made from",
+        )
     positions = model_positions(sweep.teacher.model, sweep.teacher.revision)
     if positions is not None and sweep.teacher.max_tokens > positions:
         yield (
@@ -347,20 +375,32 @@ def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
 def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
     """The names of all metrics that the dev tasks produce: means over a task's subsets first, then each subset."""
     means, single = list[str](), list[str]()
-    tasks = [(task.name, task.task == "sts", task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev]
+    tasks: list[tuple[str, str, tuple[str, ...]]] = [
+        (task.name, task.task, task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev
+    ]
     if sweep.data.split is not None:
-        tasks.append(("heldout", False, _heldout_subsets(sweep)))
-    for name, graded, subsets in tasks:
-        for metric in STS_METRICS if graded else BITEXT_METRICS:
+        tasks.append(("heldout", "bitext", _heldout_subsets(sweep)))
+    for name, kind, subsets in tasks:
+        for metric in METRICS[kind]:
             means.append(f"dev/{name}/{metric}")
             single += [f"dev/{name}/{subset}/{metric}" for subset in subsets]
     return (*means, *single)
 
 
-def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
-    """A task's subsets: `fra-eng`, the anchor second, or its one language."""
+def task_languages(task: Task) -> tuple[str, ...]:
+    """The languages of a task's texts."""
     if task.source is None:
         return (task.language,) if task.language is not None else ()
+    return languages(task.source, {})
+
+
+def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
+    """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages and `mixed`."""
+    if task.source is None:
+        return (task.language,) if task.language is not None else ()
+    if task.task == "clustering":
+        known = languages(task.source, {})
+        return (*known, "mixed") if len(known) > 1 else known
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
 
 

@@ -8,7 +8,7 @@ components of pairs that share sentences are held out. Sealed test texts are rea
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,16 @@ import numpy as np
 from babeltune.errors import DataError
 from babeltune.prepared import IdTask, TextTask
 from babeltune.records import Data, Source, Task
-from babeltune.sources import Rows, language_pairs, read_graded, read_source
+from babeltune.sources import Rows, language_pairs, read_graded, read_labelled, read_source
 from babeltune.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
 from babeltune.translation import Translate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+MIXED_SEED = 42
+"""Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class Corpus:
     """[pairs, 2] text ids, the anchor's first."""
     groups: tuple[str, ...]
     """Language pairs `anchor-other`, by first appearance."""
+    group_languages: tuple[tuple[str, str], ...]
+    """The same, apart."""
     pair_groups: NDArray[np.int16]
     """[pairs] index into `groups`."""
     pair_sources: NDArray[np.int16]
@@ -68,8 +74,10 @@ class EvalRows:
 
     task: Task
     columns: dict[str, list[str]]
-    """Bitext: by language. STS: by the names of the two columns."""
-    grades: list[float]
+    """Bitext and clustering: by language. STS: by the names of the two columns."""
+    grades: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """Clustering: of each row."""
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
     """Broken rows by reason, where the source drops these."""
@@ -112,7 +120,7 @@ def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None 
         cleaning.count(block.source, "train", int((~mask).sum()))
     train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
     heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
-    dev_sets = [subset for rows in dev for subset in subsets(rows, data.anchor_priority)]
+    dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)
 
 
@@ -210,20 +218,12 @@ class Cleaning:
 # --- Tasks ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subset:
-    """A task's subset in texts, with the languages of its sides."""
-
-    task: TextTask
-    languages: tuple[str, str]
-
-
 def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
     """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
 
     Raises `DataError` for text that cannot be read.
     """
-    return [subset.task for rows in read_eval(tasks, root) for subset in subsets(rows, data.anchor_priority)]
+    return [task for rows in read_eval(tasks, root) for task in subsets(rows, data.anchor_priority)]
 
 
 def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
@@ -234,7 +234,12 @@ def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
             if task.source is None:
                 raise DataError(f"bitext task {task.name!r} has no source; name the files that hold its pairs")
             rows = read_source(task.source, root, others={})
-            found.append(EvalRows(task=task, columns=rows.columns, grades=[], digest=rows.digest, dropped=rows.dropped))
+            found.append(EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped))
+        elif task.task == "clustering":
+            rows, labels = read_labelled(task, root)
+            found.append(
+                EvalRows(task=task, columns=rows.columns, labels=labels, digest=rows.digest, dropped=rows.dropped)
+            )
         else:
             left, right, grades, digest = read_graded(task, root)
             found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))
@@ -250,9 +255,12 @@ def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRo
         yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
 
 
-def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[Subset]:
-    """What is scored of a dev or test set: one subset per language pair, or the graded pairs of its language."""
+def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+    """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
+    of each language."""
     task = rows.task
+    if task.task == "clustering":
+        return clustering_subsets(rows)
     if task.source is None:
         language = task.language or ""
         sides = {language: (language, language, rows.columns["left"], rows.columns["right"])}
@@ -262,23 +270,42 @@ def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[Subset]:
             for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
         }
     return [
-        Subset(
-            task=TextTask(
-                name=task.name,
-                kind=task.task,
-                subset=name,
-                left=tuple(left[: task.limit]),
-                right=tuple(right[: task.limit]),
-                scores=tuple(rows.grades[: task.limit]),
-                k=task.k,
-            ),
-            languages=(left_language, right_language),
+        TextTask(
+            name=task.name,
+            kind=task.task,
+            subset=name,
+            left=tuple(left[: task.limit]),
+            right=tuple(right[: task.limit]),
+            scores=tuple(rows.grades[: task.limit]),
+            left_languages=(left_language,),
+            right_languages=(right_language,),
+            k=task.k,
         )
         for name, (left_language, right_language, left, right) in sides.items()
     ]
 
 
-def heldout_tasks(blocks: Sequence[Block]) -> list[Subset]:
+def clustering_subsets(rows: EvalRows) -> list[TextTask]:
+    """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
+    task, languages = rows.task, list(rows.columns)
+    chosen = {language: [language] * len(rows.labels) for language in languages}
+    if len(languages) > 1:
+        draws = np.random.default_rng(MIXED_SEED).integers(len(languages), size=len(rows.labels))
+        chosen["mixed"] = [languages[draw] for draw in draws]
+    return [
+        TextTask(
+            name=task.name,
+            kind=task.task,
+            subset=name,
+            left=tuple(rows.columns[language][row] for row, language in enumerate(of_rows[: task.limit])),
+            labels=tuple(rows.labels[: task.limit]),
+            left_languages=tuple(of_rows[: task.limit]) if name == "mixed" else (name,),
+        )
+        for name, of_rows in chosen.items()
+    ]
+
+
+def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
     """The held-out pairs as bitext, one subset per language pair."""
     sides: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for block in blocks:
@@ -287,11 +314,14 @@ def heldout_tasks(blocks: Sequence[Block]) -> list[Subset]:
             left += [block.others[i] for i in block.rows]
             right += [block.anchors[i] for i in block.rows]
     return [
-        Subset(
-            task=TextTask(
-                name=HELDOUT, kind="bitext", subset=f"{other}-{anchor}", left=tuple(left), right=tuple(right)
-            ),
-            languages=(other, anchor),
+        TextTask(
+            name=HELDOUT,
+            kind="bitext",
+            subset=f"{other}-{anchor}",
+            left=tuple(left),
+            right=tuple(right),
+            left_languages=(other,),
+            right_languages=(anchor,),
         )
         for (anchor, other), (left, right) in sides.items()
     ]
@@ -300,40 +330,30 @@ def heldout_tasks(blocks: Sequence[Block]) -> list[Subset]:
 # --- Numbers -------------------------------------------------------------------------------------------------------
 
 
-def numbered(train: Sequence[Block], dev: Sequence[Subset], cleaning: Cleaning) -> Corpus:
+def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning) -> Corpus:
     """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
     numbers: dict[tuple[str, str], int] = {}
 
-    def number(language: str, texts: Iterable[str]) -> list[int]:
-        return [numbers.setdefault((language, text), len(numbers)) for text in texts]
+    def number(text: str, language: str) -> int:
+        return numbers.setdefault((language, text), len(numbers))
 
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
     names = {name: index for index, name in enumerate(dict.fromkeys(block.source.name for block in train))}
     sizes = [len(block.rows) for block in train]
     pairs = [
         [
-            number(block.group[0], (block.anchors[i] for i in block.rows)),
-            number(block.group[1], (block.others[i] for i in block.rows)),
+            [number(block.anchors[i], block.group[0]) for i in block.rows],
+            [number(block.others[i], block.group[1]) for i in block.rows],
         ]
         for block in train
     ]
-    tasks = tuple(
-        IdTask(
-            name=subset.task.name,
-            kind=subset.task.kind,
-            subset=subset.task.subset,
-            left=tuple(number(subset.languages[0], subset.task.left)),
-            right=tuple(number(subset.languages[1], subset.task.right)),
-            scores=subset.task.scores,
-            k=subset.task.k,
-        )
-        for subset in dev
-    )
+    tasks = tuple(task.mapped(number) for task in dev)
     return Corpus(
         texts=[text for _, text in numbers],
         languages=[language for language, _ in numbers],
         pairs=np.concatenate([np.array(pair, np.int32).T for pair in pairs]),
         groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
+        group_languages=tuple(groups),
         pair_groups=np.repeat([groups[block.group] for block in train], sizes).astype(np.int16),
         pair_sources=np.repeat([names[block.source.name] for block in train], sizes).astype(np.int16),
         source_names=tuple(names),

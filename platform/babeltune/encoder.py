@@ -25,6 +25,7 @@ from babeltune.hub import Pooling, model_folder, pooling_of, quiet
 from babeltune.method import Tokens
 from babeltune.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.records import Student
+from babeltune.store import Matrix
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -94,6 +95,33 @@ class Encoder(nn.Module):
         else:
             states = run_packed(self.backbone, packing, self.offset)
         return pool(states, packing, self.pooling)[packing.rank]
+
+
+class FrozenEncoder(nn.Module):
+    """The teacher in a student's place. The one token of a sentence is its text id; its vector lies in the store."""
+
+    packs = False
+
+    def __init__(self, vectors: Matrix, rows: NDArray[np.int32]) -> None:
+        """`rows` [texts] are the store's rows of all texts."""
+        super().__init__()
+        self.vectors, self.rows = vectors, rows
+
+    @property
+    def dim(self) -> int:
+        """Width of a sentence vector."""
+        return self.vectors.width
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        found = self.vectors.rows(self.rows[tokens.ids.cpu().numpy()])
+        return torch.from_numpy(found.astype(np.float32)).to(tokens.ids.device)
+
+
+class TextIds:
+    """In place of the token store, for a `FrozenEncoder`: the one token of a sentence is its text id."""
+
+    def take(self, ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        return np.asarray(ids), np.ones(len(ids), np.int64)
 
 
 def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) -> Float[Tensor, "sentences width"]:
@@ -241,8 +269,9 @@ def _without_pooler(config: Any) -> dict[str, bool]:
 
 def _saved_projection(student: Student, width: int) -> tuple[nn.Linear, bool] | None:
     """The dense layer of a sentence-transformers model, and whether tanh follows; None for a plain model."""
-    modules = _saved_json(student, "modules.json")
-    for module in modules or ():
+    modules = _saved_json(student, "modules.json") or []
+    check_modules(modules, student.model or "")
+    for module in modules:
         kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
         if kind == "Pooling":
             pooling = pooling_of(_saved_json(student, f"{path}/config.json") or {})
@@ -255,6 +284,18 @@ def _saved_projection(student: Student, width: int) -> tuple[nn.Linear, bool] | 
             settings = _saved_json(student, f"{path}/config.json") or {}
             return _read_dense(student, path, settings, width)
     return None
+
+
+def check_modules(modules: list[dict[str, Any]], name: str) -> None:
+    """`TeacherError` where a sentence-transformers model has modules that a student cannot have."""
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    for usual in ("Transformer", "Pooling", "Dense", "Normalize"):
+        kinds = kinds[1:] if kinds[:1] == [usual] else kinds
+    if kinds:
+        raise TeacherError(
+            f"{name!r} cannot be a student: it has more modules than Transformer, Pooling, Dense and Normalize, namely "
+            f"{', '.join(kinds)}; use it as a teacher, or name the model that it was made from"
+        )
 
 
 def _read_dense(student: Student, path: str, settings: dict[str, Any], width: int) -> tuple[nn.Linear, bool]:
@@ -291,7 +332,7 @@ def _check_length(student: Student, encoder: Encoder) -> None:
 
 
 def encode_all(
-    encoder: Encoder,
+    encoder: Encoder | FrozenEncoder,
     ragged_take: Callable[[NDArray[np.integer[Any]]], tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]],
     ids: Int[Tensor, "texts"] | NDArray[np.integer[Any]],
     *,

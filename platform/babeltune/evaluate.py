@@ -16,6 +16,7 @@ import numpy as np
 
 from babeltune import metrics
 from babeltune.errors import DataError, TrainingError
+from babeltune.kmeans import agreement
 from babeltune.prepared import IdTask, TextTask
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.float32]
 
-MACRO = ("accuracy", "xsim_error", "spearman")
+MACRO = ("accuracy", "xsim_error", "spearman", "ari", "ari_sd")
 """Metrics that are averaged over the subsets of a task, each subset counting the same."""
 
 
@@ -35,7 +36,9 @@ def evaluate(
     Bitext: `accuracy_forward` (left to right), `accuracy_backward`, and their mean `accuracy`; `xsim_error`, the mean
     of both directions with the ratio margin, in text mode. `xsim_flipped` appears only where the ratio margin is not
     meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
-    STS: `spearman` of the cosines with the grades. `<prefix>/mean_cosine` is that of different texts, of all tasks.
+    STS: `spearman` of the cosines with the grades.
+    Clustering: `ari`, the adjusted Rand index of k-means and the labels, mean over `kmeans.SEEDS`; `ari_sd`, its
+    standard deviation. `<prefix>/mean_cosine` is that of different texts, of all tasks.
 
     Raises `TrainingError` with the metric's name when one is NaN, and `DataError` when two tasks share a name.
     """
@@ -49,7 +52,7 @@ def evaluate(
     scores: dict[str, float] = {}
     per_task: dict[str, list[float]] = defaultdict(list)
     for task in tasks:
-        left, right = (vectors[np.searchsorted(ids, np.asarray(side))] for side in (task.left, task.right))
+        left, right = (vectors[np.searchsorted(ids, np.asarray(side, np.int64))] for side in (task.left, task.right))
         for metric, value in _SCORERS[task.kind](task, left, right).items():
             scores[f"{prefix}/{task.name}/{task.subset}/{metric}"] = value
             if metric in MACRO:
@@ -61,13 +64,17 @@ def evaluate(
 
 
 def evaluate_texts(
-    tasks: Sequence[TextTask], encode: Callable[[list[str]], Rows], prefix: str = "test"
+    tasks: Sequence[TextTask], encode: Callable[[list[str], list[str]], Rows], prefix: str = "test"
 ) -> dict[str, float]:
-    """`evaluate` for tasks in plain text: `encode` gets every distinct text once, in order of appearance."""
-    numbers: dict[str, int] = {}
+    """`evaluate` for tasks in plain text: `encode` gets every distinct text of each language once, in order of
+    appearance, and the languages."""
+    numbers: dict[tuple[str, str], int] = {}
 
-    numbered = [task.mapped(lambda text: numbers.setdefault(text, len(numbers))) for task in tasks]
-    return evaluate(numbered, lambda ids: encode(list(numbers)), prefix)
+    def number(text: str, language: str) -> int:
+        return numbers.setdefault((text, language), len(numbers))
+
+    numbered = [task.mapped(number) for task in tasks]
+    return evaluate(numbered, lambda ids: encode(*map(list, zip(*numbers, strict=True))), prefix)
 
 
 def _bitext(task: IdTask, left: Rows, right: Rows) -> dict[str, float]:
@@ -88,7 +95,16 @@ def _sts(task: IdTask, left: Rows, right: Rows) -> dict[str, float]:
     return {"spearman": metrics.spearman(task.scores, metrics.paired_cosine(left, right))}
 
 
-_SCORERS: dict[str, Callable[[IdTask, Rows, Rows], dict[str, float]]] = {"bitext": _bitext, "sts": _sts}
+def _clustering(task: IdTask, texts: Rows, _: Rows) -> dict[str, float]:
+    mean, deviation = agreement(texts, task.labels)
+    return {"ari": mean, "ari_sd": deviation}
+
+
+_SCORERS: dict[str, Callable[[IdTask, Rows, Rows], dict[str, float]]] = {
+    "bitext": _bitext,
+    "sts": _sts,
+    "clustering": _clustering,
+}
 
 
 def _check_names(tasks: Sequence[IdTask]) -> None:

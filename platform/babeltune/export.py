@@ -1,8 +1,10 @@
 """Writes a trained encoder as a sentence-transformers folder, and reads one back.
 
-The folder holds JSON, the tokenizer and safetensors: nothing in it runs code when loaded. It is written in the form
-that every sentence-transformers release since 2.3 reads, so that plain `SentenceTransformer(folder).encode(texts)`
-gives the encoder's vectors, prompt included.
+The folder holds JSON, the tokenizer and safetensors: nothing in it runs code when loaded. Plain
+`SentenceTransformer(folder).encode(texts)` gives the encoder's vectors, prompt included. A trained student is written
+in the form that every sentence-transformers release since 2.3 reads. A method's layers follow the encoder as `Dense`
+modules; layers for each language are the routes of a `Router` (release 5 on), of which `encode(texts, task=language)`
+chooses one, and the first is the default.
 """
 
 from __future__ import annotations
@@ -10,18 +12,28 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from babeltune.encoder import Encoder, build_student
+from babeltune.encoder import Encoder, FrozenEncoder, build_student, check_modules
 from babeltune.errors import CheckpointError
 from babeltune.hub import pooling_of, quiet
-from babeltune.records import Evaluation, Student
+from babeltune.method import EVERY, Method
+from babeltune.prepared import Prepared
+from babeltune.reader import token_set
+from babeltune.records import Evaluation, Student, Sweep, Trial
+from babeltune.teacher import load_teacher
+from babeltune.tokens import load_tokenizer
 
+KIND = "sentence_transformers.models."
+"""Of modules, under the name that every release knows."""
+LINEAR = "linear.Identity"
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
 """What an exported folder may hold."""
 
@@ -31,21 +43,58 @@ def as_used(student: Student, evaluation: Evaluation) -> Student:
     return student if evaluation.prompt is None else replace(student, prompt=evaluation.prompt)
 
 
-def export(
-    encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path, *, card: str = ""
+def export_trial(
+    sweep: Sweep, trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder, method: Method, folder: Path
 ) -> None:
-    """Writes `encoder` to `folder`, whole or not at all. `tokenizer` is loaded, or a folder; `card` is its README.
+    """Writes a trial's encoder and the layers that its method keeps; raises as `export` does."""
+    layers = method.layers()
+    if isinstance(encoder, FrozenEncoder):
+        teacher = load_teacher(sweep.teacher)
+
+        def write(draft: Path) -> None:
+            teacher.save(draft)
+            _append_layers(draft, layers)
+
+        _write_whole(write, folder)
+        return
+    student, tokens = as_used(trial.student, sweep.evaluation), token_set(trial, prepared)
+    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
+    export(encoder, tokenizer, student, folder, layers=layers)
+
+
+def export(
+    encoder: Encoder,
+    tokenizer: PreTrainedTokenizerBase | Path,
+    student: Student,
+    folder: Path,
+    *,
+    layers: Mapping[str, nn.Sequential] | None = None,
+    card: str = "",
+) -> None:
+    """Writes `encoder` and what follows it (`Method.layers`) to `folder`, whole or not at all.
+
+    `tokenizer` is loaded, or a folder; `card` is its README.
 
     Raises:
         CheckpointError: the folder exists, or something but text and safetensors would be written.
     """
+
+    def write(draft: Path) -> None:
+        _write(encoder, tokenizer, student, draft)
+        _append_layers(draft, layers or {})
+        (draft / "README.md").write_text(card, encoding="utf-8")
+
+    _write_whole(write, folder)
+
+
+def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
+    """The folder as `write` fills it, or nothing."""
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(encoder, tokenizer, student, draft)
-        (draft / "README.md").write_text(card, encoding="utf-8")
+        write(draft)
         unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in SAFE]
         if unsafe:
             raise CheckpointError(
@@ -64,7 +113,9 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
         CheckpointError: a file is missing.
         TeacherError: the weights are missing or do not fit.
     """
-    kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in _read(folder / "modules.json")}
+    modules = _read(folder / "modules.json")
+    check_modules(modules, str(folder))
+    kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
     settings = _read(folder / "config_sentence_transformers.json")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts, chosen = settings.get("prompts") or {}, settings.get("default_prompt_name")
@@ -95,7 +146,7 @@ def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student:
     _json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     if encoder.projection is not None:
-        _write_dense(encoder, folder / "2_Dense")
+        _write_dense(encoder.projection, "activation.Tanh" if encoder.tanh else LINEAR, folder / "2_Dense")
         modules.append(("2_Dense", "Dense"))
     if encoder.normalize:
         path = f"{len(modules)}_Normalize"
@@ -103,10 +154,7 @@ def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student:
         modules.append((path, "Normalize"))
     _json(
         folder / "modules.json",
-        [
-            {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate(modules)
-        ],
+        [{"idx": i, "name": str(i), "path": path, "type": f"{KIND}{kind}"} for i, (path, kind) in enumerate(modules)],
     )
     _json(
         folder / "config_sentence_transformers.json",
@@ -118,10 +166,62 @@ def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student:
     )
 
 
-def _write_dense(encoder: Encoder, folder: Path) -> None:
-    assert encoder.projection is not None
-    activation = "activation.Tanh" if encoder.tanh else "linear.Identity"
-    linear = encoder.projection
+def _append_layers(folder: Path, layers: Mapping[str, nn.Sequential]) -> None:
+    """Puts the layers, and an L2 norm, after the modules of a sentence-transformers folder."""
+    if not layers:
+        return
+    modules = _read(folder / "modules.json")
+
+    def append(kind: str) -> Path:
+        path = f"{len(modules)}_{kind}"
+        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": f"{KIND}{kind}"})
+        (folder / path).mkdir()
+        return folder / path
+
+    if EVERY in layers:
+        for linear, activation in _dense_layers(layers[EVERY]):
+            _write_dense(linear, activation, append("Dense"))
+    else:
+        _write_routes(layers, append("Router"))
+    append("Normalize")
+    _json(folder / "modules.json", modules)
+
+
+def _write_routes(layers: Mapping[str, nn.Sequential], folder: Path) -> None:
+    """A `Router` with a route for each language."""
+    routes: dict[str, list[str]] = {language: [] for language in layers}
+    for language, layer in layers.items():
+        for linear, activation in _dense_layers(layer):
+            name = f"{language}_{len(routes[language])}_Dense"
+            _write_dense(linear, activation, folder / name)
+            routes[language].append(name)
+    _json(
+        folder / "router_config.json",
+        {
+            "types": {name: f"{KIND}Dense" for names in routes.values() for name in names},
+            "structure": routes,
+            "parameters": {"default_route": next(iter(routes)), "allow_empty_key": True},
+        },
+    )
+
+
+def _dense_layers(layers: nn.Sequential) -> list[tuple[nn.Linear, str]]:
+    """Each linear layer with the activation after it; dropout does nothing in a model that is used."""
+    found: list[tuple[nn.Linear, str]] = []
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            found.append((layer, LINEAR))
+        elif isinstance(layer, nn.ReLU) and found and found[-1][1] == LINEAR:
+            found[-1] = (found[-1][0], "activation.ReLU")
+        elif not isinstance(layer, nn.Dropout):
+            raise CheckpointError(
+                f"a method's layers hold {type(layer).__name__} ({layers}); only linear layers, each with or without a "
+                "ReLU after it, and dropout can be exported"
+            )
+    return found
+
+
+def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
     _json(
         folder / "config.json",
         {

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from babeltune.encoder import Encoder, build_student
+from babeltune.encoder import Encoder, FrozenEncoder, build_student
 from babeltune.errors import TrainingError
 from babeltune.gather import Ranks
 from babeltune.gradcache import CachedEncode
-from babeltune.method import Batch, Method, Tokens, load_method, make_config
+from babeltune.method import Batch, Method, Tokens, load_method, make_config, needs_of
 from babeltune.reader import token_set
 from babeltune.sampler import local_sizes
+from babeltune.store import open_matrix
 
 if TYPE_CHECKING:
     from babeltune.prepared import Prepared
@@ -55,7 +57,7 @@ def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
 class Learner:
     """What one optimizer step needs and changes."""
 
-    encoder: Encoder
+    encoder: Encoder | FrozenEncoder
     method: Method
     training: Training
     ranks: Ranks
@@ -79,7 +81,8 @@ class Learner:
 
         self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
         self.optimizer.zero_grad(set_to_none=True)
-        cached = CachedEncode(encode, training.chunk) if training.chunk else None
+        frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
+        cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
         loss = self.method.loss(cached or encode, batch, self.ranks)
         loss.total.backward()  # type: ignore[no-untyped-call]
         if cached:
@@ -112,8 +115,11 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def make_student(trial: Trial, prepared: Prepared) -> Encoder:
-    """The untrained student of a trial; the same weights on every rank."""
+def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
+    """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
+    if needs_of(trial.method, trial.config).frozen:
+        assert prepared.teacher is not None
+        return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
     tokens = token_set(trial, prepared)
     return build_student(
         trial.student,
@@ -124,11 +130,17 @@ def make_student(trial: Trial, prepared: Prepared) -> Encoder:
     )
 
 
-def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Learner:
-    """The untrained learner of a trial."""
+def make_method(trial: Trial, prepared: Prepared, student_dim: int) -> Method:
+    """The untrained method of a trial; the same weights on every rank."""
     method = load_method(trial.method)
-    encoder = make_student(trial, prepared)
+    config = make_config(method, trial.config)
+    more = {"languages": prepared.trained_languages} if method.needs(config).per_language else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        objective = method(make_config(method, trial.config), student_dim=encoder.dim, teacher_dim=prepared.teacher_dim)
-    return Learner(encoder, objective, trial.training, ranks, device)
+        return method(config, student_dim=student_dim, teacher_dim=prepared.teacher_dim, **more)
+
+
+def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Learner:
+    """The untrained learner of a trial."""
+    encoder = make_student(trial, prepared)
+    return Learner(encoder, make_method(trial, prepared, encoder.dim), trial.training, ranks, device)

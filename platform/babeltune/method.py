@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from babeltune.errors import MethodError, nearest
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 GROUP = "babeltune.methods"
+EVERY = "*"
+"""Stands for every language among those of a method's layers."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Batch:
     """`needs.hard_negatives` sentences per pair, pair by pair."""
     negatives_mask: Tensor | None = None
     """[local, needs.hard_negatives], False where fewer were found."""
+    languages: Int[Tensor, "local 2"] | None = None
+    """`needs.per_language`: the languages of source and target, by their place among those of the method."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,10 @@ class Needs:
     in_batch_negatives: bool = False
     order: Literal["shuffled", "length"] = "shuffled"
     """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
+    frozen: bool = False
+    """The encoder is the teacher itself, of which every text's vector is computed once; only the method is trained."""
+    per_language: bool = False
+    """The method has layers for each training language: it is built with `languages`, and batches name them."""
     warm_up: int = 0
     """Teacher vectors of this many training anchors are given to `Method.warm_up` before the first step."""
 
@@ -145,6 +154,35 @@ class Method(nn.Module, ABC):
 
         Called once, on every rank alike, before the first step of a trial that does not resume.
         """
+
+    def layers(self) -> Mapping[str, nn.Sequential]:
+        """The layers after the encoder that the exported model keeps, by the language of the texts that they take.
+
+        `EVERY` takes all languages; otherwise a text of another language takes the first entry. A sequence holds linear
+        layers, with or without ReLU, and dropout.
+        """
+        return {}
+
+    @torch.no_grad()
+    def finish(
+        self, vectors: Float[Tensor, "texts student_dim"], languages: Sequence[str]
+    ) -> Float[Tensor, "texts dim"]:
+        """The encoder's vectors of texts in these languages, as the exported model gives them: through the layers of
+        each language, without dropout, and at length 1. Without layers, they stay as they are."""
+        layers = self.layers()
+        if not layers:
+            return vectors
+        routes = [language if language in layers else next(iter(layers)) for language in languages]
+        order: list[int] = []
+        finished: list[Tensor] = []
+        training = self.training
+        self.eval()
+        for name, layer in layers.items():
+            rows = [row for row, route in enumerate(routes) if route == name]
+            finished.append(normalize(layer(vectors[rows].float()), dim=1))
+            order += rows
+        self.train(training)
+        return torch.cat(finished)[torch.tensor(order, dtype=torch.long).argsort()]
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
@@ -191,6 +229,12 @@ def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
         return method.Config(**values)
     except (TypeError, ValueError) as error:
         raise MethodError(f"method {method.name!r}: {error}") from error
+
+
+def needs_of(name: str, config: Mapping[str, Any]) -> Needs:
+    """What the method of that name needs with these settings."""
+    method = load_method(name)
+    return method.needs(make_config(method, config))
 
 
 def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:

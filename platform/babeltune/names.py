@@ -87,7 +87,7 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
             f"{', '.join(SECTIONS)} such as training.learning_rate{near}",
         )
         return
-    meets = _methods_with(sweep, name)
+    meets = methods_with(sweep, name)
     for method in lacking:
         if method.name in meets:
             having = [other.name for other in methods if other not in lacking]
@@ -99,7 +99,7 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
         yield key, f"{name!r} is fixed in `config` and searched here; keep one"
 
 
-def _methods_with(sweep: Sweep, name: str) -> set[str]:
+def methods_with(sweep: Sweep, name: str) -> set[str]:
     """The methods under which the parameter is proposed, following its conditions."""
     try:
         found = list(combinations(sweep.parameters, (name, "method")))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from babeltune.document import reads_as_text
+from babeltune.method import needs_of
 from babeltune.presets import FIELDS
 from babeltune.reach import model_vocabulary
 from babeltune.records import Parameter, Scalar, Student, Sweep, Teacher, Trial
@@ -35,7 +36,7 @@ class Sampled:
     params: dict[str, Scalar]
     steps: int
     student_parameters: int | None
-    """About this many, without the method's own; None for a model by name."""
+    """About this many, without the method's own; None for a model by name and a frozen encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ def describe(
 
 def _sampled(trial: Trial, teacher: Teacher) -> Sampled:
     steps = math.ceil(trial.training.pairs / trial.training.global_batch)
-    return Sampled(params=trial.params, steps=steps, student_parameters=student_parameters(trial.student, teacher))
+    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
+    return Sampled(params=trial.params, steps=steps, student_parameters=size)
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:

@@ -46,13 +46,18 @@ class Wanted:
     sides: frozenset[str]
     negatives: tuple[tuple[str, int, float], ...]
     """Key, number per pair, and the teacher cosine that they stay below."""
+    frozen: bool = False
+    """Whether a method's encoder is the teacher: then it encodes every text, and its vectors are kept in fp32."""
+    trained: bool = True
+    """Whether a method trains a student, which reads tokens."""
 
     @classmethod
     def of(cls, sweep: Sweep) -> Wanted:
         needs = [need for _, _, need in possible_needs(sweep)]
         mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
         sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
-        return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)))
+        frozen = [need.frozen for need in needs]
+        return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)), any(frozen), not all(frozen))
 
 
 def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
@@ -85,16 +90,18 @@ def prepare(
     corpus = corpus or read_corpus(sweep, storage, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
-    tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress)
+    tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress) if wanted.trained else {}
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
         stores,
         asked,
         sweep.teacher,
+        exact=wanted.frozen,
         run_shards=run_shards,
         progress=lambda done, total: progress("encoding with the teacher", done, total),
     )
     matrix = open_matrix(teacher)
+    languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
     description = {
         "data": corpus.digests,
         "texts": text_digest,
@@ -106,7 +113,7 @@ def prepare(
     }
 
     def write(folder: Path) -> Contents:
-        write_arrays(folder, corpus, teacher_rows)
+        write_arrays(folder, corpus, teacher_rows, languages)
         if wanted.negatives:
             progress("mining hard negatives", 0, 1)
             write_negatives(folder, corpus, wanted, matrix.rows(teacher_rows[corpus.pairs[:, 0]]), sweep.seed)
@@ -120,6 +127,8 @@ def prepare(
         texts=len(corpus.texts),
         groups=corpus.groups,
         group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
+        group_languages=corpus.group_languages,
+        languages=languages,
         text_digest=text_digest,
         tokens=tokens,
         teacher=str(teacher),
@@ -132,12 +141,14 @@ def prepare(
     )
 
 
-def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32]) -> None:
+def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], languages: tuple[str, ...]) -> None:
     """The arrays and texts that a `Prepared` names."""
     np.save(folder / "pairs.npy", corpus.pairs)
     np.save(folder / "groups.npy", corpus.pair_groups)
     np.save(folder / "weights.npy", corpus.weights)
     np.save(folder / "teacher_rows.npy", teacher_rows)
+    places = {language: place for place, language in enumerate(languages)}
+    np.save(folder / "languages.npy", np.array([places[language] for language in corpus.languages], np.int16))
     (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
 
 
@@ -203,13 +214,13 @@ def build_tokens(
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
-    Asked are the sides that the methods read and all dev texts, which give the raw teacher's row of the leaderboard.
-    Equal sentences of two languages are asked once.
+    Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts, which give the raw
+    teacher's row of the leaderboard. Equal sentences of two languages are asked once.
     """
     ids = {i for task in corpus.tasks for side in (task.left, task.right) for i in side}
-    if "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
+    if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
         ids.update(np.unique(corpus.pairs[:, 0]).tolist())
-    if "target" in wanted.sides and not copy_anchor:
+    if wanted.frozen or ("target" in wanted.sides and not copy_anchor):
         ids.update(np.unique(corpus.pairs[:, 1]).tolist())
     places: dict[str, int] = {}
     rows = np.full(len(corpus.texts), -1, np.int32)

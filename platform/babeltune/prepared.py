@@ -7,6 +7,7 @@ stores all speak in text ids. Sealed test sets are not in here.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,22 +27,35 @@ Other = TypeVar("Other", int, str)
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTask(Generic[Text]):
-    """A dev or test set. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair."""
+    """A dev or test set. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair. Clustering:
+    `labels[i]` is the topic of `left[i]`."""
 
     name: str
-    kind: Literal["bitext", "sts"]
+    kind: Literal["bitext", "sts", "clustering"]
     subset: str
-    """`fra-eng` or `eng`: the metric is `dev/<name>/<subset>/<metric>`."""
+    """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
     left: tuple[Text, ...]
-    right: tuple[Text, ...]
+    right: tuple[Text, ...] = ()
     scores: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+    left_languages: tuple[str, ...] = ("",)
+    """The language of each text of `left`, or the one of all."""
+    right_languages: tuple[str, ...] = ("",)
     k: int = 4
 
-    def mapped(self, name: Callable[[Text], Other]) -> EvalTask[Other]:
-        """The task with every text called as `name` says, left sides first."""
-        left, right = tuple(map(name, self.left)), tuple(map(name, self.right))
+    def mapped(self, name: Callable[[Text, str], Other]) -> EvalTask[Other]:
+        """The task with every text called as `name` says of it and its language, left sides first."""
         return EvalTask(
-            name=self.name, kind=self.kind, subset=self.subset, left=left, right=right, scores=self.scores, k=self.k
+            name=self.name,
+            kind=self.kind,
+            subset=self.subset,
+            left=tuple(map(name, self.left, itertools.cycle(self.left_languages))),
+            right=tuple(map(name, self.right, itertools.cycle(self.right_languages))),
+            scores=self.scores,
+            labels=self.labels,
+            left_languages=self.left_languages,
+            right_languages=self.right_languages,
+            k=self.k,
         )
 
 
@@ -54,8 +68,8 @@ TextTask = EvalTask[str]
 def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
     """The tasks that `plain` wrote."""
     return tuple(
-        EvalTask(**{**v, "left": tuple(v["left"]), "right": tuple(v["right"]), "scores": tuple(v["scores"])})
-        for v in values
+        EvalTask(**{**task, **{name: tuple(value) for name, value in task.items() if isinstance(value, list)}})
+        for task in values
     )
 
 
@@ -85,6 +99,10 @@ class Prepared:
     groups: tuple[str, ...]
     """Language pairs `anchor-other`; `groups.npy` numbers them."""
     group_rows: tuple[int, ...]
+    group_languages: tuple[tuple[str, str], ...]
+    """The two languages of each group."""
+    languages: tuple[str, ...]
+    """Of all texts, those of the training pairs first; `languages.npy` numbers them."""
     text_digest: str
     """Digest of all texts; part of the keys of `tokens`."""
     tokens: dict[str, TokenSet]
@@ -101,6 +119,11 @@ class Prepared:
     """Rows left after each cleaning step, per source; overlap counts; recorded with the run."""
     digests: dict[str, str]
     """Digest of every source and task."""
+
+    @property
+    def trained_languages(self) -> tuple[str, ...]:
+        """Those of the training pairs, an anchor's first."""
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(self.group_languages)))
 
     def pairs(self) -> NDArray[np.int32]:
         """[pairs, 2] text ids, source (anchor) side first."""
@@ -122,6 +145,11 @@ class Prepared:
         array: NDArray[np.int32] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
         return array
 
+    def text_languages(self) -> NDArray[np.int16]:
+        """[texts] index into `languages`."""
+        array: NDArray[np.int16] = np.load(Path(self.folder) / "languages.npy", mmap_mode="r")
+        return array
+
 
 def write_prepared(record: Prepared, path: Path) -> None:
     """Writes the record as JSON; its arrays are in the stores that it names."""
@@ -133,5 +161,6 @@ def read_prepared(path: Path) -> Prepared:
     values = json.loads(path.read_text(encoding="utf-8"))
     values["tasks"] = tasks_from(values["tasks"])
     values["tokens"] = {key: TokenSet(**tokens) for key, tokens in values["tokens"].items()}
-    values["groups"], values["group_rows"] = tuple(values["groups"]), tuple(values["group_rows"])
+    values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
+    values["group_languages"] = tuple(map(tuple, values["group_languages"]))
     return Prepared(**values)

@@ -20,19 +20,16 @@ from babeltune.card import model_card
 from babeltune.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.cluster import Cluster
 from babeltune.corpus import labelled, read_eval, read_tasks, subsets
-from babeltune.encoder import Encoder
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
-from babeltune.export import as_used, export
+from babeltune.export import export_trial
 from babeltune.hub import model_folder as hub_folder
 from babeltune.judge import Decision, Scores, chance_of, judge
-from babeltune.learner import make_student
+from babeltune.learner import make_method, make_student
 from babeltune.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.prepared import Prepared, TextTask, read_prepared
-from babeltune.reader import token_set
 from babeltune.records import Report, Sweep, Trial, trial_from
 from babeltune.rescore import Rescorer
 from babeltune.spec import data_root, read_data
-from babeltune.tokens import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,21 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
 
 def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
     """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
-    encoder: Encoder = make_student(candidate.trial, candidate.prepared)
+    trial, prepared = candidate.trial, candidate.prepared
+    encoder = make_student(trial, prepared)
+    method = make_method(trial, prepared, encoder.dim)
     if not untrained:
-        place = candidate.folder.trial(candidate.trial.number)
+        place = candidate.folder.trial(trial.number)
         tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))
         encoder.load_state_dict(tensors["student"])
-    tokens, student = token_set(candidate.trial, candidate.prepared), candidate.trial.student
-    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
-    export(encoder, tokenizer, as_used(student, candidate.sweep.evaluation), folder)
+        method.load_state_dict(tensors.get("method", {}))
+    export_trial(candidate.sweep, trial, prepared, encoder, method, folder)
 
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:
     """The dev tasks in plain text."""
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
-    return [task.mapped(texts.__getitem__) for task in prepared.tasks]
+    return [task.mapped(lambda number, _: texts[number]) for task in prepared.tasks]
 
 
 def record_opening(folder: SweepFolder, what: str, tasks: Sequence[TextTask]) -> int:
@@ -200,7 +198,7 @@ def sealed_tests(candidate: Candidate) -> list[TextTask]:
                 f"{name} has changed since {candidate.folder.id} was prepared, so training may have seen its "
                 "sentences; put the old files back, or submit the sweep under another name"
             )
-    return [subset.task for rows in found for subset in subsets(rows, data.anchor_priority)]
+    return [task for rows in found for task in subsets(rows, data.anchor_priority)]
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:

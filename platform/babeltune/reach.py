@@ -196,10 +196,19 @@ def model_vocabulary(name: str, revision: str | None = None) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def model_modules(name: str, revision: str | None = None) -> tuple[str, ...]:
+    """The kinds of a sentence-transformers model's modules, in order; empty where no file is at hand."""
+    return tuple(str(module.get("type", "")).rpartition(".")[2] for module in _modules(name, revision))
+
+
+def _modules(name: str, revision: str | None) -> list[dict[str, Any]]:
+    modules = _saved_json(name, "modules.json", revision)
+    return modules if isinstance(modules, list) else []
+
+
 def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:
     """The settings of a sentence-transformers model's last module of this kind; empty where there is none."""
-    modules = _saved_json(name, "modules.json", revision)
-    for module in reversed(modules if isinstance(modules, list) else []):
+    for module in reversed(_modules(name, revision)):
         if str(module.get("type", "")).endswith(f".{kind}"):
             settings = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
             return settings if isinstance(settings, dict) else {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from babeltune.method import Batch, Tokens, load_method, make_config
+from babeltune.encoder import TextIds
+from babeltune.method import Batch, Needs, Tokens, needs_of
 from babeltune.store import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.tokens import tokenizer_key
 
@@ -26,15 +27,16 @@ class Reader:
     """Turns rows of the prepared pairs into batches on a device."""
 
     prepared: Prepared
-    tokens: Ragged
+    tokens: Ragged | TextIds
     teacher: Matrix | None
     device: torch.device
-    sides: frozenset[Literal["source", "target"]]
+    needs: Needs
     negatives: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         self.pairs = self.prepared.pairs()
         self.teacher_rows = self.prepared.teacher_rows()
+        self.languages = self.prepared.text_languages()
 
     def sentences(self, ids: NDArray[np.int64]) -> Tokens:
         values, lengths = self.tokens.take(ids)
@@ -50,6 +52,7 @@ class Reader:
 
     def target_lengths(self) -> NDArray[np.int64]:
         """[pairs] the number of tokens of each pair's target."""
+        assert isinstance(self.tokens, Ragged)
         lengths: NDArray[np.int64] = self.tokens.lengths()[np.asarray(self.pairs[:, 1])]
         return lengths
 
@@ -61,7 +64,7 @@ class Reader:
 
     def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
         """This rank's rows of a global batch of `total` pairs."""
-        sides = self.sides
+        sides = self.needs.teacher
         source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
         negatives = mask = None
         if self.negatives is not None:
@@ -78,7 +81,13 @@ class Reader:
             teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
             negatives=negatives,
             negatives_mask=mask,
+            languages=self.batch_languages(source, target) if self.needs.per_language else None,
         )
+
+    def batch_languages(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> Tensor:
+        """[rows, 2] the languages of both sides, by their place in `prepared.languages`."""
+        languages = np.stack([self.languages[source], self.languages[target]], axis=1)
+        return torch.from_numpy(languages.astype(np.int64)).to(self.device)
 
 
 def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
@@ -88,14 +97,13 @@ def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
 
 def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reader:
     """The reader of a trial's batches."""
-    method = load_method(trial.method)
-    needs = method.needs(make_config(method, trial.config))
+    needs = needs_of(trial.method, trial.config)
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
     return Reader(
         prepared,
-        open_ragged(Path(token_set(trial, prepared).train)),
+        TextIds() if needs.frozen else open_ragged(Path(token_set(trial, prepared).train)),
         open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device,
-        needs.teacher,
+        needs,
         np.load(mined, mmap_mode="r") if mined else None,
     )

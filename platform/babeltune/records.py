@@ -79,19 +79,23 @@ class Source(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(Strict):
-    """A named dev or test set: bitext retrieval over a `source`'s pairs, or graded sentence pairs of one language."""
+    """A named dev or test set: bitext retrieval over a `source`'s pairs, graded sentence pairs of one language, or
+    texts with topics, to be found again by clustering."""
 
     name: str
     """Tasks of one kind may share a name: they are one set in several files."""
-    task: Literal["bitext", "sts"] = "bitext"
+    task: Literal["bitext", "sts", "clustering"] = "bitext"
     source: Source | None = None
-    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored."""
+    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored. Clustering: the rows; the subsets are its
+    languages and, where there are several, `mixed`, each row in one of them."""
     path: str | None = None
     """STS: a TSV with the three columns below."""
     language: str | None = None
     sentence1: str = "sentence1"
     sentence2: str = "sentence2"
     score: str = "score"
+    label: str = "label"
+    """Clustering: the column of the topic, in each file."""
     limit: int | None = None
     """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
     k: int = 4

@@ -16,13 +16,14 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import numpy as np
+
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluate import evaluate_texts
 from babeltune.prepared import TextTask, tasks_from
 from babeltune.records import plain
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Scores = dict[str, float]
@@ -86,9 +87,19 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None
             f"{model!r} cannot be loaded as a sentence-transformers model: {str(error).strip().splitlines()[0]}"
         ) from error
 
-    def encode(texts: list[str]) -> NDArray[np.float32]:
-        vectors: NDArray[np.float32] = loaded.encode(texts, prompt=prompt, batch_size=64, show_progress_bar=False)
-        return vectors
+    routes = {language for module in loaded for language in getattr(module, "sub_modules", ())}
+
+    def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
+        """A model with layers for each language is told the language where it has layers for it."""
+        tasks = [language if language in routes else None for language in languages]
+        rows: dict[int, NDArray[np.float32]] = {}
+        for task in set(tasks):
+            chosen = [row for row, other in enumerate(tasks) if other == task]
+            vectors = loaded.encode(
+                [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=64, show_progress_bar=False
+            )
+            rows |= zip(chosen, vectors, strict=True)
+        return np.stack([rows[row] for row in range(len(texts))])
 
     return evaluate_texts(tasks, encode, prefix)
 

@@ -245,8 +245,8 @@ def repeated(names: list[str], key: Callable[[int], Key]) -> Iterator[Problem]:
             yield key(index), f"{name!r} is used twice; give each its own name"
 
 
-def source_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
-    """One source: the fields of its format, its languages and its pairs."""
+def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
+    """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
     if not NAME.fullmatch(source.name):
         yield (*key, "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
     yield from record_problems(key, source)
@@ -255,7 +255,7 @@ def source_problems(key: Key, source: Source, others: dict[str, Source]) -> Iter
     if shape:
         return
     known = languages(source, others)
-    if len(known) < 2 and source.train:
+    if len(known) < least and source.train:
         yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
     if isinstance(source.pairs, tuple):
         if not source.pairs:
@@ -381,18 +381,28 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
         rule = "is kept for `data.split`" if task.name == "heldout" else "must be letters, digits, `_`, `.` or `-`"
         yield (*key, "name"), f"{task.name!r} {rule}"
     yield from record_problems(key, task)
-    if task.task == "bitext":
+    if task.task != "sts":
         if task.source is None:
-            yield key, f"bitext task {task.name!r} needs a source"
+            yield key, f"{task.task} task {task.name!r} needs a source"
         elif task.source.format in ("pivot", "translate"):
-            words = f"{task.source.format!r} is for training; give the task files that hold both languages"
+            words = f"{task.source.format!r} is for training; give the task files that hold the languages"
             yield (*key, "source", "format"), words
         else:
-            yield from source_problems((*key, "source"), task.source, {})
+            yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
+            if task.task == "clustering":
+                yield from clustering_problems((*key, "source"), task.source)
         if task.path is not None or task.language is not None:
-            yield key, f"bitext task {task.name!r} takes its rows from `source`; remove `path` and `language`"
+            yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
     else:
         if task.path is None or task.language is None:
             yield key, f"STS task {task.name!r} needs path and language"
         if task.source is not None:
             yield (*key, "source"), f"STS task {task.name!r} takes its rows from `path`; remove `source`"
+
+
+def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
+    """Whether a source's rows can have a label each."""
+    if source.format == "moses":
+        yield (*key, "format"), "'moses' has one column; give the task files with a column of labels too"
+    elif source.paths is not None and source.id is None:
+        yield (*key, "id"), "must name the column that tells rows apart, so that each text finds its label"

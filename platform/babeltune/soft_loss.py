@@ -134,8 +134,8 @@ def soft_labels(
 class Repeats:
     """Which candidates are left out of a row's denominator: those with the text of its own positive."""
 
-    own: Int[Tensor, "local"]
-    """Text ids of this rank's positives."""
+    own: Int[Tensor, "local *several"]
+    """Text ids of this rank's positives; with several a row, candidates with any of them are left out."""
     everyone: Int[Tensor, "global"]
     """Text ids of all candidates."""
     offset: int
@@ -157,7 +157,8 @@ class Repeats:
         return torch.sum(times > 1)
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
-        same = self.own[i].unsqueeze(1) == self.everyone[j]
+        same = self.own[i].unsqueeze(-1) == self.everyone[j]
+        same = same if same.ndim == 2 else same.any(1)
         if not self.positives:
             same.diagonal(self.offset + i.start - j.start).fill_(False)
         similarities.masked_fill_(same, -torch.inf)
@@ -357,3 +358,19 @@ def tiled_cross_entropy(
     wanted = torch.is_grad_enabled() and any(v is not None and v.requires_grad for v in (x, y, beside))
     value, teacher = _CrossEntropy.apply(x, y, beside, work, wanted)  # type: ignore[no-untyped-call]
     return value, teacher
+
+
+def additive_margin(
+    a: Float[Tensor, "local dim"],
+    b: Float[Tensor, "local dim"],
+    candidates: Float[Tensor, "candidates dim"],
+    others: Repeats,
+    *,
+    scale: float,
+    margin: float = 0.0,
+) -> Float[Tensor, ""]:
+    """sum_i -log( e^{s(a_i.b_i - m)} / ( e^{s(a_i.b_i - m)} + sum_c e^{s a_i.c} ) ) over the unit candidates c that
+    `others` (`Repeats.others`) leaves to row i."""
+    positive = scale * ((a * b).sum(1) - margin)
+    log_sums, _ = tiled_cross_entropy(a, candidates, temperature=1 / scale, repeats=others, beside=positive)
+    return log_sums - positive.sum()

@@ -14,7 +14,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from babeltune.errors import DataError, nearest
@@ -32,6 +32,9 @@ from babeltune.tables import (
     tsv_rows,
 )
 from babeltune.translation import Translate
+
+LABEL = "*label"
+"""Stands beside the languages while texts and their labels are read from one table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +303,35 @@ def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[floa
         raise DataError(f"{path} has no rows under its header; STS task {task.name!r} needs graded pairs")
     lefts, rights, grades = zip(*kept, strict=True)
     return list(lefts), list(rights), list(grades), content.hexdigest()
+
+
+# --- Texts with topics -------------------------------------------------------------------------------------------
+
+
+def read_labelled(task: Task, root: Path) -> tuple[Rows, list[str]]:
+    """The rows of a clustering task's source, and the label of each.
+
+    Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
+    """
+    source = task.source
+    if source is None:
+        raise DataError(f"clustering task {task.name!r} has no source; name the files that hold its texts")
+    if source.paths is None:
+        whole = read_source(replace(source, columns={**(source.columns or {}), LABEL: task.label}), root, others={})
+        labels = whole.columns[LABEL]
+        return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
+    rows = read_source(source, root, others={})
+    read = read_source(replace(source, column=task.label), root, others={})
+    found = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
+    for name in rows.ids:
+        if len(found.get(name, ())) != 1:
+            has = ", ".join(sorted(found.get(name, ()))) or "none"
+            raise DataError(
+                f"clustering task {task.name!r}: row {name!r} needs one label in column {task.label!r}, the same in "
+                f"every language's file; it has {has}; correct the files"
+            )
+    digest = hashlib.sha256(json.dumps([rows.digest, read.digest, task.label]).encode()).hexdigest()
+    return replace(rows, digest=digest), [next(iter(found[name])) for name in rows.ids]
 
 
 # --- Languages and keys --------------------------------------------------------------------------------------------

@@ -61,6 +61,22 @@ class TeacherModel:
             vectors[rows] = found.cpu().numpy()
         return vectors
 
+    def save(self, folder: Path) -> None:
+        """Writes the teacher, as it encodes here, as a sentence-transformers folder."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Normalize
+
+        more = [Normalize()] if self._teacher.normalize else []
+        prompts = {"default": self._teacher.prompt} if self._teacher.prompt else None
+        whole = SentenceTransformer(
+            modules=[*self._model, *more],
+            prompts=prompts,
+            default_prompt_name="default" if prompts else None,
+            similarity_fn_name="cosine",
+        )
+        with quiet():
+            whole.save(str(folder), create_model_card=False)
+
     def _batches(self, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
         if not len(texts):
             return
@@ -104,7 +120,7 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
 def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Router, Transformer
 
     # Weights saved in half precision would otherwise run in it.
     model_kwargs = {"use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
@@ -112,7 +128,14 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
         whole = SentenceTransformer(
             str(folder), device="cpu", trust_remote_code=False, local_files_only=True, model_kwargs=model_kwargs
         )
-        modules = [module for module in whole if not isinstance(module, Normalize)]
+        modules = list(whole)
+        if any(isinstance(module, Router) for module in modules):
+            raise TeacherError(
+                f"teacher.model {teacher.model!r} has layers for each language, and a teacher is given texts without "
+                "their language; name a model without them, such as the one that it was made from"
+            )
+        while isinstance(modules[-1], Normalize):
+            modules.pop()
     elif teacher.pooling == "model":
         raise TeacherError(
             f"teacher.model {teacher.model!r} is not a sentence-transformers model, so it does not say how to pool; "
@@ -188,10 +211,12 @@ def build_teacher_store(
     texts: Sequence[str],
     teacher: Teacher,
     *,
+    exact: bool = False,
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
 ) -> Path:
-    """The folder of the teacher's vectors: fp16, row i belongs to `texts[i]`; open it with `store.open_matrix`.
+    """The folder of the teacher's vectors: fp16 (`exact`: fp32), row i belongs to `texts[i]`; open it with
+    `store.open_matrix`.
 
     The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
     together. The fact `forwarded` counts the sentences that went through the teacher, `truncated` those that
@@ -211,20 +236,21 @@ def build_teacher_store(
         "normalize": teacher.normalize,
         "max_tokens": teacher.max_tokens,
         "precision": teacher.precision,
-        "dtype": "<f2",
+        "dtype": (dtype := "<f4" if exact else "<f2"),
     }
 
     def write(folder: Path) -> Contents:
-        return _write(folder, texts, teacher, run_shards, progress)
+        return _write(folder, texts, teacher, dtype, run_shards, progress)
 
     # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
-    return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * 2)
+    return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * np.dtype(dtype).itemsize)
 
 
 def _write(
     folder: Path,
     texts: Sequence[str],
     teacher: Teacher,
+    dtype: str,
     run_shards: RunShards,
     progress: Count,
 ) -> Contents:
@@ -236,11 +262,11 @@ def _write(
         members = sequence[start : start + rows]
         name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
         write_texts(work, [texts[i] for i in members])
-        arguments.append((teacher, str(work), str(folder / name)))
+        arguments.append((teacher, str(work), str(folder / name), dtype))
         shards.append((name, len(members)))
     forwarded = count_all(run_shards(encode_shard, arguments, gpu=True), len(texts), progress, "the teacher encoded")
     truncated = 0
-    for _, work_file, out in arguments:
+    for _, work_file, out, _ in arguments:
         cut = Path(f"{out}.truncated")
         truncated += int(cut.read_text(encoding="ascii"))
         cut.unlink()
@@ -248,19 +274,19 @@ def _write(
     order = np.empty(len(texts), "<i8")
     order[sequence] = np.arange(len(texts))
     order.tofile(folder / "order.bin")
-    width = _width(folder, shards) if shards else load_teacher(teacher).dim
+    width = _width(folder, shards, dtype) if shards else load_teacher(teacher).dim
     return Contents(
         arrays={
-            "rows": Array("<f2", width, tuple(shards) or (_empty(folder),)),
+            "rows": Array(dtype, width, tuple(shards) or (_empty(folder),)),
             "order": Array("<i8", 0, (("order.bin", len(texts)),)),
         },
         facts={"forwarded": forwarded, "truncated": truncated, "dim": width},
     )
 
 
-def _width(folder: Path, shards: Sequence[tuple[str, int]]) -> int:
+def _width(folder: Path, shards: Sequence[tuple[str, int]], dtype: str) -> int:
     name, rows = shards[0]
-    return (folder / name).stat().st_size // (2 * rows)
+    return (folder / name).stat().st_size // (np.dtype(dtype).itemsize * rows)
 
 
 def _empty(folder: Path) -> tuple[str, int]:
@@ -268,8 +294,10 @@ def _empty(folder: Path) -> tuple[str, int]:
     return "rows-00000.bin", 0
 
 
-def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, device: str = "") -> int:
-    """Writes the fp16 vectors of the texts in a JSON file to another file; returns how many were forwarded.
+def encode_shard(
+    teacher: Teacher, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
+) -> int:
+    """Writes the vectors of the texts in a JSON file to another file, as `dtype`; returns how many were forwarded.
 
     Beside them goes the number of texts that were cut.
     Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
@@ -281,12 +309,12 @@ def encode_shard(teacher: Teacher, texts_file: str, out: str, threads: int = 0, 
     try:
         model = _loaded(teacher, device or ("cuda" if torch.cuda.is_available() else "cpu"))
         already = model.truncated
-        vectors = model.encode(texts).astype("<f2")
+        vectors = model.encode(texts).astype(dtype)
     finally:
         torch.set_num_threads(before)
     if not np.isfinite(vectors).all():
         raise TeacherError(
-            f"teacher.model {teacher.model!r} gives vectors that are not finite in half precision; "
+            f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "
             "set teacher.normalize to true, or use another model"
         )
     vectors.tofile(out)

@@ -31,13 +31,13 @@ from babeltune.checkpoint import (
     write_json,
     write_reports,
 )
-from babeltune.encoder import Encoder, encode_all
+from babeltune.encoder import Encoder, FrozenEncoder, TextIds, encode_all
 from babeltune.errors import CheckpointError, TrainingError
 from babeltune.evaluate import evaluate
 from babeltune.gather import Ranks
 from babeltune.learner import learning_rate_at, make_learner, step_seed
 from babeltune.machine import give_back_memory
-from babeltune.method import load_method, make_config
+from babeltune.method import Method, load_method, make_config
 from babeltune.reader import make_reader, token_set
 from babeltune.records import Point, Report, Scalar, Trial, plain
 from babeltune.sampler import Schedule, local_sizes, own_rows
@@ -66,17 +66,27 @@ class Reporter(Protocol):
 
 
 def dev_scores(
-    encoder: Encoder, trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device
+    encoder: Encoder | FrozenEncoder,
+    method: Method,
+    trial: Trial,
+    prepared: Prepared,
+    ranks: Ranks,
+    device: torch.device,
 ) -> dict[str, float]:
-    """All dev metrics of the student. The ranks share the unique sentences and get all the scores."""
-    tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
+    """All dev metrics of the student with its method's layers. The ranks share the unique sentences and get all the
+    scores."""
+    frozen = isinstance(encoder, FrozenEncoder)
+    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    languages = prepared.text_languages()
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         order = np.random.default_rng(0).permutation(len(ids))
-        own = encode_all(encoder, tokens.take, ids[own_rows(order, ranks.rank, ranks.world)], device=device)
+        mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
-            vectors = ranks(torch.from_numpy(own).to(device)).cpu().numpy()
+            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
+            vectors = ranks(finished).cpu().numpy()
         restored = np.empty_like(vectors)
         restored[order] = vectors
         return restored
@@ -132,6 +142,7 @@ class Run:
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
+        kept = [self.learner.encoder, *self.learner.method.layers().values()]
         self.noted = self.cleaned = -math.inf
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
@@ -140,7 +151,7 @@ class Run:
             "threads": torch.get_num_threads(),
             "effective_negatives": method.negatives(config, int(np.median(batches))),
             "effective_negatives_least": method.negatives(config, int(batches.min())),
-            "student_parameters": sum(p.numel() for p in self.learner.encoder.parameters()),
+            "student_parameters": sum(p.numel() for module in kept for p in module.parameters()),
             "packed": self.learner.encoder.packs,
         }
         self.reports = self.resume()
@@ -216,7 +227,9 @@ class Run:
             for step in range(done, end):
                 self.one_step(step, meter, flush=step + 1 == end)
             trained = time.perf_counter() - started
-            metrics = dev_scores(self.learner.encoder, trial, self.prepared, self.ranks, self.device)
+            metrics = dev_scores(
+                self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
+            )
             spent += time.perf_counter() - started
             pairs = int(schedule.seen[end - 1])
             points = meter.take()

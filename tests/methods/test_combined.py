@@ -119,6 +119,17 @@ def test_a_need_that_is_not_known_here_must_be_equal():
             union({"a": made(**values, words=True), "b": made(**values)})
 
 
+def test_layers_that_a_term_keeps_are_kept_and_methods_of_a_frozen_encoder_are_refused():
+    settings = {"lealla": {"variant": "distillation_first", "embedding": 3}}
+    method = built({"lealla": 1.0, "mse_distillation": 1.0}, settings=settings)
+    assert method.layers().keys() == method.methods["lealla"].layers().keys() != set()
+    assert not built({"lealla": 1.0}).layers()
+    for name in ("dimension_reduction", "bilingual_aligner"):
+        config = make_config(Combined, {name: 1.0, "lealla": 1.0})
+        with pytest.raises(MethodError, match=f"{name} trains layers on a frozen encoder"):
+            Combined.needs(config)
+
+
 def test_warnings_are_joined_by_name():
     assert "soft_contrastive: labels are nearly flat" in Combined.warning({"soft_contrastive/label_entropy": 0.99})
     assert Combined.warning({"soft_contrastive/label_entropy": 0.5, "lealla/cosine": 1.0, "loss": 1.0}) == ""

@@ -49,8 +49,22 @@ CASES = [
             "settings": {"laser3_co": {"variant": "co", "temperature": 0.2, "queue": 10}},
         },
     ),
+    ("lealla", {"variant": "distillation_first", "embedding": 5, "beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
+    ("lealla", {"variant": "synchronized", "beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
+    ("dimension_reduction", {"dim": 5}),
+    ("dimension_reduction", {"dim": 5, "scale": 70.0, "mask_duplicates": False}),
+    *(
+        (
+            "bilingual_aligner",
+            {"depth": depth, "hidden": 6, "output": 5, "dropout": 0.0, "temperature": 0.2, "intra": i},
+        )
+        for depth, i in ((-1, False), (0, True), (1, True), (2, False))
+    ),
+    ("bilingual_aligner", {"output": 5, "temperature": 0.015, "intra": True, "reading": "authors_code"}),
 ]
 NAMES = ["-".join([name, *(str(v) for v in values.values())]) for name, values in CASES]
+LANGUAGES = ("eng", "fra", "kor")
+"""A text's is its number's remainder, so that batches mix them."""
 WORLDS = (4, 2)
 SIZES = [7, 3]
 """Global batches that 2 and 4 ranks cannot share evenly; with 3 pairs one of four ranks has none."""
@@ -96,6 +110,7 @@ def share(total, negatives, rank=0, world=1):
         teacher_target=vectors[target],
         negatives=tokens_from([texts[i] for i in chosen]) if negatives else None,
         negatives_mask=mask[rows] if negatives else None,
+        languages=torch.stack([source, target], dim=1) % len(LANGUAGES),
     )
 
 
@@ -103,7 +118,8 @@ def build(name, values):
     method = load_method(name)
     config = make_config(method, values)
     torch.manual_seed(4)
-    built, needs = method(config, student_dim=DIM, teacher_dim=DIM), method.needs(config)
+    needs = method.needs(config)
+    built = method(config, student_dim=DIM, teacher_dim=DIM, **({"languages": LANGUAGES} if needs.per_language else {}))
     vectors = normalize(torch.randn(12, DIM, generator=torch.Generator().manual_seed(8)), dim=1)
     built.warm_up(vectors[: needs.warm_up], torch.arange(12)[: needs.warm_up])
     return built, needs

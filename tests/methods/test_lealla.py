@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
-from babeltune.method import load_method, make_config
+from babeltune.method import EVERY, load_method, make_config
 from babeltune_methods.lealla import Config, Lealla, squared_differences
 from toy_batches import gaussian
 
 DIM, TEACHER = 4, 6
+VARIANTS = ("standard", "distillation_first", "synchronized")
 
 
 def batch_of(g_x, g_y, source_ids=None, target_ids=None):
@@ -23,11 +24,12 @@ def batch_of(g_x, g_y, source_ids=None, target_ids=None):
 
 
 def run(config, vectors, batch):
-    """The loss, the vectors' gradient, and the head's weight and bias."""
+    """The loss, the vectors' gradient, and weight and bias of the head, or of the layer that projects down."""
     torch.manual_seed(0)
-    method = Lealla(config, student_dim=DIM, teacher_dim=TEACHER)
-    head = (method.head.weight.tolist(), method.head.bias.tolist()) if method.head else None
-    return *toy_batches.run(method, vectors, batch), head
+    method = Lealla(config, student_dim=len(vectors[0]), teacher_dim=TEACHER)
+    layer = method.head or (method.down[0] if method.down else None)
+    weights = (layer.weight.tolist(), layer.bias.tolist()) if layer else None
+    return *toy_batches.run(method, vectors, batch), weights
 
 
 def dot(a, b):
@@ -38,10 +40,16 @@ def unit(a):
     return [x / math.sqrt(dot(a, a)) for x in a]
 
 
-def printed(config, x, y, g_x, g_y, head, source_ids, target_ids):
+def linear(weights, vector):
+    return [dot(row, vector) + b for row, b in zip(*weights, strict=True)]
+
+
+def printed(config, x, y, g_x, g_y, weights, source_ids, target_ids):
     """The three terms from the equations, with loops."""
     n = len(x)
-    phi = [[dot(unit(a), unit(b)) for b in y] for a in x]
+    down = config.variant == "distillation_first"
+    embedded = [[linear(weights, v) if down else v for v in side] for side in (x, y)]
+    phi = [[dot(unit(a), unit(b)) for b in embedded[1]] for a in embedded[0]]
     teacher = [[dot(unit(a), unit(b)) for b in g_y] for a in g_x]
 
     def ranked(at, ids):
@@ -58,7 +66,7 @@ def printed(config, x, y, g_x, g_y, head, source_ids, target_ids):
         if not config.beta:
             break
         seen = unit(vector) if config.head_input == "normalized" else vector
-        given = [dot(row, seen) + b for row, b in zip(*head, strict=True)]
+        given = linear(weights, seen) if config.variant == "standard" else seen
         fd += sum((t - s) ** 2 for t, s in zip(unit(target), given, strict=True)) / n
     fd /= TEACHER if config.reduction == "mean" else 1
     times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
@@ -86,13 +94,15 @@ CONFIGS = st.builds(
 
 
 @settings(max_examples=100, deadline=None)
-@given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
-def test_the_terms_are_the_printed_equations(config, n, seed):
+@given(CONFIGS, st.sampled_from(VARIANTS), st.integers(2, 6), st.integers(0, 1000))
+def test_the_terms_are_the_printed_equations(config, variant, n, seed):
+    config = dataclasses.replace(config, variant=variant, embedding=3)
     generator = random.Random(seed)
     source_ids, target_ids = ([generator.randrange(n) for _ in range(n)] for _ in range(2))
-    vectors, g_x, g_y = gaussian(2 * n, DIM, seed), gaussian(n, TEACHER, seed + 1), gaussian(n, TEACHER, seed + 2)
-    loss, gradient, head = run(config, vectors, batch_of(g_x, g_y, source_ids, target_ids))
-    expected = printed(config, vectors[:n], vectors[n:], g_x, g_y, head, source_ids, target_ids)
+    width = DIM if variant == "standard" else TEACHER
+    vectors, g_x, g_y = gaussian(2 * n, width, seed), gaussian(n, TEACHER, seed + 1), gaussian(n, TEACHER, seed + 2)
+    loss, gradient, weights = run(config, vectors, batch_of(g_x, g_y, source_ids, target_ids))
+    expected = printed(config, vectors[:n], vectors[n:], g_x, g_y, weights, source_ids, target_ids)
     assert loss.terms.keys() == expected.keys()
     for name, value in expected.items():
         assert loss.terms[name].item() == pytest.approx(value, rel=2e-5, abs=1e-6)
@@ -176,6 +186,25 @@ def test_the_head_is_the_methods_and_not_the_students():
     assert all(p.grad is not None and p.grad.any() for p in method.parameters())
 
 
+def test_the_variants_without_a_head_keep_what_their_export_needs():
+    """D18: distillation-first exports the layer that projects down; the student is as wide as the teacher."""
+    first = Lealla(Config(variant="distillation_first", embedding=3), student_dim=TEACHER, teacher_dim=TEACHER)
+    assert {name for name, _ in first.named_parameters()} == {"down.0.weight", "down.0.bias"}
+    assert first.layers()[EVERY] is first.down
+    assert first.finish(torch.randn(2, TEACHER), ["eng", "fra"]).shape == (2, 3)
+    together = Lealla(Config(variant="synchronized"), student_dim=TEACHER, teacher_dim=TEACHER)
+    assert not list(together.parameters())
+    assert not together.layers()
+    for variant in VARIANTS:
+        assert Lealla.needs(Config(variant=variant)).same_dimension == (variant != "standard")
+    with pytest.raises(TrainingError, match="the student has 4 dimensions and the teacher 6"):
+        run(
+            Config(variant="synchronized"),
+            gaussian(4, DIM, 0),
+            batch_of(gaussian(2, TEACHER, 1), gaussian(2, TEACHER, 2)),
+        )
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scale_of_200_is_finite(dtype):
     """D11: temperature 0.005."""
@@ -216,6 +245,8 @@ def test_only_distillation_asks_for_the_teacher():
         ({"reduction": "max"}, "allowed: mean, sum"),
         ({"temperature_mode": "times"}, "allowed: multiply, divide"),
         ({"head_input": "raw"}, "allowed: normalized, plain"),
+        ({"variant": "second"}, "allowed: standard, distillation_first, synchronized"),
+        ({"embedding": 0}, "at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(values, words):

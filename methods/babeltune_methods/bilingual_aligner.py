@@ -1,0 +1,156 @@
+"""A contrastive aligner of bilingual text embeddings.
+
+Li, "Contrastive Bilingual Text Embedding Alignment: A Technical Report", with the author's code. The encoder is
+frozen and need not be aligned: it has read both languages and was never told that two sentences say the same. Each
+language has a small network on top of it, and the two are trained to put translations in one place.
+
+    N           pairs in the global batch; n of them on this rank
+    e, z        [n, D_i]       the frozen encoder's vectors of source and target sentences
+    A_l         D_i -> D_o     the aligner of language l, with N_l inner layers of width D_h
+    x, y        [n | N, D_o]   unit vectors of A(e) and A(z)
+    tau         temperature    S_ij = x_i . y_j / tau
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from babeltune.errors import TrainingError
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.soft_loss import Repeats, additive_margin
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True)
+class Config:
+    """The report's numbers, at the depth that it found best. Its learning rate of 0.1 is a setting of training."""
+
+    depth: int = -1
+    """N_l: -1 is one linear layer, 0 two without a nonlinearity between them, 1 and 2 have so many inner layers with
+    ReLU and dropout (the report compares all four)."""
+    hidden: int = 1024
+    """D_h (1024). Not used at depth -1."""
+    output: int = 768
+    """D_o (768; the code's class has 512 by default)."""
+    dropout: float = 0.5
+    """After each inner layer (0.5)."""
+    temperature: float = 0.05
+    """tau (0.05)."""
+    intra: bool = False
+    """Whether the other sentences of a row's own side are negatives too. The report names NT-Xent, which has them; its
+    code does not."""
+    reading: Literal["paper", "authors_code", "fixed"] = "fixed"
+    """`fixed`: candidates with the text of a row, or of its positive, are no negatives. The others mask nothing."""
+
+    def __post_init__(self) -> None:
+        if self.depth not in (-1, 0, 1, 2):
+            raise ValueError(f"depth is {self.depth}; allowed: -1, 0, 1, 2")
+        for field in ("hidden", "output"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if not (self.temperature > 0 and math.isfinite(self.temperature)):
+            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+        if self.reading not in ("paper", "authors_code", "fixed"):
+            raise ValueError(f"reading is {self.reading!r}; allowed: paper, authors_code, fixed")
+
+    @classmethod
+    def paper(cls) -> Config:
+        """The report: NT-Xent with the negatives that its name stands for, nothing masked."""
+        return cls(reading="paper", intra=True)
+
+
+def aligner(config: Config, width: int) -> nn.Sequential:
+    """N_l = -1: Linear(D_i, D_o). Else Linear(D_i, D_h), [Linear(D_h, D_h), ReLU, Dropout] x N_l, Linear(D_h, D_o)."""
+    if config.depth == -1:
+        return nn.Sequential(nn.Linear(width, config.output))
+    inner: list[nn.Module] = []
+    for _ in range(config.depth):
+        inner += [nn.Linear(config.hidden, config.hidden), nn.ReLU(), nn.Dropout(config.dropout)]
+    return nn.Sequential(nn.Linear(width, config.hidden), *inner, nn.Linear(config.hidden, config.output))
+
+
+class BilingualAligner(Method):
+    name = "bilingual_aligner"
+    Config = Config
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, languages: Sequence[str]) -> None:
+        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
+        self.languages = tuple(languages)
+        self.aligners = nn.ModuleList(aligner(config, student_dim) for _ in languages)
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        return Needs(frozen=True, per_language=True, in_batch_negatives=True)
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        return (2 if config.intra else 1) * (global_batch - 1)
+
+    def layers(self) -> Mapping[str, nn.Sequential]:
+        return dict(zip(self.languages, self.aligners, strict=True))  # type: ignore[arg-type]
+
+    def aligned(
+        self, vectors: Float[Tensor, "local width"], languages: Int[Tensor, "local"]
+    ) -> Float[Tensor, "local dim"]:
+        """Unit vectors A_l(e) of each row's language l. All aligners run, if on no row: then their gradient is zero."""
+        found = vectors.new_zeros(len(vectors), self.config.output)
+        for number, one in enumerate(self.aligners):
+            rows = languages == number
+            found[rows] = one(vectors[rows])
+        return normalize(found, dim=1)
+
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators where `intra`."""
+        config: Config = self.config
+        total = batch.total
+        if total < 2:
+            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        if batch.languages is None:
+            raise TrainingError("bilingual_aligner needs the language of each sentence")
+        e, z = (side.float() for side in encode_together(encode, batch.source, batch.target))
+        x, y = self.aligned(e, batch.languages[:, 0]), self.aligned(z, batch.languages[:, 1])
+        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
+        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
+        offset = gather.offset(len(x))
+        sources = Repeats(batch.source_ids, all_source, offset)
+        targets = Repeats(batch.target_ids, all_target, offset)
+
+        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, own: Repeats, other: Repeats) -> Tensor:
+            """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), other a_j beside the b_j where `intra`."""
+            candidates = torch.cat([all_b, all_a]) if config.intra else all_b
+            left_out = others(other, own, masked=config.reading == "fixed", intra=config.intra)
+            return additive_margin(a, b, candidates, left_out, scale=1 / config.temperature)
+
+        forward = ranked(x, y, all_x, all_y, sources, targets) / total
+        backward = ranked(y, x, all_y, all_x, targets, sources) / total
+        diagnostics = {
+            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            "cosine": (x * y).sum().detach() / total,
+        }
+        terms = {"forward": forward.detach(), "backward": backward.detach()}
+        return Loss((forward + backward) / 2, terms, diagnostics)
+
+
+def others(positives: Repeats, rows: Repeats, *, masked: bool, intra: bool) -> Repeats:
+    """What each row leaves out of its candidates: its positive, which is counted apart, and its repeats (`masked`).
+
+    With `intra` the rows' own side follows in the candidates, and a row also leaves out itself and its own repeats.
+    """
+    if not intra:
+        return positives.others(masked)
+    side = (positives.others(masked), rows.others(masked))
+    shift = 0 if masked else len(rows.everyone)  # unmasked, candidates are told apart by their places
+    own = torch.stack([side[0].own, side[1].own + shift], dim=1)
+    everyone = torch.cat([side[0].everyone, side[1].everyone + shift])
+    return Repeats(own, everyone, positives.offset, positives=True)
