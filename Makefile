@@ -83,7 +83,7 @@ bench: $(DEVELOPED)
 table: $(INSTALLED)
 	$(if $(TABLE),,$(error say which: make table TABLE=$(subst $() $(),|,$(basename $(notdir $(wildcard search_spaces/reproduce/*.yaml))))))
 	@$(BIN)/babeltune submit search_spaces/reproduce/$(TABLE).yaml $(if $(DATA),--with $(DATA)) && \
-	$(BIN)/babeltune runs $(TABLE) --over seed
+	$(BIN)/babeltune runs $(or $(NAME),$(TABLE)) --over seed
 
 clean:
 	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,6 +20,8 @@ from babeltune.document import parse_yaml, repository
 from babeltune.errors import PromotionError, SpecError
 from babeltune.method import GROUP, Needs
 from babeltune.records import Teacher, plain
+from babeltune.rules import source_pairs
+from babeltune.sources import read_source
 from babeltune.spec import (
     check_method,
     check_reachable,
@@ -751,10 +753,28 @@ def test_an_unknown_bundled_teacher_is_refused(tmp_path):
 
 # --- What is shipped ------------------------------------------------------------------------------------------------
 
-REAL = (repository() / os.environ.get("BABELTUNE_DATA", "../shared/data")).resolve()
-FILES = sorted((repository() / "search_spaces").rglob("*.yaml"))
-SHIPPED = [path.relative_to(repository()).as_posix() for path in FILES if "\nmethod:" in path.read_text()]
-LANGUAGES = [path.relative_to(repository()).as_posix() for path in FILES if path.parent.name == "paper2"]
+
+def place_of(name):
+    """The folder of a shipped file, below `search_spaces`."""
+    return Path(name).parent.relative_to("search_spaces").as_posix()
+
+
+FILES = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
+MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
+BESIDE = {
+    "pairs": ["search_spaces/soft_contrastive.yaml", MULTILINGUAL],
+    "teachers": ["search_spaces/papers/soft_contrastive_grid.yaml"],
+    "reproduce/paper2": ["search_spaces/reproduce/paper2.yaml"],
+}
+"""Folders of overlays, and what theirs are made for."""
+OVERLAYS = [name for name in FILES if place_of(name) in BESIDE]
+SHIPPED = [name for name in FILES if name not in OVERLAYS]
+
+
+def promoted(name):
+    """The folder of a registered model: some sentence-transformers model."""
+    assert name.startswith("models:/")
+    return str(teacher_folder(Teacher()))
 
 
 def test_a_registered_model_is_replaced_by_its_folder(tmp_path):
@@ -776,19 +796,77 @@ def test_a_registered_model_is_replaced_by_its_folder(tmp_path):
             read_sweep(path, check=False, fetch=how)
 
 
-@pytest.mark.parametrize(
-    ("name", "overlays"),
-    [*((name, ()) for name in SHIPPED), *(("search_spaces/reproduce/paper2.yaml", (name,)) for name in LANGUAGES)],
-)
-def test_every_shipped_sweep_is_valid(name, overlays):
-    sweep = read_sweep(name, overlays=overlays, fetch=lambda _: str(teacher_folder(Teacher())))
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_sweep_is_valid(name):
+    sweep = read_sweep(name, fetch=promoted)
     assert sweep.objectives[0].metric in dev_metrics(sweep)
-    if "papers/" in name:
-        return
-    if "BABELTUNE_DATA" in sweep.data.root and not REAL.is_dir():
-        pytest.skip(f"{REAL} is not here")
+    if "papers" not in name:
+        on_this_machine(sweep)
+
+
+def on_this_machine(sweep):
+    """Everything that the sweep names can be had; real text is not everywhere."""
+    try:
+        data_root(sweep)
+    except SpecError:
+        pytest.skip(f"{sweep.data.root} is not here")
     check_reachable(sweep, dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
-    assert data_root(sweep).is_dir()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_shipped_overlay_fits_what_it_is_made_for(name):
+    if name == MULTILINGUAL:
+        overlays = ["search_spaces/pairs/all.yaml", MULTILINGUAL]
+        sweep = read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted)
+        assert {anchor for anchor, _ in [pair.split("-") for pair in pairs_of(sweep)]} <= set(sweep.teacher.languages)
+        return
+    base, *beside = BESIDE[place_of(name)]
+    sweep = read_sweep(base, overlays=[*beside, name], fetch=promoted)
+    if "teachers" not in name:
+        on_this_machine(sweep)
+
+
+def pairs_of(sweep):
+    """The language pairs of a sweep's training text, anchor first."""
+    by_name = {source.name: source for source in sweep.data.train}
+    priority = sweep.data.anchor_priority
+    return {"-".join(p) for s in sweep.data.train for p in source_pairs(s, by_name, priority)}
+
+
+def test_a_teacher_that_knows_english_alone_is_refused_pairs_without_it():
+    with pytest.raises(SpecError, match="anchor side, which is in"):
+        read_sweep("search_spaces/soft_contrastive.yaml", overlays=["search_spaces/pairs/fr_xx.yaml"])
+    read_sweep("search_spaces/soft_contrastive.yaml", overlays=["search_spaces/pairs/en_xx.yaml"])
+
+
+@pytest.mark.parametrize(("name", "count"), [("en_xx", 4), ("fr_xx", 7), ("ru_xx", 7), ("all", 10)])
+def test_pairs_are_those_that_their_file_is_named_after(name, count):
+    overlays = [f"search_spaces/pairs/{name}.yaml", MULTILINGUAL]
+    assert len(pairs_of(read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted))) == count
+
+
+def test_every_pivot_of_real_text_joins_something():
+    try:
+        data, root = read_data("search_spaces/pairs/all.yaml")
+    except SpecError:
+        pytest.skip("the real text is not here")
+    pivots = [source for source in data.train if source.format == "pivot"]
+    read = {s.name: read_source(s, root, others={}) for s in data.train if s.format != "pivot" and s.columns}
+    rows = {source.name: len(read_source(source, root, others=read)) for source in pivots}
+    assert len(rows) == 11
+    assert min(rows.values()) > 20, rows
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if "reproduce" in name])
+def test_a_kept_table_has_as_many_seeds_for_every_setting(name):
+    sweep = read_sweep(name, fetch=promoted)
+    assert sweep.name.startswith((Path(name).stem, "multilingual_teacher"))
+    points = [{key: value for key, value in point.items() if key != "seed"} for point in sweep.sampler.points]
+    if points:
+        seeds = {point["seed"] for point in sweep.sampler.points}
+        assert sweep.budget.trials == len(points)
+        assert {points.count(point) for point in points} == {len(seeds)}
+        assert len(seeds) > 1
 
 
 @pytest.mark.parametrize("pairs", ['"anchor"', '"all"', "[kor-fra, eng-fra, rus-eng]"])
