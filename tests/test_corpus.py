@@ -360,6 +360,62 @@ def test_tasks_are_read_as_texts_with_the_anchor_on_the_right(tmp_path):
     )
 
 
+def topics(root: Path, name: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = ["id\tcategory\ttext", *("\t".join(row) for row in rows)]
+    (root / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return f"{name}.tsv"
+
+
+def test_topics_are_read_in_each_language_and_mixed(tmp_path):
+    rows = [(str(i), "travel" if i % 3 else "health", f"English {i}") for i in range(40)]
+    paths = {
+        "eng": topics(tmp_path, "eng", rows),
+        "zho": topics(tmp_path, "zho", [(i, c, f"中文 {i}") for i, c, _ in reversed(rows)]),
+    }
+    task = Task(name="sib", task="clustering", source=Source(name="sib", id="id", paths=paths), label="category")
+    eng, zho, mixed = read_tasks([task], tmp_path, Data(train=()))
+    assert [t.subset for t in (eng, zho, mixed)] == ["eng", "zho", "mixed"]
+    assert (eng.kind, eng.left[1], zho.left[1], zho.left_languages) == ("clustering", "English 1", "中文 1", ("zho",))
+    assert eng.labels == zho.labels == mixed.labels == tuple(category for _, category, _ in rows)
+    for text, language, both in zip(
+        mixed.left, mixed.left_languages, zip(eng.left, zho.left, strict=True), strict=True
+    ):
+        assert text == both[("eng", "zho").index(language)]
+    assert 10 < mixed.left_languages.count("eng") < 30, "each row in one language, drawn"
+    assert read_tasks([task], tmp_path, Data(train=()))[2] == mixed
+    first = read_tasks([replace(task, limit=7)], tmp_path, Data(train=()))[2]
+    assert (first.left, first.labels) == (mixed.left[:7], mixed.labels[:7])
+
+
+def test_topics_of_one_table_and_one_language_have_no_mixture(tmp_path):
+    path = topics(tmp_path, "one", [("1", "a", "First."), ("2", "b", "Second.")])
+    task = Task(
+        name="t", task="clustering", source=Source(name="t", path=path, columns={"eng": "text"}), label="category"
+    )
+    (eng,) = read_tasks([task], tmp_path, Data(train=()))
+    assert (eng.left, eng.labels, eng.right) == (("First.", "Second."), ("a", "b"), ())
+
+
+def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
+    paths = {code: topics(tmp_path, code, [("1", "a", f"{code} one"), ("2", "b", "two")]) for code in ("eng", "fra")}
+    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    rows = [("ENG one!", "Autre."), ("Other.", "fra one"), ("Kept.", "Gardé.")]
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(task,))
+    assert pairs(corpus) == [("Kept.", "Gardé.")]
+    assert corpus.overlap["s"] == {"dev/t": 2}
+    assert {t.subset for t in corpus.tasks} == {"eng", "fra", "mixed"}
+
+
+def test_topics_that_differ_between_languages_are_refused(tmp_path):
+    paths = {
+        "eng": topics(tmp_path, "eng", [("1", "a", "One")]),
+        "fra": topics(tmp_path, "fra", [("1", "b", "Un")]),
+    }
+    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    with pytest.raises(DataError, match=r"row '1' needs one label in column 'category', .* it has a, b"):
+        read_tasks([task], tmp_path, Data(train=()))
+
+
 def test_repeated_sentences_of_a_task_stay(tmp_path):
     dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("Hi", "Salut"), ("Hi", "Coucou")]))
     corpus = build(tmp_path, source(tmp_path, "s", "eng fra", [("Yes", "Oui")]), dev=(dev,))
@@ -424,3 +480,15 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     evals = {text_key(text) for task in sealed for text in (*task.left, *task.right)}
     evals |= {text_key(corpus.texts[i]) for task in corpus.tasks for i in (*task.left, *task.right)}
     assert not evals & {text_key(text) for pair in pairs(corpus) for text in pair}
+
+
+@needs_real_data
+def test_real_topics_are_in_two_languages_and_mixed():
+    paths = {"eng": "sib200/eng_Latn.tsv.gz", "zho": "sib200/zho_Hans.tsv.gz"}
+    source = Source(name="sib200", id="id", paths=paths)
+    eng, zho, mixed = read_tasks(
+        [Task(name="sib200", task="clustering", source=source, label="category")], REAL, Data(train=())
+    )
+    assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
+    assert len(set(mixed.labels)) == 7
+    assert 200 < mixed.left_languages.count("zho") < 310

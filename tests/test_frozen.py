@@ -15,13 +15,14 @@ from babeltune.baselines import teacher_scores, untrained_scores
 from babeltune.card import routes
 from babeltune.encoder import FrozenEncoder, TextIds, encode_all
 from babeltune.errors import CheckpointError, SpecError, TeacherError
-from babeltune.export import export_trial, load_export
+from babeltune.export import export, export_trial, load_export
 from babeltune.gather import Ranks
 from babeltune.learner import make_method, make_student
+from babeltune.ledger import SweepFolder
 from babeltune.method import EVERY
-from babeltune.prepare import prepare
-from babeltune.promote import dev_texts
-from babeltune.records import Student, Teacher
+from babeltune.prepare import Wanted, prepare
+from babeltune.promote import Candidate, dev_texts, export_model, weigh
+from babeltune.records import Parameter, Student, Teacher
 from babeltune.rescore import score
 from babeltune.space import make_trial
 from babeltune.spec import check_method, data_root, read_sweep
@@ -106,6 +107,7 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
     languages = [prepared.languages[number] for number in prepared.text_languages()]
+    assert model.get_embedding_dimension() == config.get("output", config.get("dim"))
     for language in ("eng", "fra", "kor"):
         ids = np.array([i for i, other in enumerate(languages) if other == language][-40:])
         stored = encode_all(run.learner.encoder, TextIds().take, ids, device="cpu")
@@ -119,6 +121,21 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
     for name, value in reports[-1].metrics.items():
         if name.startswith("dev/"):
             assert scores[name] == pytest.approx(value, abs=1e-5), name
+
+
+def test_a_promotion_scores_the_exported_layers_with_the_languages_of_the_texts(frozen, tmp_path):
+    folder = SweepFolder(tmp_path / "sweep")
+    sweep, run, reports = trained(*frozen, folder.trial(0))
+    candidate = Candidate(folder, sweep, run.trial, reports[-1], run.prepared)
+
+    def rescore(models, tasks, prefix):
+        return {name: score(model, tasks, prefix) for name, model in models.items()}
+
+    export_model(candidate, tmp_path / "model")
+    export_model(candidate, tmp_path / "untrained", untrained=True)
+    assert weigh(candidate, tmp_path, rescore).verdict == "promote"
+    export_model(candidate, tmp_path / "other" / "model", untrained=True)
+    assert weigh(candidate, tmp_path / "other", rescore).verdict == "refuse"
 
 
 def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(frozen, tmp_path):
@@ -154,6 +171,32 @@ def test_a_reduced_model_is_a_teacher_and_not_a_student(frozen, tmp_path):
     assert np.abs(teacher.encode(texts) - expected).max() < 1e-6
     with pytest.raises(TeacherError, match=r"cannot be a student: .* namely Dense, Normalize;"):
         load_export(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"prompt": "query: ", "normalize": False}, {"pooling": "max"}, {"pooling": "cls", "normalize": False}],
+)
+def test_a_teacher_is_written_as_it_encodes(frozen, tmp_path, settings):
+    """D20: of a model such as LaBSE the dense layer with tanh stays; a pooling of the sweep's own replaces it."""
+    sweep, _ = frozen
+    encoder, tokenizer, student = load_export(Path(sweep.teacher.model))
+    encoder.tanh, encoder.pooling = True, "cls"
+    export(encoder, tokenizer, student, tmp_path / "labse")
+    teacher = load_teacher(Teacher(model=str(tmp_path / "labse"), max_tokens=8, **settings))
+    teacher.save(tmp_path / "model")
+    model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    texts = ["Good morning.", "Where is the station, and when does the last train leave for the coast?"]
+    assert np.abs(model.encode(texts) - teacher.encode(texts)).max() < 1e-6
+    assert (teacher.dim == encoder.dim) == ("pooling" not in settings)
+
+
+def test_a_sweep_over_frozen_and_trained_methods_prepares_for_both(frozen):
+    sweep, _ = frozen
+    methods = {"method": Parameter(choice=("dimension_reduction", "translation_ranking"))}
+    wanted = Wanted.of(replace(sweep, config={}, parameters=methods))
+    assert (wanted.frozen, wanted.trained) == (True, True)
+    check_method(replace(sweep, config={}, parameters=methods, student=Student(layers=1)))
 
 
 def test_a_model_with_layers_for_each_language_is_neither(frozen, tmp_path):

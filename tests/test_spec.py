@@ -191,6 +191,21 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
             "name: graded, task: sts",
             ["small.yaml:22", "needs path and language"],
         ),
+        (
+            "name: graded, task: sts, path: sts.tsv",
+            "name: graded, task: clustering, path: sts.tsv",
+            ["clustering task 'graded' needs a source", "takes its rows from `source`"],
+        ),
+        (
+            "name: graded, task: sts, path: sts.tsv, language: eng",
+            "name: graded, task: clustering, source: {name: t, paths: {eng: a.tsv}}",
+            ["small.yaml:22: data.dev.1.source.id: must name the column"],
+        ),
+        (
+            "name: graded, task: sts, path: sts.tsv, language: eng",
+            "name: graded, task: clustering, source: {name: t, format: moses, paths: {eng: a.txt}}",
+            ["small.yaml:22: data.dev.1.source.format: 'moses' has one column"],
+        ),
         ("- name: news", "- name: heldout", ["small.yaml:20: data.dev.0.name: 'heldout' is kept"]),
         ("budget: {trials: 3}", "budget: [3]", ["small.yaml:26: budget: [3] is not possible; allowed: a mapping"]),
     ],
@@ -887,6 +902,23 @@ def test_dev_metrics_and_language_pairs_are_those_of_the_corpus(pairs, priority)
     anchors, others = taught_languages(sweep)
     assert {tuple(group.split("-")) for group in corpus.groups} <= {(a, b) for a in anchors for b in others}
     assert {group.split("-")[0] for group in corpus.groups} == set(anchors)
+
+
+def test_a_clustering_sets_metrics_are_those_of_its_languages_and_of_their_mixture(tmp_path):
+    old = "{name: graded, task: sts, path: sts.tsv, language: eng}"
+    topics = "{name: sib, task: clustering, source: {name: t, id: id, paths: {eng: a.tsv, zho: b.tsv}}, label: topic}"
+    metrics = dev_metrics(read_sweep(written(tmp_path, changed(old, topics))))
+    assert [m for m in metrics if "sib" in m] == [
+        "dev/sib/ari",
+        *(f"dev/sib/{subset}/ari" for subset in ("eng", "zho", "mixed")),
+    ]
+    text = changed(old, topics).replace("metric: dev/news/accuracy", "{metric: dev/sib/mixed/ari, goal: minimize}")
+    assert "is better the higher it is" in refusal(written(tmp_path, text))
+
+
+def test_a_setting_of_one_method_is_not_judged_by_another_that_has_its_name():
+    """`variant` is a setting of LASER3-CO and of LEALLA."""
+    check_method(read_sweep("search_spaces/all_methods.yaml", check=False))
 
 
 def test_the_three_promised_sweeps_are_shipped():

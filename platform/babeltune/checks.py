@@ -17,6 +17,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from babeltune.document import describe, refusal
 from babeltune.errors import MethodError, SpecError, nearest
+from babeltune.hub import ROUTED
 from babeltune.method import Method, Needs, load_method
 from babeltune.names import methods_with, name_problems
 from babeltune.reach import model_dense, model_modules, model_pooling, model_positions, model_width
@@ -29,6 +30,7 @@ from babeltune.space import (
     config_for,
     configurations,
     fields_of,
+    frozen_only,
     is_bare,
     proposable_methods,
     same,
@@ -192,7 +194,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
     extra = ("student.preset", "student.width", "student.projection", "student.model")
-    if all_frozen(sweep):
+    if frozen_only(sweep):
         yield from _unused_student(sweep)
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
@@ -205,11 +207,6 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
                 f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`",
             )
-
-
-def all_frozen(sweep: Sweep) -> bool:
-    """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
-    return all(method.needs(config).frozen for _, method, config in configurations(sweep))
 
 
 def _unused_student(sweep: Sweep) -> Iterator[Problem]:
@@ -228,11 +225,7 @@ def _unused_student(sweep: Sweep) -> Iterator[Problem]:
 def _model_files(sweep: Sweep) -> Iterator[Problem]:
     """Settings that contradict the files of the models that they name, as far as those are at hand."""
     if "Router" in model_modules(sweep.teacher.model, sweep.teacher.revision):
-        yield (
-            ("teacher", "model"),
-            f"{sweep.teacher.model!r} has layers for each language, and a teacher is given texts without their "
-            "language; name a model without them, such as the one that it was made from",
-        )
+        yield ("teacher", "model"), f"{sweep.teacher.model!r} {ROUTED}"
     positions = model_positions(sweep.teacher.model, sweep.teacher.revision)
     if positions is not None and sweep.teacher.max_tokens > positions:
         yield (

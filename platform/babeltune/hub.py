@@ -16,6 +16,11 @@ PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 OTHER_BACKENDS = ("onnx", "openvino")
 """Folders with the same weights for other runtimes."""
 
+ROUTED = (
+    "has layers for each language, and a teacher is given texts without their language; name a model without them, "
+    "such as the one that it was made from"
+)
+
 
 def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
     """The folder of a model with safetensors weights: a local one, or a snapshot from the hub, downloaded once.

@@ -229,6 +229,11 @@ def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
     return list(found.values())
 
 
+def frozen_only(sweep: Sweep) -> bool:
+    """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
+    return all(needs.frozen for _, _, needs in possible_needs(sweep))
+
+
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
     found = [_section(sweep.student, "student", default_params(sweep))]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from babeltune.errors import StoreError, TeacherError
-from babeltune.hub import model_files, model_folder, quiet
+from babeltune.hub import ROUTED, model_files, model_folder, quiet
 from babeltune.machine import give_back_memory
 from babeltune.records import Teacher
 from babeltune.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
@@ -130,10 +130,7 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
         )
         modules = list(whole)
         if any(isinstance(module, Router) for module in modules):
-            raise TeacherError(
-                f"teacher.model {teacher.model!r} has layers for each language, and a teacher is given texts without "
-                "their language; name a model without them, such as the one that it was made from"
-            )
+            raise TeacherError(f"teacher.model {teacher.model!r} {ROUTED}")
         while isinstance(modules[-1], Normalize):
             modules.pop()
     elif teacher.pooling == "model":
