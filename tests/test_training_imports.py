@@ -7,9 +7,19 @@ import pytest
 
 PLATFORM = (
     *("method", "prepared", "records", "errors", "store", "tokens", "encoder", "packing", "gather", "soft_loss"),
-    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "train", "trial"),
+    *(
+        "gradcache",
+        "metrics",
+        "evaluate",
+        "checkpoint",
+        "sampler",
+        "negative_queue",
+        "masked_language",
+        "train",
+        "trial",
+    ),
 )
-METHODS = ("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla")
+METHODS = ("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "ml_ctl")
 MODULES = [*(f"babeltune.{name}" for name in PLATFORM), *(f"babeltune_methods.{name}" for name in METHODS)]
 BLOCKED = """
 import importlib, importlib.machinery, importlib.metadata as metadata, re, sys

@@ -19,6 +19,8 @@ from babeltune.reader import token_set
 from babeltune.sampler import local_sizes
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+
     from babeltune.prepared import Prepared
     from babeltune.records import Training, Trial
 
@@ -51,6 +53,27 @@ def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
     )
 
 
+@dataclass(frozen=True)
+class AutocastEncode:
+    """The encoder as methods see it: run under autocast, answering in fp32. Implements `Encode`."""
+
+    encoder: Encoder
+    autocast: torch.autocast
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        with self.autocast:
+            vectors: Tensor = self.encoder(tokens)
+        return vectors.float()
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        with self.autocast:
+            return self.encoder.states(tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        return self.encoder.word_embeddings
+
+
 @dataclass
 class Learner:
     """What one optimizer step needs and changes."""
@@ -71,12 +94,7 @@ class Learner:
         """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
         training = self.training
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
-
-        def encode(tokens: Tokens) -> Tensor:
-            with autocast:
-                vectors: Tensor = self.encoder(tokens)
-            return vectors.float()
-
+        encode = AutocastEncode(self.encoder, autocast)
         self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
         self.optimizer.zero_grad(set_to_none=True)
         cached = CachedEncode(encode, training.chunk) if training.chunk else None
@@ -128,7 +146,11 @@ def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.d
     """The untrained learner of a trial."""
     method = load_method(trial.method)
     encoder = make_student(trial, prepared)
+    config = make_config(method, trial.config)
+    sizes = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
+    if method.needs(config).states:
+        sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        objective = method(make_config(method, trial.config), student_dim=encoder.dim, teacher_dim=prepared.teacher_dim)
+        objective = method(config, **sizes)
     return Learner(encoder, objective, trial.training, ranks, device)

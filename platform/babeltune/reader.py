@@ -1,4 +1,7 @@
-"""From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors and mined negatives."""
+"""From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors, mined negatives, words, masks.
+
+What is drawn anew at each visit is a function of the seed, the step and the pair's place in the global batch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from babeltune.method import Batch, Tokens, load_method, make_config
+from babeltune.errors import TrainingError
+from babeltune.masked_language import Masking
+from babeltune.method import Batch, Masked, Tokens, load_method, make_config
+from babeltune.sampler import lots
 from babeltune.store import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.tokens import tokenizer_key
 
@@ -31,10 +37,20 @@ class Reader:
     device: torch.device
     sides: frozenset[Literal["source", "target"]]
     negatives: NDArray[np.int32] | None = None
+    words: NDArray[np.int32] | None = None
+    """[samples, 5] as `TokenSet.words` has them."""
+    masking: Masking | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self.pairs = self.prepared.pairs()
         self.teacher_rows = self.prepared.teacher_rows()
+        if self.words is not None:
+            self.first_word = np.searchsorted(self.words[:, 0], np.arange(len(self.pairs) + 1))
+
+    def usable(self) -> NDArray[np.int64] | None:
+        """The pairs that a trial can train on, where not all: those with a word and its translation."""
+        return None if self.words is None else np.flatnonzero(np.diff(self.first_word))
 
     def sentences(self, ids: NDArray[np.int64]) -> Tokens:
         values, lengths = self.tokens.take(ids)
@@ -42,6 +58,24 @@ class Reader:
             torch.from_numpy(values.astype(np.int64)).to(self.device),
             torch.from_numpy(lengths.astype(np.int64)).to(self.device),
         )
+
+    def masked(self, ids: NDArray[np.int64], places: NDArray[np.int64], step: int, side: int) -> Masked | None:
+        """The texts with some of their tokens masked; `places` are their pairs' in the global batch."""
+        if self.masking is None:
+            return None
+        values, lengths = self.tokens.take(ids)
+        position = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        drawn = lots(self.seed, step, side, np.repeat(places, lengths), position)
+        masked, labels = (torch.from_numpy(a).to(self.device) for a in self.masking(values.astype(np.int64), drawn))
+        return Masked(Tokens(masked, torch.from_numpy(lengths.astype(np.int64)).to(self.device)), labels)
+
+    def drawn_words(self, rows: NDArray[np.int64], places: NDArray[np.int64], step: int) -> Tensor | None:
+        """[rows, 4] one of each pair's words and its translation."""
+        if self.words is None:
+            return None
+        first, end = self.first_word[rows], self.first_word[rows + 1]
+        chosen = first + (lots(self.seed, step, 2, places) * (end - first)).astype(np.int64)
+        return torch.from_numpy(self.words[chosen, 1:].astype(np.int64)).to(self.device)
 
     def vectors(self, ids: NDArray[np.int64]) -> Tensor:
         assert self.teacher is not None
@@ -59,8 +93,9 @@ class Reader:
         drawn = np.random.default_rng((seed, 9)).permutation(ids)[:count]
         return self.vectors(drawn), torch.from_numpy(drawn).to(self.device)
 
-    def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
-        """This rank's rows of a global batch of `total` pairs."""
+    def batch(self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0) -> Batch:
+        """This rank's rows, from place `first` on, of global batch `step` of `total` pairs."""
+        places = np.arange(first, first + len(rows))
         sides = self.sides
         source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
         negatives = mask = None
@@ -78,6 +113,9 @@ class Reader:
             teacher_target=self.vectors(source if self.prepared.copy_anchor else target) if "target" in sides else None,
             negatives=negatives,
             negatives_mask=mask,
+            words=self.drawn_words(rows, places, step),
+            masked_source=self.masked(source, places, step, 0),
+            masked_target=self.masked(target, places, step, 1),
         )
 
 
@@ -91,11 +129,25 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
     method = load_method(trial.method)
     needs = method.needs(make_config(method, trial.config))
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
+    tokens = token_set(trial, prepared)
     return Reader(
         prepared,
-        open_ragged(Path(token_set(trial, prepared).train)),
+        open_ragged(Path(tokens.train)),
         open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device,
         needs.teacher,
         np.load(mined, mmap_mode="r") if mined else None,
+        np.load(tokens.words or "", mmap_mode="r") if needs.words else None,
+        masking(tokens, needs.masked) if needs.masked else None,
+        trial.seed,
     )
+
+
+def masking(tokens: TokenSet, share: float) -> Masking:
+    """The masks of this tokenizer; `TrainingError` where it has no mask token."""
+    if tokens.mask is None:
+        raise TrainingError(
+            f"the tokenizer {tokens.tokenizer!r} has no mask token, which masked language modelling needs; name "
+            "another student, or turn masking off in the method's settings"
+        )
+    return Masking(share, tokens.mask, np.setdiff1d(np.arange(tokens.vocabulary), tokens.special))
