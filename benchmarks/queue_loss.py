@@ -9,14 +9,14 @@ too close with -inf, and leaves the gradient to autograd.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from babeltune.gather import Ranks
-from babeltune.method import Batch, Method, Tokens, load_method, make_config
+from babeltune.method import Batch, Encode, Method, Tokens, load_method, make_config
 from benchmarks.race import cpu_seconds, options, race, verdict
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Ours:
         one_token_each = Tokens(ids, torch.ones_like(ids))
         batch = Batch(one_token_each, one_token_each, ids, ids, pairs, teacher_source=self.given.teacher)
         leaf = self.given.student.detach().requires_grad_()
-        loss = self.objective.loss(lambda tokens: leaf, batch, Ranks())
+        loss = self.objective.loss(cast(Encode, lambda tokens: leaf), batch, Ranks())
         loss.total.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         return float(loss.total.detach()), leaf.grad

@@ -70,7 +70,7 @@ def frozen(tmp_path_factory, tiny):
         (place / f"{name}.tsv").write_text("".join(rows), encoding="utf-8")
     trial = make_trial(small, 0, {})
     encoder = make_student(trial, prepared)
-    export_trial(small, trial, prepared, encoder, make_method(trial, prepared, encoder.dim), place / "encoder")
+    export_trial(small, trial, prepared, encoder, make_method(trial, prepared, encoder), place / "encoder")
     (place / "frozen.yaml").write_text(FROZEN.replace("ROOT", str(place)), encoding="utf-8")
     sweep = read_sweep(place / "frozen.yaml")
     return sweep, prepare(sweep, place / "storage")

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from babeltune.gather import Ranks
-from babeltune.gradcache import CachedEncode
-from babeltune.method import encode_together, tokens_from
+from babeltune.gradcache import CachedEncode, chunks
+from babeltune.method import encode_together, states_together, tokens_from
 from babeltune.soft_loss import tiled_cross_entropy
 
 
@@ -92,3 +92,63 @@ def test_a_rank_without_sentences_takes_part():
     cached.backward()
     assert vectors.shape == (0, 6)
     assert all(p.grad is None or not p.grad.any() for p in encoder.parameters())
+
+
+class Tagger(Bag):
+    """Also gives a state for each token, and its embeddings."""
+
+    def states(self, tokens):
+        first = torch.tanh(self.layer(self.dropout(self.words(tokens.ids))))
+        return torch.cat([first, self.dropout(first)], dim=1)
+
+    @property
+    def word_embeddings(self):
+        return self.words.weight
+
+
+def state_gradients(encoder, encode, cached=None):
+    """Of a loss that reads vectors, states of two sides and the word embeddings."""
+    encoder.zero_grad()
+    torch.manual_seed(7)
+    vectors = encode(sentences(5, 1))
+    x, y = states_together(encode, sentences(5, 2), sentences(4, 3))
+    logits = torch.cat([x[:, 4:], y[:, 4:]]) @ encode.word_embeddings.T
+    loss = logits.logsumexp(1).sum() + (x.sum(0) * y.sum(0)).sum() + vectors[:, 0].sum()
+    loss.backward()
+    if cached:
+        cached.backward()
+    return loss.item(), [p.grad.clone() for p in encoder.parameters()], torch.rand(1)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_states_are_cached_like_vectors(chunk):
+    encoder = Tagger(dropout=0.0)
+    cached = CachedEncode(encoder, chunk)
+    loss, expected, _ = state_gradients(encoder, encoder)
+    again, found, _ = state_gradients(encoder, cached, cached)
+    assert again == pytest.approx(loss, rel=1e-6)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_states_of_the_second_run_have_the_dropout_of_the_first():
+    encoder = Tagger(dropout=0.4)
+
+    class Chunked:
+        """The same chunks with a graph: the plain loss under the same randomness."""
+
+        word_embeddings = encoder.word_embeddings
+
+        def __call__(self, tokens):
+            return torch.cat([encoder(part) for part in chunks(tokens, 3)])
+
+        def states(self, tokens):
+            return torch.cat([encoder.states(part) for part in chunks(tokens, 3)])
+
+    cached = CachedEncode(encoder, 3)
+    loss, expected, after = state_gradients(encoder, Chunked())
+    again, found, then = state_gradients(encoder, cached, cached)
+    assert again == pytest.approx(loss, rel=1e-6)
+    assert torch.equal(then, after)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())

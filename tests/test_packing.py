@@ -50,6 +50,7 @@ def test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went()
     packing = pack(Tokens(torch.tensor([10, 11, 12, 20, 30, 31, 32]), torch.tensor([3, 1, 0, 3])))
     assert packing.ids.tolist() == [20, 10, 11, 12, 30, 31, 32]
     assert packing.positions.tolist() == [0, 0, 1, 2, 0, 1, 2]
+    assert packing.taken.tolist() == [3, 0, 1, 2, 4, 5, 6]
     assert packing.groups == ((1, 0), (1, 1), (2, 3))
     assert packing.rank.tolist() == [2, 1, 0, 3]
     assert packing.lengths.tolist() == [0, 1, 3, 3]
@@ -61,8 +62,9 @@ def test_packed_states_and_gradients_equal_the_padded_ones(name):
     packed, padded, packing = small(name), small(name), pack(MIXED)
     offset = enable_packing(packed, pad)
     assert offset == (2 if name == "xlm-r" else 0)
-    out, expected = run_packed(packed, packing, offset), run_padded(padded, packing, pad)
+    out, expected = run_packed(packed, packing, offset, first=True), run_padded(padded, packing, pad, first=True)
     assert (out - expected).abs().max() < 2e-6
+    assert torch.equal(out[:, 32:], run_packed(packed, packing, offset)), "the last layer's states stand last"
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     (out * weights).sum().backward()
     (expected * weights).sum().backward()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from babeltune.errors import TrainingError
 from babeltune.records import Sampling
-from babeltune.sampler import Schedule, local_sizes, own_rows
+from babeltune.sampler import Schedule, local_sizes, lots, own_rows
 
 
 def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
@@ -118,3 +118,31 @@ def test_a_language_pair_of_one_row_is_left_out():
 def test_no_rows_is_an_error_that_says_what_to_do():
     with pytest.raises(TrainingError, match=r"data\.train"):
         schedule([])
+
+
+def test_only_the_pairs_that_are_named_take_part():
+    groups = np.repeat(np.arange(3), 30).astype(np.int16)
+    weights = np.where(np.arange(90) % 2, 1, 2).astype(np.float32)
+    settings = {"global_batch": 8, "total_pairs": 400, "seed": 3}
+    only = np.concatenate([np.arange(5, 30), np.arange(70, 90)])
+    plan = Schedule(groups, weights, Sampling(), **settings, only=only)
+    seen = np.concatenate([plan.rows(step) for step in range(len(plan))])
+    assert set(seen.tolist()) == set(only.tolist())
+    every = Schedule(groups, weights, Sampling(), **settings, only=np.arange(90))
+    plain = Schedule(groups, weights, Sampling(), **settings)
+    assert all(np.array_equal(every.rows(step), plain.rows(step)) for step in range(len(plain)))
+    with pytest.raises(TrainingError, match="that have an aligned word"):
+        Schedule(groups, weights, Sampling(), **settings, only=np.array([1, 40]))
+
+
+def test_lots_are_even_and_depend_on_seed_step_use_place_and_position_alone():
+    places, positions = np.divmod(np.arange(100_000), 40)
+    drawn = lots(1, 2, 0, places, positions)
+    assert 0 <= drawn.min() < drawn.max() < 1
+    assert np.abs(np.histogram(drawn, 20, (0, 1))[0] / 5000 - 1).max() < 0.06
+    for lag in (1, 40, 41):
+        assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 0.015
+    rest = lots(1, 2, 0, places[777:], positions[777:])
+    assert np.array_equal(rest, drawn[777:]), "ranks draw what one rank does"
+    others = [lots(*arguments, places, positions) for arguments in ((2, 2, 0), (1, 3, 0), (1, 2, 1))]
+    assert all(abs(np.corrcoef(drawn, other)[0, 1]) < 0.015 for other in others)

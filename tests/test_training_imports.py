@@ -7,11 +7,12 @@ import pytest
 
 PLATFORM = (
     *("method", "prepared", "records", "errors", "store", "tokens", "encoder", "packing", "gather", "soft_loss"),
-    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "kmeans", "train", "trial"),
+    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "kmeans", "masked_language"),
+    *("train", "trial"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),
-    *("dimension_reduction", "bilingual_aligner"),
+    *("dimension_reduction", "bilingual_aligner", "ml_ctl"),
 )
 MODULES = [*(f"babeltune.{name}" for name in PLATFORM), *(f"babeltune_methods.{name}" for name in METHODS)]
 BLOCKED = """

@@ -82,18 +82,21 @@ UNITED: dict[str, Callable[[list[Any]], Any]] = {
     "same_dimension": any,
     "in_batch_negatives": any,
     "warm_up": max,
+    "words": any,
+    "states": any,
 }
 """Needs that methods may have in different measure, and what satisfies all of them."""
-MINED = ("hard_negatives", "hard_negatives_below")
-"""Needs on which those must agree that have any; a method without hard negatives passes them over."""
+WHERE = {"hard_negatives": "hard_negatives", "hard_negatives_below": "hard_negatives", "masked": "masked"}
+"""Needs on which those must agree that have any: a method without hard negatives, or masks, passes them over."""
 
 
 def union(needs: Mapping[str, Needs]) -> Needs:
     """What satisfies all of these methods; `MethodError` names two that need what cannot both be had."""
-    mining = {name: need for name, need in needs.items() if need.hard_negatives} or {"none": Needs()}
     values: dict[str, Any] = {}
     for part in dataclasses.fields(Needs):
-        among = mining if part.name in MINED else needs
+        which = WHERE.get(part.name)
+        having = {name: need for name, need in needs.items() if which is None or getattr(need, which)}
+        among = having or {"none": Needs()}
         found = {name: getattr(need, part.name) for name, need in among.items()}
         unite = UNITED.get(part.name)
         values[part.name] = unite(list(found.values())) if unite else agreed(part.name, found)

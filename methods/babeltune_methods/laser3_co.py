@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
+from babeltune.masked_language import MaskedLanguageHead
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.negative_queue import Filter, Queue, equal_m, log_sums
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 QUEUED = ("co", "co_filter")
+MASKED = 0.15
+"""fairseq's share of masked tokens."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class Config:
     self_weight: float = 1.0
     """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). The paper compares student(x) with
     teacher(y); a student that is used alone needs both. 0 is the paper's stage two."""
+    mask_weight: float = 0.0
+    """LASER3's `mask` task: masked language modelling of x, of which 15 % of the tokens are chosen (fairseq: 0.09). The
+    paper does not say whether it kept it, so it is off."""
     mask_duplicates: bool = True
     """Candidates with the positive's own text are no negatives. The paper does not say; `paper()` does not mask."""
 
@@ -72,8 +78,9 @@ class Config:
             raise ValueError(f"queue is {self.queue}; it must be 1 to 65536 entries")
         if not -1 < self.sigma <= 1:
             raise ValueError(f"sigma is {self.sigma}; it is a cosine, above -1 and up to 1")
-        if not (self.self_weight >= 0 and math.isfinite(self.self_weight)):
-            raise ValueError(f"self_weight is {self.self_weight}; it must be 0 or more")
+        for field in ("self_weight", "mask_weight"):
+            if not (getattr(self, field) >= 0 and math.isfinite(getattr(self, field))):
+                raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 or more")
 
     @classmethod
     def paper(cls) -> Config:
@@ -90,9 +97,10 @@ class Laser3Co(Method):
     name = "laser3_co"
     Config = Config
 
-    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
-        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim)
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, **states: int) -> None:
+        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim, **states)
         self.queue = Queue(config.queue, teacher_dim) if config.variant in QUEUED else None
+        self.head = MaskedLanguageHead(self.width, self.vocabulary) if config.mask_weight else None
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
@@ -102,6 +110,8 @@ class Laser3Co(Method):
             in_batch_negatives=config.variant == "in_batch",
             order="length" if config.variant == "co_filter" else "shuffled",
             warm_up=config.queue if config.variant in QUEUED else 0,
+            states=config.mask_weight > 0,
+            masked=MASKED if config.mask_weight else 0.0,
         )
 
     @classmethod
@@ -137,6 +147,10 @@ class Laser3Co(Method):
         if both:
             again = config.self_weight * distil(own[0], k) / batch.total
             loss, terms["self"] = loss + again, again.detach()
+        if self.head is not None and batch.masked_target is not None:
+            states = encode.states(batch.masked_target.tokens)
+            guess, diagnostics["masked_accuracy"] = self.head.loss(states, batch.masked_target, encode, gather)
+            loss, terms["mask"] = loss + config.mask_weight * guess, config.mask_weight * guess.detach()
         return Loss(loss, terms, diagnostics)
 
     def contrast(

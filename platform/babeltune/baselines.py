@@ -24,7 +24,7 @@ def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the trial's student and layers before the first step."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = make_student(trial, prepared).to(device)
-    method = make_method(trial, prepared, encoder.dim).to(device)
+    method = make_method(trial, prepared, encoder).to(device)
     return dev_scores(encoder, method, trial, prepared, Ranks(), device)
 
 

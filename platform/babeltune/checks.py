@@ -32,6 +32,7 @@ from babeltune.space import (
     fields_of,
     frozen_only,
     is_bare,
+    possible_needs,
     proposable_methods,
     same,
     split_name,
@@ -191,6 +192,8 @@ def _agreements(sweep: Sweep) -> Iterator[Problem]:
 def _needs(sweep: Sweep) -> Iterator[Problem]:
     yield from _needs_of_ranges(sweep)
     yield from _model_files(sweep)
+    if any(needs.words for _, _, needs in possible_needs(sweep)):
+        yield from _lexicons(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
     extra = ("student.preset", "student.width", "student.projection", "student.model")
@@ -220,6 +223,21 @@ def _unused_student(sweep: Sweep) -> Iterator[Problem]:
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+
+
+def _lexicons(sweep: Sweep) -> Iterator[Problem]:
+    """Language pairs that no lexicon lists, where words come from lexicons alone."""
+    words = sweep.data.words
+    bare = [
+        f"{a}-{b}"
+        for a, b in taught_pairs(sweep)
+        if words.align == "lexicon" and not any({a, b} <= set(lexicon.columns) for lexicon in words.lexicon)
+    ]
+    if bare:
+        yield (
+            ("data", "words", "lexicon"),
+            f"no lexicon has columns of {', '.join(bare)}; add one, or align words with `align: mutual`",
+        )
 
 
 def _model_files(sweep: Sweep) -> Iterator[Problem]:
@@ -306,14 +324,15 @@ def _chosen(sweep: Sweep, params: Mapping[str, Any]) -> str:
 
 def taught_languages(sweep: Sweep) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The languages of the training pairs: those on the anchor side, and those on the other."""
-    by_name = {source.name: source for source in sweep.data.train}
-    pairs = [
-        pair
-        for source in sweep.data.train
-        if source.train
-        for pair in source_pairs(source, by_name, sweep.data.anchor_priority)
-    ]
+    pairs = taught_pairs(sweep)
     return tuple(dict.fromkeys(a for a, _ in pairs)), tuple(dict.fromkeys(b for _, b in pairs))
+
+
+def taught_pairs(sweep: Sweep) -> tuple[tuple[str, str], ...]:
+    """The language pairs of the training text, anchor first."""
+    by_name = {source.name: source for source in sweep.data.train}
+    pairs = [source_pairs(s, by_name, sweep.data.anchor_priority) for s in sweep.data.train if s.train]
+    return tuple(dict.fromkeys(pair for of_source in pairs for pair in of_source))
 
 
 def student_width(student: Student) -> int | None:

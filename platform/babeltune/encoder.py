@@ -76,6 +76,17 @@ class Encoder(nn.Module):
         """Width of a sentence vector."""
         return int(self.projection.out_features if self.projection else self.backbone.config.hidden_size)
 
+    @property
+    def width(self) -> int:
+        """Width of a token's state."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        """The embeddings of the token ids, part of the weights."""
+        weight: Tensor = self.backbone.get_input_embeddings().weight
+        return weight
+
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
         vectors = self._pooled(tokens)
@@ -85,16 +96,30 @@ class Encoder(nn.Module):
                 vectors = vectors.tanh() if self.tanh else vectors
             return normalize(vectors, dim=-1) if self.normalize else vectors
 
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        """The first and the last layer's states side by side, 2 · width a token, in the order of `tokens.ids`."""
+        if len(tokens.ids) == 0:
+            return self._nothing().reshape(0, 2 * self.width)
+        packing = pack(tokens)
+        place = torch.empty_like(packing.taken)
+        place[packing.taken] = torch.arange(len(place), device=place.device)
+        return self._run(packing, first=True)[place].float()
+
     def _pooled(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
         if len(tokens.ids) == 0:
-            nothing: Tensor = next(self.backbone.parameters()).flatten()[:0]
-            return nothing.reshape(len(tokens), 0, self.backbone.config.hidden_size).sum(1)
+            return self._nothing().reshape(len(tokens), 0, self.width).sum(1)
         packing = pack(tokens)
+        return pool(self._run(packing), packing, self.pooling)[packing.rank]
+
+    def _run(self, packing: Packing, *, first: bool = False) -> Float[Tensor, "tokens states"]:
         if self.offset is None:
-            states = run_padded(self.backbone, packing, self.pad_token_id)
-        else:
-            states = run_packed(self.backbone, packing, self.offset)
-        return pool(states, packing, self.pooling)[packing.rank]
+            return run_padded(self.backbone, packing, self.pad_token_id, first=first)
+        return run_packed(self.backbone, packing, self.offset, first=first)
+
+    def _nothing(self) -> Float[Tensor, "0"]:
+        """No number, from the weights, so that a loss without sentences has a gradient."""
+        nothing: Tensor = next(self.backbone.parameters()).flatten()[:0]
+        return nothing
 
 
 class FrozenEncoder(nn.Module):

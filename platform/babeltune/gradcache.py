@@ -3,12 +3,13 @@
 Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache). Vectors are
 computed chunk by chunk without a graph; the loss of the whole batch gives the gradient of each vector; then every
 chunk is encoded again with a graph, under the same randomness, and that gradient is carried on to the parameters.
-Memory grows with the chunk, not with the batch, and the gradient is that of the plain loss.
+Memory grows with the chunk, not with the batch, and the gradient is that of the plain loss. Token states are cached in
+the same way; the word embeddings, which a loss reads as they are, take their gradient at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,10 @@ def chunks(tokens: Tokens, size: int) -> Iterator[Tokens]:
     yield from map(Tokens, ids, lengths)
 
 
+Run = Callable[[Tokens], Tensor]
+"""From sentences to rows: their vectors, or their tokens' states."""
+
+
 class CachedEncode:
     """An `Encode` for one step: call it in the loss, call `loss.backward()`, then call `backward()`.
 
@@ -36,32 +41,43 @@ class CachedEncode:
     def __init__(self, encode: Encode, chunk: int) -> None:
         self.encode = encode
         self.chunk = chunk
-        self.replays: list[tuple[Tokens, RandomState, Tensor, slice]] = []
+        self.replays: list[tuple[Run, Tokens, RandomState, Tensor, slice]] = []
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        return self._rows(self.encode, tokens)
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        return self._rows(self.encode.states, tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        return self.encode.word_embeddings
+
+    def _rows(self, run: Run, tokens: Tokens) -> Float[Tensor, "rows dim"]:
+        """What `run` gives for all chunks, one below the other, as a leaf that remembers how it was made."""
         parts, states = [], []
         with torch.no_grad():
             for part in chunks(tokens, self.chunk):
                 states.append(RandomState(tokens.ids.device))
-                parts.append(self.encode(part))
-        vectors = torch.cat(parts).requires_grad_()
+                parts.append(run(part))
+        rows = torch.cat(parts).requires_grad_()
         start = 0
-        for part, state in zip(chunks(tokens, self.chunk), states, strict=True):
-            self.replays.append((part, state, vectors, slice(start, start + len(part))))
-            start += len(part)
-        return vectors
+        for part, state, made in zip(chunks(tokens, self.chunk), states, parts, strict=True):
+            self.replays.append((run, part, state, rows, slice(start, start + len(made))))
+            start += len(made)
+        return rows
 
     def backward(self) -> None:
         """Adds the loss's gradient to the parameters. The random stream goes on as after the first run."""
         if not self.replays:
             return
-        after = RandomState(self.replays[0][2].device)
-        for tokens, state, vectors, rows in self.replays:
-            if vectors.grad is None:
+        after = RandomState(self.replays[0][3].device)
+        for run, tokens, state, rows, at in self.replays:
+            if rows.grad is None:
                 continue
             state.restore()
             with torch.enable_grad():
-                self.encode(tokens).backward(vectors.grad[rows])  # type: ignore[no-untyped-call]
+                run(tokens).backward(rows.grad[at])  # type: ignore[no-untyped-call]
         after.restore()
         self.replays = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from babeltune.sampler import local_sizes
 from babeltune.store import open_matrix
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+
     from babeltune.prepared import Prepared
     from babeltune.records import Training, Trial
 
@@ -53,6 +55,33 @@ def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
     )
 
 
+@dataclass(frozen=True)
+class AutocastEncode:
+    """The encoder as methods see it: run under autocast, answering in fp32. Implements `Encode`."""
+
+    encoder: Encoder | FrozenEncoder
+    autocast: torch.autocast
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        with self.autocast:
+            vectors: Tensor = self.encoder(tokens)
+        return vectors.float()
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        with self.autocast:
+            return self.student.states(tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        return self.student.word_embeddings
+
+    @property
+    def student(self) -> Encoder:
+        """The encoder, where it is one that is trained: a frozen one has no token states."""
+        assert isinstance(self.encoder, Encoder)
+        return self.encoder
+
+
 @dataclass
 class Learner:
     """What one optimizer step needs and changes."""
@@ -73,12 +102,7 @@ class Learner:
         """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
         training = self.training
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
-
-        def encode(tokens: Tokens) -> Tensor:
-            with autocast:
-                vectors: Tensor = self.encoder(tokens)
-            return vectors.float()
-
+        encode = AutocastEncode(self.encoder, autocast)
         self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
         self.optimizer.zero_grad(set_to_none=True)
         frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
@@ -130,17 +154,23 @@ def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
     )
 
 
-def make_method(trial: Trial, prepared: Prepared, student_dim: int) -> Method:
-    """The untrained method of a trial; the same weights on every rank."""
+def make_method(trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder) -> Method:
+    """The untrained method of a trial on this encoder; the same weights on every rank."""
     method = load_method(trial.method)
     config = make_config(method, trial.config)
-    more = {"languages": prepared.trained_languages} if method.needs(config).per_language else {}
+    needs = method.needs(config)
+    sizes: dict[str, Any] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
+    if needs.per_language:
+        sizes["languages"] = prepared.trained_languages
+    if needs.states:
+        assert isinstance(encoder, Encoder)
+        sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        return method(config, student_dim=student_dim, teacher_dim=prepared.teacher_dim, **more)
+        return method(config, **sizes)
 
 
 def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Learner:
     """The untrained learner of a trial."""
     encoder = make_student(trial, prepared)
-    return Learner(encoder, make_method(trial, prepared, encoder.dim), trial.training, ranks, device)
+    return Learner(encoder, make_method(trial, prepared, encoder), trial.training, ranks, device)

@@ -40,11 +40,35 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def sentence(self) -> Int[Tensor, "tokens"]:
+        """Which sentence each token is in."""
+        places = torch.arange(len(self.lengths), device=self.lengths.device)
+        return torch.repeat_interleave(places, self.lengths, output_size=len(self.ids))
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Sentences of which some tokens are masked, and what these were."""
+
+    tokens: Tokens
+    labels: Int[Tensor, "tokens"]
+    """The id that a masked language model predicts for each token, -100 where it predicts none."""
+
 
 class Encode(Protocol):
     """The student: one vector per sentence, as the exported model gives it (L2-normalised where it normalises)."""
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]: ...
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        """The first and the last layer's state of each token, side by side: 2 · width numbers."""
+        ...
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        """The embeddings of the token ids."""
+        ...
 
 
 class Gather(Protocol):
@@ -81,6 +105,14 @@ class Batch:
     """[local, needs.hard_negatives], False where fewer were found."""
     languages: Int[Tensor, "local 2"] | None = None
     """`needs.per_language`: the languages of source and target, by their place among those of the method."""
+    words: Int[Tensor, "local 4"] | None = None
+    """Of a word of each source and its translation in the target: first token, end, first token, end (`needs.words`).
+
+    Counted within the sentence, special tokens included. At each visit of a pair one of its words is drawn; the pair
+    is one row, so it never meets itself as a negative. (ML-CTL's code has a row for every word.)"""
+    masked_source: Masked | None = None
+    """The source with `needs.masked` of its tokens chosen for prediction, in the same places as in `source`."""
+    masked_target: Masked | None = None
 
 
 @dataclass(frozen=True)
@@ -115,11 +147,17 @@ class Needs:
     """The method has layers for each training language: it is built with `languages`, and batches name them."""
     warm_up: int = 0
     """Teacher vectors of this many training anchors are given to `Method.warm_up` before the first step."""
+    words: bool = False
+    """Words and their translations by place; pairs in which none was found are left out of the trial."""
+    masked: float = 0.0
+    """Share of the tokens that are chosen for masked language modelling."""
+    states: bool = False
+    """The method reads token states: it is told their width and the size of the vocabulary."""
 
     @property
     def prepared(self) -> Needs:
-        """What of it is prepared before the first trial; order and warm-up are matters of each trial."""
-        return dataclasses.replace(self, order="shuffled", warm_up=0)
+        """What of it is prepared before the first trial; order, warm-up, masks and states are matters of each trial."""
+        return dataclasses.replace(self, order="shuffled", warm_up=0, masked=0.0, states=False)
 
     @property
     def negatives_key(self) -> str:
@@ -134,11 +172,14 @@ class Method(nn.Module, ABC):
     Config: ClassVar[type]
     """A frozen dataclass; every field's docstring cites its equation or section."""
 
-    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int) -> None:
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, width: int = 0, vocabulary: int = 0) -> None:
+        """`width` (of a token's state) and `vocabulary` are given where `needs.states`."""
         super().__init__()
         self.config = config
         self.student_dim = student_dim
         self.teacher_dim = teacher_dim
+        self.width = width
+        self.vocabulary = vocabulary
 
     @classmethod
     @abstractmethod
@@ -237,6 +278,11 @@ def needs_of(name: str, config: Mapping[str, Any]) -> Needs:
     return method.needs(make_config(method, config))
 
 
+def joined(*sides: Tokens) -> Tokens:
+    """The sentences of several sides, one side after the other."""
+    return Tokens(torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides]))
+
+
 def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
     """The vectors of several sides from one packed forward pass, which groups equal lengths best.
 
@@ -245,8 +291,12 @@ def encode_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "sente
     if (together := getattr(encode, "together", None)) is not None:
         shared: list[Tensor] = together(*sides)
         return shared
-    joined = Tokens(torch.cat([side.ids for side in sides]), torch.cat([side.lengths for side in sides]))
-    return list(torch.split(encode(joined), [len(side) for side in sides]))
+    return list(torch.split(encode(joined(*sides)), [len(side) for side in sides]))
+
+
+def states_together(encode: Encode, *sides: Tokens) -> list[Float[Tensor, "tokens states"]]:
+    """The token states of several sides from one packed forward pass."""
+    return list(torch.split(encode.states(joined(*sides)), [len(side.ids) for side in sides]))
 
 
 def tokens_from(sentences: list[list[int]]) -> Tokens:

@@ -35,6 +35,8 @@ class Packing:
     """Token ids in that order."""
     positions: Int[Tensor, "tokens"]
     """Of each token in its sentence, from 0."""
+    taken: Int[Tensor, "tokens"]
+    """Where each token stood in the batch."""
     rank: Int[Tensor, "sentences"]
     """Where the i-th sentence of the batch went."""
     lengths: Int[Tensor, "sentences"]
@@ -59,7 +61,7 @@ def pack(tokens: Tokens) -> Packing:
     positions = positions - torch.repeat_interleave(ordered.cumsum(0) - ordered, ordered, output_size=len(tokens.ids))
     taken = torch.repeat_interleave(first, ordered, output_size=len(tokens.ids)) + positions
     groups = tuple((len(list(same)), length) for length, same in groupby(ordered.tolist()))
-    return Packing(tokens.ids[taken], positions, rank, ordered, groups)
+    return Packing(tokens.ids[taken], positions, taken, rank, ordered, groups)
 
 
 def packed_attention(
@@ -120,19 +122,31 @@ def _by_length(
 AttentionInterface.register(NAME, packed_attention)
 
 
-def run_packed(model: PreTrainedModel, packing: Packing, offset: int) -> Float[Tensor, "tokens width"]:
+def run_packed(
+    model: PreTrainedModel, packing: Packing, offset: int, *, first: bool = False
+) -> Float[Tensor, "tokens width"]:
     """Last hidden states of a model whose attention is `packed_attention`, in the packing's order.
 
-    `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0.
+    `offset` is added to the position of each token: `pad_token_id + 1` for XLM-R and its kin, else 0. With `first`,
+    the first layer's states stand before the last one's: 2 · width numbers a token.
     """
     out = model(
-        input_ids=packing.ids.unsqueeze(0), position_ids=(packing.positions + offset).unsqueeze(0), packing=packing
+        input_ids=packing.ids.unsqueeze(0),
+        position_ids=(packing.positions + offset).unsqueeze(0),
+        packing=packing,
+        **({"output_hidden_states": True} if first else {}),
     )
-    states: Tensor = out.last_hidden_state
-    return states.squeeze(0)
+    return _states(out, first).squeeze(0)
 
 
-def run_padded(model: PreTrainedModel, packing: Packing, pad_token_id: int) -> Float[Tensor, "tokens width"]:
+def _states(out: Any, first: bool) -> Tensor:
+    last: Tensor = out.last_hidden_state
+    return torch.cat([out.hidden_states[1], last], dim=-1) if first else last
+
+
+def run_padded(
+    model: PreTrainedModel, packing: Packing, pad_token_id: int, *, first: bool = False
+) -> Float[Tensor, "tokens width"]:
     """The same from a model with its own attention, by way of a padded batch."""
     width = max(packing.groups[-1][1], 1)
     at = torch.arange(width, device=packing.ids.device)
@@ -140,8 +154,8 @@ def run_padded(model: PreTrainedModel, packing: Packing, pad_token_id: int) -> F
     padded = torch.full(mask.shape, pad_token_id, dtype=torch.long, device=mask.device)
     padded[mask] = packing.ids
     seen = at < packing.lengths.clamp(min=1)[:, None]  # a row that sees nothing would be NaN, and so its gradient
-    states: Tensor = model(input_ids=padded, attention_mask=seen.long()).last_hidden_state
-    return states[mask]
+    more = {"output_hidden_states": True} if first else {}
+    return _states(model(input_ids=padded, attention_mask=seen.long(), **more), first)[mask]
 
 
 def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:

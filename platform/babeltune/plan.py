@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -56,6 +58,8 @@ class PlanReport:
     """Language pair -> training pairs."""
     teacher_sentences: int
     """Distinct sentences that the teacher encodes, once for all trials."""
+    words: dict[str, int]
+    """Aligned words, and how many pairs have one or none; empty where no method needs them."""
     budget_pairs: int
     """Pairs seen by all trials together if none stops early."""
 
@@ -69,6 +73,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
 
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
     """
+    from babeltune.alignment import word_counts, word_samples
     from babeltune.corpus import build_corpus
     from babeltune.prepare import Wanted, asked_of_teacher
     from babeltune.translation import StandIn
@@ -81,15 +86,28 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
                 "to translate": corpus.counts[source.name]["rows"],
                 **corpus.counts[source.name],
             }
-    copy_anchor = sweep.teacher.target_side == "copy_anchor"
-    sentences, _ = asked_of_teacher(corpus, Wanted.of(sweep), copy_anchor=copy_anchor)
+    wanted, copy_anchor = Wanted.of(sweep), sweep.teacher.target_side == "copy_anchor"
+    sentences, _ = asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)
+    words = {}
+    if wanted.words:
+        with tempfile.TemporaryDirectory() as stores:
+            found = word_samples(corpus, sweep.data.words, data_root(sweep), Path(stores), sweep.seed)
+        words = word_counts(found, len(corpus.pairs))
     groups = corpus.pair_groups.tolist()
     pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
-    return describe(sweep, counts=corpus.counts, pairs=pairs, teacher_sentences=len(sentences), samples=samples)
+    return describe(
+        sweep, counts=corpus.counts, pairs=pairs, teacher_sentences=len(sentences), words=words, samples=samples
+    )
 
 
 def describe(
-    sweep: Sweep, *, counts: Counts, pairs: Mapping[str, int], teacher_sentences: int, samples: int = 3
+    sweep: Sweep,
+    *,
+    counts: Counts,
+    pairs: Mapping[str, int],
+    teacher_sentences: int,
+    words: Mapping[str, int] | None = None,
+    samples: int = 3,
 ) -> PlanReport:
     """The plan, from the sweep and what the corpus counted."""
     trials = [make_trial(sweep, number, sample(sweep, number)) for number in range(samples)]
@@ -102,6 +120,7 @@ def describe(
         counts={source: dict(steps) for source, steps in counts.items()},
         pairs=dict(pairs),
         teacher_sentences=teacher_sentences,
+        words=dict(words or {}),
         budget_pairs=sweep.budget.trials * sweep.training.pairs,
     )
 
@@ -185,6 +204,7 @@ def render(report: PlanReport) -> Group:
         *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
         heading("pairs"),
         Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
+        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
         heading("work"),
         Text(work),
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from babeltune.alignment import build_spans, build_words
 from babeltune.corpus import Corpus, build_corpus
 from babeltune.mining import mine_negatives
 from babeltune.prepared import Prepared, TokenSet
@@ -50,14 +51,21 @@ class Wanted:
     """Whether a method's encoder is the teacher: then it encodes every text, and its vectors are kept in fp32."""
     trained: bool = True
     """Whether a method trains a student, which reads tokens."""
+    words: bool = False
+    """Word-positioned samples."""
 
     @classmethod
     def of(cls, sweep: Sweep) -> Wanted:
         needs = [need for _, _, need in possible_needs(sweep)]
         mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
         sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
-        frozen = [need.frozen for need in needs]
-        return cls(sides | {"source"} if mined else sides, tuple(sorted(mined)), any(frozen), not all(frozen))
+        return cls(
+            sides=sides | {"source"} if mined else sides,
+            negatives=tuple(sorted(mined)),
+            frozen=any(need.frozen for need in needs),
+            trained=not all(need.frozen for need in needs),
+            words=any(need.words for need in needs),
+        )
 
 
 def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
@@ -90,7 +98,12 @@ def prepare(
     corpus = corpus or read_corpus(sweep, storage, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
-    tokens = build_tokens(sweep, corpus, text_digest, stores, run_shards, progress) if wanted.trained else {}
+    words = None
+    if wanted.words:
+        progress("aligning words", 0, 1)
+        words = build_words(corpus, sweep.data.words, data_root(sweep), stores, sweep.seed)
+        progress("aligning words", 1, 1)
+    tokens = build_tokens(sweep, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
         stores,
@@ -110,6 +123,7 @@ def prepare(
         "teacher": teacher.name,
         "teacher_settings": plain(sweep.teacher),
         "negatives": plain(wanted.negatives),
+        **({"words": words.name} if words else {}),
     }
 
     def write(folder: Path) -> Contents:
@@ -136,7 +150,7 @@ def prepare(
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         tasks=corpus.tasks,
-        counts={"rows": corpus.counts, "overlap": corpus.overlap},
+        counts={"rows": corpus.counts, "overlap": corpus.overlap, "words": facts_of(words) if words else {}},
         digests=corpus.digests,
     )
 
@@ -167,9 +181,15 @@ def digest_of(array: NDArray[Any]) -> str:
 
 
 def build_tokens(
-    sweep: Sweep, corpus: Corpus, text_digest: str, stores: Path, run_shards: RunShards, progress: Progress
+    sweep: Sweep,
+    corpus: Corpus,
+    text_digest: str,
+    stores: Path,
+    words: Path | None,
+    run_shards: RunShards,
+    progress: Progress,
 ) -> dict[str, TokenSet]:
-    """A tokenizer and its token stores for every student that the sweep can propose.
+    """A tokenizer and its token stores for every student that the sweep can propose, and the tokens of `words`.
 
     A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
     """
@@ -200,6 +220,7 @@ def build_tokens(
             )
             for text in (student.prompt, prompt)
         )
+        spans = words and build_spans(words, corpus, tokenizer, student.prompt, student.max_tokens, stores)
         sets[tokenizer_key(student, text_digest)] = TokenSet(
             tokenizer=str(trained or student.model),
             vocabulary=len(tokenizer),
@@ -207,6 +228,9 @@ def build_tokens(
             train=str(train),
             evaluation=str(evaluation),
             truncated=int(facts_of(train)["truncated"] or 0),
+            mask=tokenizer.mask_token_id,
+            special=tuple(sorted(tokenizer.all_special_ids)),
+            words=str(spans / "spans.npy") if spans else None,
         )
     return sets
 

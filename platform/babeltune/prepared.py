@@ -87,6 +87,13 @@ class TokenSet:
     """Token store with the evaluation prompt; the same one where the prompts agree."""
     truncated: int = 0
     """Texts of the training store that were cut at `student.max_tokens`."""
+    mask: int | None = None
+    """The mask token's id, where there is one."""
+    special: tuple[int, ...] = ()
+    """The special tokens' ids."""
+    words: str | None = None
+    """File of the word-positioned samples, int32 [samples, 5]: pair, first token and end of a word of the source, the
+    same of its translation; ordered by pair. Where a method needs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +123,8 @@ class Prepared:
     """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
     tasks: tuple[IdTask, ...]
     counts: dict[str, Any]
-    """Rows left after each cleaning step, per source; overlap counts; recorded with the run."""
+    """Rows left after each cleaning step, per source; overlap counts; words where a method needs them; recorded with
+    the run."""
     digests: dict[str, str]
     """Digest of every source and task."""
 
@@ -160,7 +168,9 @@ def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote."""
     values = json.loads(path.read_text(encoding="utf-8"))
     values["tasks"] = tasks_from(values["tasks"])
-    values["tokens"] = {key: TokenSet(**tokens) for key, tokens in values["tokens"].items()}
+    values["tokens"] = {
+        key: TokenSet(**{**tokens, "special": tuple(tokens["special"])}) for key, tokens in values["tokens"].items()
+    }
     values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
     values["group_languages"] = tuple(map(tuple, values["group_languages"]))
     return Prepared(**values)

@@ -71,7 +71,7 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
     """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
     trial, prepared = candidate.trial, candidate.prepared
     encoder = make_student(trial, prepared)
-    method = make_method(trial, prepared, encoder.dim)
+    method = make_method(trial, prepared, encoder)
     if not untrained:
         place = candidate.folder.trial(trial.number)
         tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))

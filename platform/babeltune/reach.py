@@ -67,12 +67,14 @@ def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
-    """Every file that a source or an STS set names, with its key."""
+    """Every file that a source, a lexicon or an STS set names, with its key."""
     for key, source in sources(sweep):
         if source.path is not None:
             yield (*key, "path"), source.path
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path
+    for index, lexicon in enumerate(sweep.data.words.lexicon):
+        yield ("data", "words", "lexicon", index, "path"), lexicon.path
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         for index, task in enumerate(tasks):
             if task.path is not None:

@@ -1,4 +1,7 @@
-"""From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors and mined negatives."""
+"""From the rows of the prepared pairs to a batch on a device: tokens, teacher vectors, mined negatives, words, masks.
+
+What is drawn anew at each visit is a function of the seed, the step and the pair's place in the global batch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ import torch
 from torch import Tensor
 
 from babeltune.encoder import TextIds
-from babeltune.method import Batch, Needs, Tokens, needs_of
+from babeltune.errors import TrainingError
+from babeltune.masked_language import Masking
+from babeltune.method import Batch, Masked, Needs, Tokens, needs_of
+from babeltune.sampler import lots
 from babeltune.store import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.tokens import tokenizer_key
 
@@ -32,11 +38,21 @@ class Reader:
     device: torch.device
     needs: Needs
     negatives: NDArray[np.int32] | None = None
+    words: NDArray[np.int32] | None = None
+    """[samples, 5] as `TokenSet.words` has them."""
+    masking: Masking | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self.pairs = self.prepared.pairs()
         self.teacher_rows = self.prepared.teacher_rows()
         self.languages = self.prepared.text_languages()
+        if self.words is not None:
+            self.first_word = np.searchsorted(self.words[:, 0], np.arange(len(self.pairs) + 1))
+
+    def usable(self) -> NDArray[np.int64] | None:
+        """The pairs that a trial can train on, where not all: those with a word and its translation."""
+        return None if self.words is None else np.flatnonzero(np.diff(self.first_word))
 
     def sentences(self, ids: NDArray[np.int64]) -> Tokens:
         values, lengths = self.tokens.take(ids)
@@ -44,6 +60,24 @@ class Reader:
             torch.from_numpy(values.astype(np.int64)).to(self.device),
             torch.from_numpy(lengths.astype(np.int64)).to(self.device),
         )
+
+    def masked(self, ids: NDArray[np.int64], places: NDArray[np.int64], step: int, side: int) -> Masked | None:
+        """The texts with some of their tokens masked; `places` are their pairs' in the global batch."""
+        if self.masking is None:
+            return None
+        values, lengths = self.tokens.take(ids)
+        position = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        drawn = lots(self.seed, step, side, np.repeat(places, lengths), position)
+        masked, labels = (torch.from_numpy(a).to(self.device) for a in self.masking(values.astype(np.int64), drawn))
+        return Masked(Tokens(masked, torch.from_numpy(lengths.astype(np.int64)).to(self.device)), labels)
+
+    def drawn_words(self, rows: NDArray[np.int64], places: NDArray[np.int64], step: int) -> Tensor | None:
+        """[rows, 4] one of each pair's words and its translation."""
+        if self.words is None:
+            return None
+        first, end = self.first_word[rows], self.first_word[rows + 1]
+        chosen = first + (lots(self.seed, step, 2, places) * (end - first)).astype(np.int64)
+        return torch.from_numpy(self.words[chosen, 1:].astype(np.int64)).to(self.device)
 
     def vectors(self, ids: NDArray[np.int64]) -> Tensor:
         assert self.teacher is not None
@@ -62,8 +96,9 @@ class Reader:
         drawn = np.random.default_rng((seed, 9)).permutation(ids)[:count]
         return self.vectors(drawn), torch.from_numpy(drawn).to(self.device)
 
-    def batch(self, rows: NDArray[np.int64], total: int) -> Batch:
-        """This rank's rows of a global batch of `total` pairs."""
+    def batch(self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0) -> Batch:
+        """This rank's rows, from place `first` on, of global batch `step` of `total` pairs."""
+        places = np.arange(first, first + len(rows))
         sides = self.needs.teacher
         source, target = (np.asarray(self.pairs[rows, side], dtype=np.int64) for side in (0, 1))
         negatives = mask = None
@@ -82,6 +117,9 @@ class Reader:
             negatives=negatives,
             negatives_mask=mask,
             languages=self.batch_languages(source, target) if self.needs.per_language else None,
+            words=self.drawn_words(rows, places, step),
+            masked_source=self.masked(source, places, step, 0),
+            masked_target=self.masked(target, places, step, 1),
         )
 
     def batch_languages(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> Tensor:
@@ -99,11 +137,25 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
     """The reader of a trial's batches."""
     needs = needs_of(trial.method, trial.config)
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
+    tokens = None if needs.frozen else token_set(trial, prepared)
     return Reader(
         prepared,
-        TextIds() if needs.frozen else open_ragged(Path(token_set(trial, prepared).train)),
+        TextIds() if tokens is None else open_ragged(Path(tokens.train)),
         open_matrix(Path(prepared.teacher)) if prepared.teacher else None,
         device,
         needs,
         np.load(mined, mmap_mode="r") if mined else None,
+        np.load(tokens.words or "", mmap_mode="r") if tokens and needs.words else None,
+        masking(tokens, needs.masked) if tokens and needs.masked else None,
+        trial.seed,
     )
+
+
+def masking(tokens: TokenSet, share: float) -> Masking:
+    """The masks of this tokenizer; `TrainingError` where it has no mask token."""
+    if tokens.mask is None:
+        raise TrainingError(
+            f"the tokenizer {tokens.tokenizer!r} has no mask token, which masked language modelling needs; name "
+            "another student, or turn masking off in the method's settings"
+        )
+    return Masking(share, tokens.mask, np.setdiff1d(np.arange(tokens.vocabulary), tokens.special))

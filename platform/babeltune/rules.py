@@ -28,6 +28,7 @@ from babeltune.records import (
     Task,
     Teacher,
     Training,
+    Words,
 )
 from babeltune.translation import Translation, translation_problems
 
@@ -89,6 +90,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Source: {"cap": at_least(1), "weight": positive},
     Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": at_least(3)},
     Task: {"limit": at_least(1), "k": at_least(1)},
+    Words: {"least": share, "stop_words": at_least(0)},
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
     Sampler: {"startup": at_least(0)},
@@ -196,6 +198,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
     """Sources, tasks, and what they say of one another."""
     yield from record_problems(("data",), data)
     yield from record_problems(("data", "sampling"), data.sampling)
+    yield from words_problems(("data", "words"), data.words)
     if data.split is not None:
         yield from record_problems(("data", "split"), data.split)
         if all(source.synthetic for source in data.train if source.train):
@@ -219,6 +222,17 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):
             yield from task_problems(("data", kind, index), task, data)
+
+
+def words_problems(key: Key, words: Words) -> Iterator[Problem]:
+    """How words are aligned: bounds, and lexicons where they are read."""
+    yield from record_problems(key, words)
+    if (words.align == "lexicon") != bool(words.lexicon):
+        has = "lists none" if not words.lexicon else f"lists {len(words.lexicon)}, which {words.align!r} does not read"
+        yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"
+    for index, lexicon in enumerate(words.lexicon):
+        if len(lexicon.columns) < 2:
+            yield (*key, "lexicon", index, "columns"), "must name the columns of at least two languages"
 
 
 def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:

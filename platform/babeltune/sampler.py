@@ -82,13 +82,20 @@ class Schedule:
         total_pairs: int,
         seed: int,
         order: NDArray[np.int64] | None = None,
+        only: NDArray[np.int64] | None = None,
     ) -> None:
+        """`only` names the pairs that take part; all do when it is absent."""
+        pairs = np.arange(len(groups)) if only is None else only
+        groups, weights = groups[pairs], weights[pairs]
         present = [group for group, rows in enumerate(np.bincount(groups)) if rows > 1]
         if not present:
-            raise TrainingError("no language pair has two training pairs; give data.train sources with more rows")
+            raise TrainingError(
+                "no language pair has two training pairs"
+                + (" that have an aligned word" if only is not None else "")
+                + "; give data.train sources with more rows"
+            )
         self.streams = [
-            Stream(np.flatnonzero(groups == group), weights[groups == group], (seed, 7, int(group)), order)
-            for group in present
+            Stream(pairs[groups == group], weights[groups == group], (seed, 7, int(group)), order) for group in present
         ]
         mass = np.array([float(len(s.rows)) for s in self.streams]) ** (1.0 / sampling.temperature)
         share = mass / mass.sum()
@@ -143,3 +150,19 @@ def own_rows(rows: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64
 def local_sizes(total: int, world: int) -> list[int]:
     """Every rank's number of rows of a global batch of `total`."""
     return [(r + 1) * total // world - r * total // world for r in range(world)]
+
+
+def lots(
+    seed: int, step: int, use: int, places: NDArray[np.int64], positions: NDArray[np.int64] | int = 0
+) -> NDArray[np.float64]:
+    """Numbers drawn from [0, 1), one for each place in the global batch and position there (SplitMix64).
+
+    A function of all arguments, so that any number of ranks draws the same; `use` keeps what is drawn for apart.
+    """
+    start = np.random.SeedSequence((seed, step, use)).generate_state(1, np.uint64)
+    z = start + places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z += np.asarray(positions, np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    for shift, times in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ (z >> np.uint64(shift))) * np.uint64(times)
+    numbers: NDArray[np.float64] = ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    return numbers

@@ -152,6 +152,14 @@ def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizer
     return tokenizer
 
 
+def bare_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of its fast core, which neither pads nor cuts."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
 def build_token_store(
     root: Path,
     texts: Sequence[str],
@@ -167,9 +175,7 @@ def build_token_store(
     A row has at most `max_tokens` ids, special tokens included; an empty text has just these. Ids are uint16 where
     the vocabulary allows, else int32. The fact `truncated` counts the texts that were cut.
     """
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.no_padding()
-    backend.no_truncation()
+    backend = bare_tokenizer(tokenizer)
     values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
     full = {
         "texts": digest_of_texts(texts),

@@ -55,6 +55,7 @@ class Tracking:
         self.tags = {**facts, "data": self.prepared.digest, **digests}
         params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
         texts = {f"truncated.{key}": str(tokens.truncated) for key, tokens in self.prepared.tokens.items()}
+        texts |= {f"words.{name}": str(n) for name, n in self.prepared.counts.get("words", {}).items()}
         if self.prepared.teacher:
             taught = facts_of(Path(self.prepared.teacher))
             texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}

@@ -131,6 +131,7 @@ class Run:
         method = load_method(trial.method)
         config = make_config(method, trial.config)
         self.needs = method.needs(config)
+        usable = self.reader.usable()
         self.schedule = Schedule(
             prepared.pair_groups(),
             prepared.pair_weights(),
@@ -139,6 +140,7 @@ class Run:
             total_pairs=trial.training.pairs,
             seed=trial.seed,
             order=self.reader.target_lengths() if self.needs.order == "length" else None,
+            only=usable,
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
@@ -154,6 +156,11 @@ class Run:
             "student_parameters": sum(p.numel() for module in kept for p in module.parameters()),
             "packed": self.learner.encoder.packs,
         }
+        if usable is not None and self.reader.words is not None:
+            self.facts |= {
+                "word_samples": len(self.reader.words),
+                "pairs_without_words": len(self.reader.pairs) - len(usable),
+            }
         self.reports = self.resume()
         if not self.reports and self.needs.warm_up:
             self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
@@ -293,7 +300,8 @@ class Run:
         """Global batch `step`, with its own randomness."""
         rows = self.schedule.rows(step)
         torch.manual_seed(step_seed(self.trial.seed, step, self.ranks.rank))
-        batch = self.reader.batch(own_rows(rows, self.ranks.rank, self.ranks.world), len(rows))
+        rank, world, total = self.ranks.rank, self.ranks.world, len(rows)
+        batch = self.reader.batch(own_rows(rows, rank, world), total, step=step, first=rank * total // world)
         seen = (self.seen(step) + self.seen(step + 1)) // 2
         try:
             values = self.learner.step(batch, seen)

@@ -112,11 +112,11 @@ def test_needs_that_cannot_both_be_had_are_named(one, other, words):
 
 def test_a_need_that_is_not_known_here_must_be_equal():
     values = {field.name: getattr(Needs(), field.name) for field in dataclasses.fields(Needs)}
-    made = dataclasses.make_dataclass("Wider", [("words", bool, False)], bases=(Needs,), frozen=True)
+    made = dataclasses.make_dataclass("Wider", [("other", bool, False)], bases=(Needs,), frozen=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("babeltune_methods.combined.Needs", made)
-        with pytest.raises(MethodError, match="a and b cannot be combined: they disagree on words, True and False"):
-            union({"a": made(**values, words=True), "b": made(**values)})
+        with pytest.raises(MethodError, match="a and b cannot be combined: they disagree on other, True and False"):
+            union({"a": made(**values, other=True), "b": made(**values)})
 
 
 def test_layers_that_a_term_keeps_are_kept_and_methods_of_a_frozen_encoder_are_refused():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,8 +18,9 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.gather import Ranks
 from babeltune.gradcache import CachedEncode
-from babeltune.method import Batch, Loss, available, load_method, make_config, tokens_from
-from babeltune.sampler import local_sizes, own_rows
+from babeltune.masked_language import Masking
+from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
+from babeltune.sampler import local_sizes, lots, own_rows
 
 DIM = 8
 CASES = [
@@ -38,6 +40,10 @@ CASES = [
         for equal in (False, True)
     ),
     ("laser3_co", {"denominator": "eq1", "temperature": 0.015, "queue": 10, "self_weight": 0.0}),
+    ("laser3_co", {"variant": "laser3", "mask_weight": 0.5}),
+    *(("ml_ctl", {"variant": variant, "temperature": 0.2}) for variant in ("info_snt", "cz_snt", "ml_ctl_info", "mlm")),
+    *(("ml_ctl", {"reading": reading, "temperature": 0.2}) for reading in ("paper", "authors_code", "fixed")),
+    ("ml_ctl", {"temperature": 0.005, "alpha": 0.0}),
     ("lealla", {"beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
     ("lealla", {"scale": 70.0, "beta": 0.0, "gamma": 0.0, "mask_duplicates": False}),
     ("combined", {"soft_contrastive": 0.5, "lealla": 2.0, "settings": {"lealla": {"beta": 10.0, "temperature": 1.0}}}),
@@ -47,6 +53,17 @@ CASES = [
             "mse_distillation": 1.0,
             "laser3_co": 0.3,
             "settings": {"laser3_co": {"variant": "co", "temperature": 0.2, "queue": 10}},
+        },
+    ),
+    (
+        "combined",
+        {
+            "translation_ranking": 1.0,
+            "ml_ctl": 0.5,
+            "settings": {
+                "translation_ranking": {"hard_negatives": 0, "temperature": 0.2},
+                "ml_ctl": {"temperature": 0.2},
+            },
         },
     ),
     ("lealla", {"variant": "distillation_first", "embedding": 5, "beta": 10.0, "gamma": 1.0, "temperature": 1.0}),
@@ -78,6 +95,14 @@ class Student(nn.Module):
         torch.manual_seed(3)
         self.words, self.layers = nn.Embedding(40, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, DIM))
 
+    @property
+    def word_embeddings(self):
+        return self.words.weight
+
+    def states(self, tokens):
+        first = self.layers[:2](self.words(tokens.ids))
+        return torch.cat([first, self.layers[2](first)], dim=1)
+
     def forward(self, tokens):
         states = self.layers(self.words(tokens.ids))
         which = torch.repeat_interleave(torch.arange(len(tokens)), tokens.lengths)
@@ -99,10 +124,11 @@ def share(total, negatives, rank=0, world=1):
     texts, vectors, ids, mask = global_batch(total, negatives)
     rows = own_rows(torch.arange(total), rank, world)
     source, target, *rest = ids[:, rows]
+    sides = [tokens_from([texts[i] for i in side]) for side in (source, target)]
     chosen = torch.stack(rest, dim=1).reshape(-1) if negatives else None
     return Batch(
-        source=tokens_from([texts[i] for i in source]),
-        target=tokens_from([texts[i] for i in target]),
+        source=sides[0],
+        target=sides[1],
         source_ids=source,
         target_ids=target,
         total=total,
@@ -111,7 +137,24 @@ def share(total, negatives, rank=0, world=1):
         negatives=tokens_from([texts[i] for i in chosen]) if negatives else None,
         negatives_mask=mask[rows] if negatives else None,
         languages=torch.stack([source, target], dim=1) % len(LANGUAGES),
+        words=torch.cat([spans(side, rows) for side in sides], dim=1),
+        masked_source=masked(sides[0], rows, 0),
+        masked_target=masked(sides[1], rows, 1),
     )
+
+
+def spans(side, rows):
+    """Some tokens of each sentence, which depend on its place in the global batch alone."""
+    first = rows % side.lengths
+    return torch.stack([first, first + 1 + (rows // 2) % (side.lengths - first)], dim=1)
+
+
+def masked(side, rows, use):
+    """The sentences with two of five tokens masked, which depend on their places alone."""
+    position = torch.cat([torch.arange(n) for n in side.lengths]) if len(rows) else side.ids
+    drawn = lots(5, 0, use, rows[side.sentence].numpy(), position.numpy())
+    ids, labels = map(torch.from_numpy, Masking(0.4, 39, np.arange(39))(side.ids.numpy(), drawn))
+    return Masked(Tokens(ids, side.lengths), labels)
 
 
 def build(name, values):
@@ -119,7 +162,9 @@ def build(name, values):
     config = make_config(method, values)
     torch.manual_seed(4)
     needs = method.needs(config)
-    built = method(config, student_dim=DIM, teacher_dim=DIM, **({"languages": LANGUAGES} if needs.per_language else {}))
+    sizes = {"languages": LANGUAGES} if needs.per_language else {}
+    sizes |= {"width": 8, "vocabulary": 40} if needs.states else {}
+    built = method(config, student_dim=DIM, teacher_dim=DIM, **sizes)
     vectors = normalize(torch.randn(12, DIM, generator=torch.Generator().manual_seed(8)), dim=1)
     built.warm_up(vectors[: needs.warm_up], torch.arange(12)[: needs.warm_up])
     return built, needs

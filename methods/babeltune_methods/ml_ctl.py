@@ -1,0 +1,251 @@
+"""Multi-level contrastive learning for cross-lingual alignment (ML-CTL).
+
+Chen et al. 2023, "Multi-Level Contrastive Learning for Cross-Lingual Alignment"; the authors' code is Mckysse/ML-CTL.
+What is aligned is a word in its sentence: the sentence's mean state beside the word's, through a small network that
+only training has. The CZ-NCE loss leaves the positive out of the denominator, so that the gradient does not vanish
+where a small batch is easy. Masked language modelling goes on beside it.
+
+    N           pairs in the global batch; n of them on this rank
+    H           [tokens, 2 width]        states of the first and of the last layer, side by side
+    c           [n, width | 2 width]     contextual embedding, MLP([sentence ; word]) or MLP(sentence)
+    x, y        [n | N, width | 2 width] unit c of the sources and of the targets
+    s(a, b)     cos(a, b) / t
+    s+, s-      of an anchor: s with its positive; with its 2N - 2 negatives, {x_j, y_j : j != i}
+    p           share of the tokens that are chosen for masked language modelling
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from babeltune.errors import TrainingError
+from babeltune.masked_language import MaskedLanguageHead
+from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
+from babeltune.soft_loss import Repeats
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+VARIANTS = ("info_snt", "cz_snt", "ml_ctl_info", "ml_ctl_cz", "mlm")
+READINGS: dict[str, tuple[float, bool, str]] = {
+    "paper": (0.5, True, "clean"),
+    "authors_code": (1.0, False, "masked"),
+    "fixed": (0.5, True, "clean"),
+}
+"""What each reading means by `pool_scale`, `both_directions` and `cl_input`."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The paper's numbers; repeats of a pair's own texts are no negatives (`reading: fixed`)."""
+
+    variant: Literal["info_snt", "cz_snt", "ml_ctl_info", "ml_ctl_cz", "mlm"] = "ml_ctl_cz"
+    """The rows of the paper's table: the loss (InfoNCE or CZ-NCE) and what is aligned, sentences (`snt`) or words in
+    their sentences. `mlm` is masked language modelling alone, which aligns nothing."""
+    reading: Literal["paper", "authors_code", "fixed"] = "fixed"
+    """Where the poster and the released code differ, for the next three settings, unless these are given. `fixed` is
+    the paper, and candidates with the text of either side of an anchor's pair are no negatives. (The code's decoder is
+    not tied to the word embeddings; here it always is.)"""
+    pool_scale: float | None = None
+    """Of the sum of first and last state: 0.5 is the paper's average; the code's sum is 1."""
+    both_directions: bool | None = None
+    """Equation 2: the mean over x and y as anchors; the code has x alone."""
+    cl_input: Literal["clean", "masked"] | None = None
+    """What the contrastive loss reads. The code masks tokens in place, so that it meets the masked sentence."""
+    temperature: float = 0.07
+    """t (the code: 0.07)."""
+    alpha: float = 0.1
+    """Weight of masked language modelling (the code: 0.1; not printed); 0 leaves it out."""
+    p: float = 0.15
+    """Share of the tokens that are chosen for it (the code: 0.15)."""
+
+    def __post_init__(self) -> None:
+        for field, allowed in (
+            ("variant", VARIANTS),
+            ("reading", tuple(READINGS)),
+            ("cl_input", (None, "clean", "masked")),
+        ):
+            if getattr(self, field) not in allowed:
+                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(filter(None, allowed))}")
+        for field in ("temperature", "pool_scale"):
+            value = getattr(self, field)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{field} is {value}; it must be above 0")
+        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"alpha is {self.alpha}; it must be 0 or more")
+        if not 0 < self.p < 1:
+            raise ValueError(f"p is {self.p}; it is a share of the tokens, above 0 and below 1")
+
+    @classmethod
+    def paper(cls) -> Config:
+        """The literal poster."""
+        return cls(reading="paper")
+
+    @classmethod
+    def authors_code(cls) -> Config:
+        """The released code."""
+        return cls(reading="authors_code")
+
+    @property
+    def resolved(self) -> tuple[float, bool, str]:
+        """`pool_scale`, `both_directions` and `cl_input`, as given or as the reading has them."""
+        scale, both, source = READINGS[self.reading]
+        return (
+            scale if self.pool_scale is None else self.pool_scale,
+            both if self.both_directions is None else self.both_directions,
+            self.cl_input or source,
+        )
+
+    @property
+    def contrasts(self) -> bool:
+        return self.variant != "mlm"
+
+    @property
+    def words(self) -> bool:
+        return self.variant.startswith("ml_ctl")
+
+    @property
+    def guesses(self) -> bool:
+        """Whether masked language modelling is a term."""
+        return self.alpha > 0 or not self.contrasts
+
+
+def pooled(
+    layers: Float[Tensor, "tokens width"], tokens: Tokens, spans: Int[Tensor, "sentences 2"] | None = None
+) -> Float[Tensor, "sentences width"]:
+    """The mean over each sentence's tokens, special ones included, or over those in its span."""
+    sentence = tokens.sentence
+    if spans is not None:
+        place = (
+            torch.arange(len(sentence), device=sentence.device) - (tokens.lengths.cumsum(0) - tokens.lengths)[sentence]
+        )
+        inside = (spans[sentence, 0] <= place) & (place < spans[sentence, 1])
+        layers, sentence = layers[inside], sentence[inside]
+    sums = layers.new_zeros(len(tokens), layers.shape[1]).index_add(0, sentence, layers)
+    return sums / torch.bincount(sentence, minlength=len(tokens)).clamp(min=1).unsqueeze(1)
+
+
+def anchor_losses(
+    a: Float[Tensor, "rows dim"],
+    b: Float[Tensor, "rows dim"],
+    others: Float[Tensor, "candidates dim"],
+    kept: Bool[Tensor, "rows candidates"],
+    temperature: float,
+    *,
+    positive_below: bool,
+) -> Float[Tensor, "rows"]:
+    """Each anchor's loss; 0 where none of the candidates is kept as its negative.
+
+    With the positive below, in the denominator, InfoNCE: -log e^{s+} / (e^{s+} + sum e^{s-}). Without it CZ-NCE:
+    -log e^{s+} / sum e^{s-} = log phi, phi = sum e^{s- - s+}. Its gradient is that of phi / sg(phi), as the code has
+    it, and its value can be watched.
+    """
+    positive = (a * b).sum(1) / temperature
+    some = kept.any(1)
+    negatives = (a @ others.T / temperature).masked_fill(~kept, -torch.inf)
+    log_sum = torch.where(some.unsqueeze(1), negatives, 0.0).logsumexp(1)
+    rows = (torch.logaddexp(positive, log_sum) if positive_below else log_sum) - positive
+    return torch.where(some, rows, 0 * positive)
+
+
+class MlCtl(Method):
+    name = "ml_ctl"
+    Config = Config
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, width: int, vocabulary: int) -> None:
+        super().__init__(config, student_dim=student_dim, teacher_dim=teacher_dim, width=width, vocabulary=vocabulary)
+        size = 2 * width if config.words else width
+        self.mlp = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size)) if config.contrasts else None
+        self.head = MaskedLanguageHead(width, vocabulary) if config.guesses else None
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        masked = config.p if config.guesses or config.resolved[2] == "masked" else 0.0
+        return Needs(in_batch_negatives=config.contrasts, states=True, words=config.words, masked=masked)
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        return 2 * global_batch - 2 if config.contrasts else 0
+
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """L_CZ + alpha · L_MLM, L_MLM alone, or L_info in place of L_CZ."""
+        config: Config = self.config
+        if config.contrasts and batch.total < 2:
+            raise TrainingError(f"a global batch of {batch.total} pair has no negatives; raise training.global_batch")
+        masked = [side for side in (batch.masked_source, batch.masked_target) if side is not None]
+        clean = [batch.source, batch.target] if config.contrasts and config.resolved[2] == "clean" else []
+        states = states_together(encode, *clean, *(side.tokens for side in masked))
+        terms: list[tuple[str, Tensor]] = []
+        diagnostics: dict[str, Tensor] = {}
+        if config.contrasts:
+            contrast, diagnostics = self.contrast(states[:2], batch, gather)
+            terms.append(("contrast", contrast))
+        if self.head is not None:
+            guess, diagnostics["masked_accuracy"] = self.guess(states[-2:], masked, encode, gather)
+            terms.append(("mlm", guess * (config.alpha if config.contrasts else 1.0)))
+        loss = torch.stack([term for _, term in terms]).sum()
+        return Loss(loss, {name: term.detach() for name, term in terms}, diagnostics)
+
+    def contextual(
+        self, states: Float[Tensor, "tokens states"], tokens: Tokens, spans: Int[Tensor, "sentences 2"] | None
+    ) -> Float[Tensor, "sentences dim"]:
+        """c of each sentence, or of its word."""
+        assert self.mlp is not None
+        first, last = states.chunk(2, dim=1)
+        layers = self.config.resolved[0] * (first + last)
+        parts = [pooled(layers, tokens)]
+        if self.config.words:
+            if spans is None:
+                raise TrainingError("ml_ctl needs the words of a batch")
+            parts.append(pooled(layers, tokens, spans))
+        c: Tensor = self.mlp(torch.cat(parts, dim=1))
+        return c
+
+    def contrast(
+        self, states: list[Tensor], batch: Batch, gather: Gather
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """This rank's share of the mean over all anchors."""
+        config: Config = self.config
+        spans = (None, None) if batch.words is None else torch.split(batch.words, 2, dim=1)
+        x, y = (
+            normalize(self.contextual(*side), dim=1)
+            for side in zip(states, (batch.source, batch.target), spans, strict=True)
+        )
+        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
+        own = (batch.source_ids, batch.target_ids)
+        ids = gather(torch.stack(own, dim=1)).T.contiguous()
+        if config.reading == "fixed":
+            dropped = torch.stack([side.unsqueeze(1) == ids.reshape(-1) for side in own]).any(0)
+        else:
+            places, offset = torch.arange(batch.total, device=ids.device), gather.offset(len(x))
+            dropped = (places == places[offset : offset + len(x)].unsqueeze(1)).repeat(1, 2)
+        anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
+        rows = [
+            anchor_losses(
+                a, b, torch.cat([all_x, all_y]), ~dropped, config.temperature, positive_below="info" in config.variant
+            )
+            for a, b in anchors
+        ]
+        repeats = [Repeats(*side, 0).count() for side in zip(own, ids, strict=True)]
+        diagnostics = {
+            "duplicates": torch.stack(repeats).sum() / (2 * batch.total),
+            "cosine": (x * y).sum().detach() / batch.total,
+        }
+        return torch.cat(rows).sum() / (len(anchors) * batch.total), diagnostics
+
+    def guess(
+        self, states: list[Tensor], masked: list[Masked], encode: Encode, gather: Gather
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """This rank's shares of L_MLM, the mean of both languages' losses, and of how many tokens are guessed."""
+        assert self.head is not None
+        if len(masked) < 2:
+            raise TrainingError("masked language modelling needs the masked sentences of a batch")
+        shares = [self.head.loss(*side, encode, gather) for side in zip(states, masked, strict=True)]
+        loss, guessed = (torch.stack(values).mean() for values in zip(*shares, strict=True))
+        return loss, guessed
