@@ -361,6 +361,25 @@ def test_graded_pairs_are_read_by_column_name(tmp_path):
     assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
 
 
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "hub"])
+def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
+    rows = {"a": ["A", "C"], "b": ["B", "D"], "grade": [4.5, -1.0]}
+    source = Source(name="graded", format=format, path="graded")
+    if format == "jsonl":
+        put(
+            tmp_path,
+            "graded",
+            "".join(json.dumps(dict(zip(rows, row, strict=True))) + "\n" for row in zip(*rows.values(), strict=True)),
+        )
+    elif format == "parquet":
+        parquet.write_table(pa.table(rows), tmp_path / "graded")
+    else:
+        datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "graded"))
+        source = Source(name="graded", format="hub", dataset="graded")
+    task = Task(name="sts", task="sts", source=source, language="eng", sentence1="a", sentence2="b", score="grade")
+    assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
+
+
 @pytest.mark.parametrize("grade", ["nan", "inf", "five", "3,5"])
 def test_a_grade_that_is_no_finite_number_is_an_error_with_file_and_line(tmp_path, grade):
     put(tmp_path, "sts.tsv", f"sentence1\tsentence2\tscore\nA\tB\t1\nA\tB\t{grade}\n")

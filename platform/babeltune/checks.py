@@ -401,14 +401,14 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
 
 def task_languages(task: Task) -> tuple[str, ...]:
     """The languages of a task's texts."""
-    if task.source is None:
+    if task.task == "sts" or task.source is None:
         return (task.language,) if task.language is not None else ()
     return languages(task.source, {})
 
 
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages and `mixed`."""
-    if task.source is None:
+    if task.task == "sts" or task.source is None:
         return (task.language,) if task.language is not None else ()
     if task.task == "clustering":
         known = languages(task.source, {})

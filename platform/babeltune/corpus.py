@@ -261,7 +261,7 @@ def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     task = rows.task
     if task.task == "clustering":
         return clustering_subsets(rows)
-    if task.source is None:
+    if task.task == "sts" or task.source is None:
         language = task.language or ""
         sides = {language: (language, language, rows.columns["left"], rows.columns["right"])}
     else:

@@ -87,10 +87,12 @@ class Task(Strict):
     task: Literal["bitext", "sts", "clustering"] = "bitext"
     source: Source | None = None
     """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored. Clustering: the rows; the subsets are its
-    languages and, where there are several, `mixed`, each row in one of them."""
+    languages and, where there are several, `mixed`, each row in one of them. STS: a file or data set, without
+    `columns`."""
     path: str | None = None
-    """STS: a TSV with the three columns below."""
+    """STS: a TSV, where there is no `source`."""
     language: str | None = None
+    """STS: of both sentences, which are in the three columns below."""
     sentence1: str = "sentence1"
     sentence2: str = "sentence2"
     score: str = "score"
@@ -100,6 +102,12 @@ class Task(Strict):
     """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
     k: int = 4
     """Neighbours of the xSIM margin."""
+
+    def graded(self) -> Source:
+        """STS: where both sentences are, with the grades as the rows' ids."""
+        source = self.source or Source(name=self.name, path=self.path)
+        columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
+        return dataclasses.replace(source, columns=columns, id=self.score)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -408,10 +408,21 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
         if task.path is not None or task.language is not None:
             yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
     else:
-        if task.path is None or task.language is None:
-            yield key, f"STS task {task.name!r} needs path and language"
-        if task.source is not None:
-            yield (*key, "source"), f"STS task {task.name!r} takes its rows from `path`; remove `source`"
+        if (task.path is None) == (task.source is None) or task.language is None:
+            yield key, f"STS task {task.name!r} needs a language, and a path or a source"
+        elif task.source is not None:
+            yield from graded_problems((*key, "source"), task, task.source)
+
+
+def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:
+    """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
+    if source.format in ("pivot", "translate", "moses") or source.paths is not None:
+        yield (*key, "format"), "graded pairs are one file or data set: tsv, jsonl, parquet or hub"
+    elif source.columns is not None or source.id is not None:
+        named = "columns" if source.columns is not None else "id"
+        yield (*key, named), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"
+    else:
+        yield from source_problems(key, task.graded(), {})
 
 
 def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:

@@ -279,30 +279,26 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
 
 
 def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[float], str]:
-    """The two sentences and the grade of every row of an STS task's file, and the digest of its content.
+    """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
 
     Raises `DataError` for the first broken row, which includes a grade that is no finite number.
     """
-    path = located(task.path or "", root)
-    content = hashlib.sha256()
-    kept: list[tuple[str, str, float]] = []
-    for line, values in tsv_rows(path, [task.sentence1, task.sentence2, task.score], content, header=True):
-        if isinstance(values, Fault):
-            raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it or remove the line")
-        left, right, written = values
+    source = task.graded()
+    rows = read_source(source, root, others={})
+    lefts, rights = rows.columns.values()
+    place = source.dataset or str(located(source.path or "", root))
+    grades = []
+    for line, written in enumerate(rows.ids, 2 if source.format == "tsv" and source.header else 1):
         try:
             grade = float(written)
         except ValueError:
             grade = math.nan
         if not math.isfinite(grade):
             raise DataError(
-                f"{path}:{line}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it"
+                f"{place}:{line}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it"
             )
-        kept.append((left, right, grade))
-    if not kept:
-        raise DataError(f"{path} has no rows under its header; STS task {task.name!r} needs graded pairs")
-    lefts, rights, grades = zip(*kept, strict=True)
-    return list(lefts), list(rights), list(grades), content.hexdigest()
+        grades.append(grade)
+    return lefts, rights, grades, rows.digest
 
 
 # --- Texts with topics -------------------------------------------------------------------------------------------

@@ -263,11 +263,11 @@ def arrow_values(table: Any, name: str) -> list[Any]:
 def cells(
     values: Sequence[Any], names: Sequence[str], id_name: str | None = None, *, surrogates: bool = False
 ) -> list[str] | Fault:
-    """The row's values as stripped text, or what is wrong with the first broken one. An id may be a whole number."""
+    """The row's values as stripped text, or what is wrong with the first broken one. An id may be a number."""
     texts = []
     for name, value in zip(names, values, strict=True):
         text = "" if value is None else value
-        if name == id_name and type(text) is int:
+        if name == id_name and type(text) in (int, float):
             text = str(text)
         try:
             if isinstance(text, bytes):
