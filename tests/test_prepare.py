@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from babeltune.corpus import build_corpus
+from babeltune.errors import StoreError
 from babeltune.method import load_method, make_config
 from babeltune.prepare import Wanted, asked_of_teacher, prepare
 from babeltune.prepared import read_prepared, write_prepared
+from babeltune.records import plain
 from babeltune.spec import data_root
 from babeltune.store import facts_of, open_matrix, open_ragged
 from babeltune.teacher import load_teacher
@@ -39,6 +42,15 @@ def test_the_record_is_read_back_as_it_was_written(tiny, tmp_path):
     _, prepared = tiny
     write_prepared(prepared, tmp_path / "prepared.json")
     assert read_prepared(tmp_path / "prepared.json") == prepared
+
+
+def test_a_record_of_another_version_is_refused_with_the_way_on(tiny, tmp_path):
+    for key in ("languages", "tokens"):
+        values = plain(tiny[1])
+        del values[key]
+        (tmp_path / "prepared.json").write_text(json.dumps(values), encoding="utf-8")
+        with pytest.raises(StoreError, match=rf"another version of babeltune .*{key}.*--accept-changes"):
+            read_prepared(tmp_path / "prepared.json")
 
 
 def test_the_teacher_encodes_every_distinct_sentence_once(tiny):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from babeltune.checkpoint import write_json
+from babeltune.errors import StoreError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -165,12 +166,18 @@ def write_prepared(record: Prepared, path: Path) -> None:
 
 
 def read_prepared(path: Path) -> Prepared:
-    """Reads what `write_prepared` wrote."""
+    """Reads what `write_prepared` wrote; `StoreError` where another version of babeltune wrote it."""
     values = json.loads(path.read_text(encoding="utf-8"))
-    values["tasks"] = tasks_from(values["tasks"])
-    values["tokens"] = {
-        key: TokenSet(**{**tokens, "special": tuple(tokens["special"])}) for key, tokens in values["tokens"].items()
-    }
-    values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
-    values["group_languages"] = tuple(map(tuple, values["group_languages"]))
-    return Prepared(**values)
+    try:
+        values["tasks"] = tasks_from(values["tasks"])
+        values["tokens"] = {
+            key: TokenSet(**{**tokens, "special": tuple(tokens["special"])}) for key, tokens in values["tokens"].items()
+        }
+        values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
+        values["group_languages"] = tuple(map(tuple, values["group_languages"]))
+        return Prepared(**values)
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} was written by another version of babeltune ({type(error).__name__}: {error}); "
+            f"`babeltune resume {path.parent.name} --accept-changes` prepares the sweep again"
+        ) from error
