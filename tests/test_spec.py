@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from babeltune.checks import taught_languages
 from babeltune.corpus import build_corpus, read_eval
+from babeltune.data_rules import source_pairs
 from babeltune.document import parse_yaml, repository
 from babeltune.errors import PromotionError, SpecError
 from babeltune.method import GROUP, Needs
 from babeltune.records import Teacher, plain
-from babeltune.rules import source_pairs
 from babeltune.sources import read_source
 from babeltune.spec import (
     check_method,

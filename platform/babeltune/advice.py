@@ -23,7 +23,8 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
 
 def about_languages(sweep: Sweep) -> Iterator[str]:
     """Languages that a frozen encoder is not said to know, and those for which a method has no layers."""
-    from babeltune.checks import task_languages, taught_languages
+    from babeltune.checks import taught_languages
+    from babeltune.goals import task_languages
     from babeltune.space import possible_needs
 
     trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))

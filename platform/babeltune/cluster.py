@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from babeltune.bounds import NAME, Problem
 from babeltune.document import expand, find_file, read_document, validate
 from babeltune.errors import ClusterError, SpecError
 from babeltune.records import Strict
-from babeltune.rules import NAME, Problem
 
 DEFAULT = "clusters/local.yaml"
 EXPANDED = ("address", "token_file", "storage", "mlflow")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from babeltune.bounds import Key, Problem
 from babeltune.document import describe
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
 from babeltune.presets import FIELDS
 from babeltune.records import Parameter, Sweep
-from babeltune.rules import RANGES, Key, Problem, kind_of
+from babeltune.rules import RANGES, kind_of
 from babeltune.space import (
     SECTIONS,
     TOKENIZED,

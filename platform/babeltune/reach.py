@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from babeltune.bounds import Key, Problem
 from babeltune.errors import DataError, TeacherError
 from babeltune.hub import pooling_of
 from babeltune.records import Source, Sweep
-from babeltune.rules import Key, Problem
 from babeltune.space import values_of
 from babeltune.tables import located
 

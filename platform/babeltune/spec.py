@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 import babeltune
-from babeltune.checks import dev_metrics, method_problems
+from babeltune.bounds import Problem
+from babeltune.checks import method_problems
 from babeltune.document import (
     Document,
     Key,
@@ -28,10 +29,11 @@ from babeltune.document import (
     validate,
 )
 from babeltune.errors import BabeltuneError, SpecError
+from babeltune.goals import dev_metrics
 from babeltune.presets import FIELDS
 from babeltune.reach import reach_problems
 from babeltune.records import Data, Sweep, plain
-from babeltune.rules import KINDS, Problem, problems
+from babeltune.rules import KINDS, problems
 
 __all__ = [
     "check_method",
