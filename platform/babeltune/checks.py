@@ -114,13 +114,16 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
 
 
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
-    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time."""
+    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
+
+    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it.
+    """
     known = fields_of(method)
     fixed = [(("config", name), name, value) for name, value in sweep.config.items()]
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
-        if is_bare(name)
+        if name in known and is_bare(name) and _can_get(sweep, method, name)
         for end in (0, 1)
         for value in values_of(parameter, end)
     ]
@@ -137,6 +140,12 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
             yield key, f"{refusal(value, error.errors(include_url=False))} (method {method.name!r})"
         except PydanticUserError:
             continue  # a type that pydantic does not know: the constructor alone judges
+
+
+def _can_get(sweep: Sweep, method: type[Method], name: str) -> bool:
+    """Whether a trial of this method can have this parameter."""
+    reached = combinations(sweep.parameters, (name, "method"))
+    return any(name in params and params.get("method", sweep.method) == method.name for params in reached)
 
 
 def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
@@ -202,7 +211,7 @@ def _lexicons(sweep: Sweep) -> Iterator[Problem]:
     bare = [
         f"{a}-{b}"
         for a, b in taught_pairs(sweep)
-        if words.align == "lexicon" and not any({a, b} <= set(lexicon.columns) for lexicon in words.lexicon)
+        if words.align == "lexicon" and not any({a, b} <= set(languages(lexicon, {})) for lexicon in words.lexicon)
     ]
     if bare:
         yield (
