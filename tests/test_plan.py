@@ -64,6 +64,10 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
     for words in (report.id, "rows 300 · pairs 1,200 · distinct 1,190", "eng-fra 1,700", "1,234 sentences", "sample 2"):
         assert words in text
     assert yaml.safe_load(report.spec)["name"] == sweep.name
+    assert "aligned words" not in text
+    report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
+    console.print(render(report))
+    assert "samples 12,345 · pairs 3,000 · pairs without 300" in console.export_text()
 
 
 def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says():

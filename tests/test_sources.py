@@ -89,6 +89,16 @@ def test_a_table_without_header_is_read_by_column_number(tmp_path):
     assert read(source, tmp_path).columns == {"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}
 
 
+@pytest.mark.parametrize("id_name", [None, "id"])
+def test_a_filter_keeps_the_rows_that_have_its_values(tmp_path, id_name):
+    put(tmp_path, "t.tsv", TABLE + "a\tGood day.\tBonne journée.\n")
+    found = read(table("t.tsv", where={"id": "a"}, id=id_name), tmp_path)
+    assert found.columns == {"eng": ["Good morning.", "Good day."], "fra": ["Bonjour.", "Bonne journée."]}
+    assert found.ids == (["a", "a"] if id_name else [])
+    assert "no column 'ix'" in refused(table("t.tsv", where={"ix": "a"}), tmp_path)
+    assert "has no rows" in refused(table("t.tsv", where={"id": "c"}), tmp_path)
+
+
 def test_windows_line_ends_and_byte_order_mark_are_no_part_of_the_text(tmp_path):
     rows = read(table(put(tmp_path, "t.tsv", b"\xef\xbb\xbfeng\tfra\r\nYes\tOui\r\n")), tmp_path)
     assert rows.columns == {"eng": ["Yes"], "fra": ["Oui"]}

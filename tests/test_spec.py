@@ -341,6 +341,41 @@ def test_a_sweep_that_its_methods_cannot_run_is_refused(tmp_path, old, new, expe
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("{least: 1.0}", "data.words.least: 1.0 must be at least 0 and less than 1"),
+        ("{stop_words: -1}", "data.words.stop_words: -1 must be at least 0"),
+        ("{align: lexicon}", "data.words.lexicon: lists none; give `align: lexicon` and the lexicons together"),
+        (
+            "{lexicon: [{name: l, path: a, columns: {eng: a, fra: b}}]}",
+            "data.words.lexicon: lists 1, which 'mutual' does not read",
+        ),
+        ("{align: lexicon, lexicon: [{name: l, path: a, columns: {eng: a}}]}", "source 'l' holds only eng"),
+        (
+            "{align: lexicon, lexicon: [{name: l, path: a, columns: {eng: a, fra: b}}]}",
+            "data.words.lexicon: no lexicon has columns of eng-kor, eng-jpn; add one",
+        ),
+        (
+            "{align: lexicon, lexicon: [{name: l, paths: {eng: a, fra: b}, join: line, where: {a: b}}]}",
+            "data.words.lexicon.0.where: chooses among the rows of one table",
+        ),
+        ("{aling: mutual}", "did you mean 'align'?"),
+    ],
+)
+def test_how_words_are_aligned_is_checked(tmp_path, words, expected):
+    settings = ["method=ml_ctl", "parameters={alpha: {float: [0, 1]}}", f"data.words={words}"]
+    assert expected in refusal(written(tmp_path), assignments=settings)
+
+
+def test_a_lexicon_that_is_not_there_is_refused(tmp_path):
+    words = "{align: lexicon, lexicon: [{name: l, path: terms.tsv, columns: {eng: a, fra: b}}]}"
+    path = written(tmp_path, with_files(tmp_path))
+    assert "data.words.lexicon.0.path" in refusal(path, assignments=[f"data.words={words}"], reach=True)
+    (tmp_path / "terms.tsv").touch()
+    assert read_sweep(path, assignments=[f"data.words={words}"], reach=True).data.words.align == "lexicon"
+
+
+@pytest.mark.parametrize(
     ("when", "expected"),
     [
         (
@@ -367,6 +402,15 @@ def test_a_condition_may_restrict_a_setting_to_its_method_through_another_one(tm
     sweep = read_sweep(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
     assert sweep.parameters["temperature"].when == {"labels": "near"}
     assert sweep.parameters["labels"].when == {"method": "contrast"}
+
+
+def test_a_setting_of_two_methods_is_judged_by_the_one_that_gets_it(tmp_path):
+    variant = "variant: {choice: [co], when: {method: laser3_co}}"
+    parameters = f"parameters={{method: {{choice: [laser3_co, ml_ctl]}}, {variant}}}"
+    settings = ["method=laser3_co", "student.projection=teacher", parameters]
+    assert "variant" in read_sweep(written(tmp_path), assignments=settings).parameters
+    both = settings[-1].replace("when: {method: laser3_co}", "when: {method: [laser3_co, ml_ctl]}")
+    assert "'co' is not possible; allowed: 'info_snt'" in refusal(written(tmp_path), assignments=[*settings[:2], both])
 
 
 def test_a_named_model_is_not_searched_for_what_only_a_student_from_scratch_has(tmp_path):

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.errors import DataError
-from babeltune.records import Lexicon, Words, plain
-from babeltune.store import Contents, Ragged, build, digest_of_texts, key_of, sha256_of
-from babeltune.tables import Fault, located, tsv_rows
+from babeltune.records import Words, plain
+from babeltune.sources import Rows, read_source
+from babeltune.store import Contents, Ragged, build, digest_of_texts, key_of
 from babeltune.tokens import bare_tokenizer
 from babeltune.words import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
 
@@ -157,19 +156,6 @@ def once(found: Found, texts: Sequence[str], terms: Collection[str]) -> list[dic
     return hits
 
 
-def read_lexicon(lexicon: Lexicon, a: str, b: str, root: Path) -> Iterator[tuple[str, str]]:
-    """The terms of two languages side by side, as `once` finds them; rows without one of them are passed over."""
-    names = [lexicon.columns[a], lexicon.columns[b], *lexicon.where]
-    rows = []
-    for line, values in tsv_rows(located(lexicon.path, root), names, hashlib.sha256(), header=True):
-        if not isinstance(values, Fault):
-            rows.append(values)
-        elif values.reason != "empty side":
-            raise DataError(f"{root / lexicon.path}:{line}: {values.reason}: {values.words}; correct the line")
-    sides = [[row[n] for row in rows if row[2:] == list(lexicon.where.values())] for n in (0, 1)]
-    return zip(*map(terms_of, sides), strict=True)
-
-
 def terms_of(texts: Sequence[str]) -> list[str]:
     """Each text in lower case from its first word to its last; empty where it has none."""
     found = find_words(texts)
@@ -196,6 +182,7 @@ def word_samples(corpus: Corpus, settings: Words, root: Path, stores: Path, seed
 
     Lexicons lie under `root`; tokenizers for languages without blanks are trained into `stores`.
     """
+    lexicons = [read_source(source, root, others={}) for source in settings.lexicon]
     languages = np.array(corpus.languages)[corpus.pairs]
     by_name = {
         name: language(corpus, corpus.pairs[languages == name], settings, stores, seed) for name in np.unique(languages)
@@ -209,7 +196,7 @@ def word_samples(corpus: Corpus, settings: Words, root: Path, stores: Path, seed
             pair, i, j = mutual(a.found, b.found, texts, (a.content, b.content), settings.least).T
             found = np.concatenate([pair[:, None], a.found.spans[i], b.found.spans[j]], axis=1)
         else:
-            terms = lexicon_of(settings, languages[pairs[0]].tolist(), root, (a, b))
+            terms = lexicon_of(lexicons, languages[pairs[0]].tolist(), (a, b))
             hits = once(a.found, a.texts, terms), once(b.found, b.texts, set().union(*terms.values()))
             found = np.array(list(listed(hits, texts, terms)), np.int64).reshape(-1, 5)
         found[:, 0] = pairs[found[:, 0]]
@@ -226,15 +213,13 @@ def language(corpus: Corpus, ids: NDArray[np.int32], settings: Words, stores: Pa
     return Language(unique, texts, found, found.content(settings.stop_words))
 
 
-def lexicon_of(
-    settings: Words, names: Sequence[str], root: Path, sides: tuple[Language, Language]
-) -> dict[str, set[str]]:
+def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[Language]) -> dict[str, set[str]]:
     """Every term of the first language and its translations into the second; stop words are none."""
     stop = [{w for w, c in zip(s.found.vocabulary, s.content, strict=True) if not c} | {""} for s in sides]
     terms: dict[str, set[str]] = {}
-    for lexicon in settings.lexicon:
-        if set(names) <= set(lexicon.columns):
-            for term, into in read_lexicon(lexicon, names[0], names[1], root):
+    for rows in lexicons:
+        if set(names) <= set(rows.columns):
+            for term, into in zip(*(terms_of(rows.columns[name]) for name in names), strict=True):
                 if term not in stop[0] and into not in stop[1]:
                     terms.setdefault(term, set()).add(into)
     return terms
@@ -248,11 +233,11 @@ def word_counts(samples: NDArray[np.int32], pairs: int) -> dict[str, int]:
 
 def build_words(corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int) -> Path:
     """The folder of `words.npy`, what `word_samples` found; its facts are their `word_counts`."""
-    lexicons = [{**plain(each), "path": sha256_of(located(each.path, root))} for each in settings.lexicon]
     description = {
         "texts": digest_of_texts([*corpus.texts, *corpus.languages]),
         "pairs": [hashlib.sha256(array.tobytes()).hexdigest() for array in (corpus.pairs, corpus.pair_groups)],
-        "settings": {**plain(settings), "lexicon": lexicons},
+        "settings": plain(settings),
+        "lexicons": [read_source(source, root, others={}).digest for source in settings.lexicon],
         "seed": seed,
         "rules": [PIECES, TOGETHER, COUNTED],
     }

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from babeltune.bounds import Key, Problem, record_problems
-from babeltune.data_rules import source_pairs
+from babeltune.data_rules import languages, source_pairs
 from babeltune.document import describe, refusal
 from babeltune.errors import MethodError
 from babeltune.goals import goal_problems
@@ -115,7 +115,10 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
 
 
 def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
-    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time."""
+    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
+
+    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it.
+    """
     known = fields_of(method)
     fixed = [(("config", name), name, value) for name, value in sweep.config.items()]
     searched = [
@@ -228,7 +231,7 @@ def _lexicons(sweep: Sweep) -> Iterator[Problem]:
     bare = [
         f"{a}-{b}"
         for a, b in taught_pairs(sweep)
-        if words.align == "lexicon" and not any({a, b} <= set(lexicon.columns) for lexicon in words.lexicon)
+        if words.align == "lexicon" and not any({a, b} <= set(languages(lexicon, {})) for lexicon in words.lexicon)
     ]
     if bare:
         yield (

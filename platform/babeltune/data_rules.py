@@ -51,8 +51,7 @@ def words_problems(key: Key, words: Words) -> Iterator[Problem]:
         has = "lists none" if not words.lexicon else f"lists {len(words.lexicon)}, which {words.align!r} does not read"
         yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"
     for index, lexicon in enumerate(words.lexicon):
-        if len(lexicon.columns) < 2:
-            yield (*key, "lexicon", index, "columns"), "must name the columns of at least two languages"
+        yield from source_problems((*key, "lexicon", index), lexicon, {})
 
 
 def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
@@ -118,6 +117,8 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         has = ", ".join(sorted(given)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
         return
+    if source.where and source.columns is None:
+        yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
     if source.paths is not None:
         if source.format == "moses" and source.join not in ("id", "line"):
             yield (*key, "join"), f"{source.join!r} is not possible; Moses files are joined by line"

@@ -67,14 +67,12 @@ def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
-    """Every file that a source, a lexicon or an STS set names, with its key."""
+    """Every file that a source or an STS set names, with its key."""
     for key, source in sources(sweep):
         if source.path is not None:
             yield (*key, "path"), source.path
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path
-    for index, lexicon in enumerate(sweep.data.words.lexicon):
-        yield ("data", "words", "lexicon", index, "path"), lexicon.path
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         for index, task in enumerate(tasks):
             if task.path is not None:
@@ -87,9 +85,11 @@ def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
 
 
 def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
-    """Every source of training, dev and test text, with its key."""
+    """Every source of training, dev and test text and of lexicons, with its key."""
     for index, source in enumerate(sweep.data.train):
         yield ("data", "train", index), source
+    for index, source in enumerate(sweep.data.words.lexicon):
+        yield ("data", "words", "lexicon", index), source
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         for index, task in enumerate(tasks):
             if task.source is not None:

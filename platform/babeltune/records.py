@@ -42,6 +42,8 @@ class Source(Strict):
     """Language code -> file."""
     column: str = "text"
     """The text's column in each of `paths`."""
+    where: dict[str, str] = field(default_factory=dict)
+    """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
     header: bool = True
     id: str | None = None
     """The column that names a row, for `join: id`."""
@@ -129,17 +131,6 @@ class Split(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lexicon(Strict):
-    """A list of terms with their translations: a TSV file."""
-
-    path: str
-    columns: dict[str, str]
-    """Language code -> column name."""
-    where: dict[str, str] = field(default_factory=dict)
-    """Only the rows that have these values in these columns, such as `{lang: fr}`."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Words(Strict):
     """How a word's translation in the other sentence is found, for methods that learn from words (`ml_ctl`)."""
 
@@ -147,12 +138,11 @@ class Words(Strict):
     """`mutual`: the word that occurs in the same pairs, if each is the other's nearest of their sentence pair;
     `lexicon`: the one listed for it. Both must occur once in their sentence."""
     least: float = 0.2
-    """The least cosine of their occurrences (`mutual`). By eye, of 50 English words each that are 0.2 or nearer, 49 had
-    their translation in French and 47 in Japanese."""
+    """The least cosine of their occurrences (`mutual`)."""
     stop_words: int = 100
     """So many of each language's most frequent words are left out."""
-    lexicon: tuple[Lexicon, ...] = ()
-    """Where terms are listed; a term of several words is one span."""
+    lexicon: tuple[Source, ...] = ()
+    """Terms side by side; one of several words is one span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,15 +413,9 @@ def plain(record: Any) -> Any:
 
 def trial_from(values: dict[str, Any]) -> Trial:
     """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
-    return Trial(
-        **{
-            **values,
-            "student": Student(**values["student"]),
-            "training": Training(**values["training"]),
-            "sampling": Sampling(**values["sampling"]),
-            "objectives": tuple(Objective(**o) for o in values["objectives"]),
-        }
-    )
+    kinds = {"student": Student, "training": Training, "sampling": Sampling}
+    sections = {name: kind(**values[name]) for name, kind in kinds.items()}
+    return Trial(**{**values, **sections, "objectives": tuple(Objective(**o) for o in values["objectives"])})
 
 
 def report_from(values: dict[str, Any]) -> Report:

@@ -99,7 +99,7 @@ def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], trans
 def read_table(source: Source, root: Path, refusals: Refusals) -> Rows:
     """One file or data set that has a column for each language."""
     columns = source.columns or {}
-    names = [*columns.values(), *([source.id] if source.id else [])]
+    names = [*columns.values(), *source.where, *([source.id] if source.id else [])]
     content = hashlib.sha256()
     if source.format == "hub":
         place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content)
@@ -110,7 +110,7 @@ def read_table(source: Source, root: Path, refusals: Refusals) -> Rows:
     for line, values in table:
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
-        else:
+        elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
             kept.append(values)
     by_column: list[list[str]] = [list(column) for column in zip(*kept, strict=True)] or [[] for _ in names]
     texts = dict(zip(columns, by_column[: len(columns)], strict=True))

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_embedding_loss
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
-from babeltune.method import load_method, make_config
+from babeltune.method import Masked, Tokens, load_method, make_config
 from babeltune_methods.laser3_co import Config, Laser3Co
 from toy_batches import gaussian, run
 
@@ -138,6 +138,37 @@ def test_stage_one_is_torchs_cosine_loss():
     loss, _ = run(method_of(Config(variant="laser3", self_weight=0.0)), vectors, batch_of(k))
     expected = cosine_embedding_loss(torch.tensor(vectors[4:]), torch.tensor(k), torch.ones(4))
     assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_mask_task_is_masked_language_modelling_of_the_target():
+    """fairseq's third task: its weight times the mean over the target's chosen tokens."""
+
+    class Encode:
+        table = torch.tensor(gaussian(8, DIM, 0), requires_grad=True)
+        tokens = torch.tensor(gaussian(8, 6, 1), requires_grad=True)
+        word_embeddings = torch.tensor(gaussian(8, 3, 2))
+
+        def __call__(self, tokens):
+            return self.table[tokens.ids]
+
+        def states(self, tokens):
+            return self.tokens[tokens.ids]
+
+    plain = batch_of(gaussian(4, DIM, 1))
+    masked = Masked(Tokens(torch.tensor([0, 5, 0, 7]), plain.target.lengths), torch.tensor([4, -100, 6, -100]))
+    batch = dataclasses.replace(plain, masked_target=masked)
+    config = Config(variant="laser3", mask_weight=0.09)
+    method = Laser3Co(config, student_dim=DIM, teacher_dim=DIM, width=3, vocabulary=8)
+    loss = method.loss(Encode(), batch, Ranks())
+    logits = method.head(Encode.tokens[[0, 0], 3:], Encode.word_embeddings)
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([4, 6]))
+    assert loss.terms["mask"].item() == pytest.approx(0.09 * expected.item(), rel=1e-5)
+    without = method_of(Config(variant="laser3")).loss(Encode(), plain, Ranks())
+    assert loss.total.item() == pytest.approx(without.total.item() + 0.09 * expected.item(), rel=1e-5)
+    assert Laser3Co.needs(config).masked == 0.15
+    assert Laser3Co.needs(config).states
+    assert not Laser3Co.needs(Config()).states
+    assert method_of(Config()).head is None
 
 
 def test_algorithm_1_is_log_one_plus_the_exponential_of_equation_1():
