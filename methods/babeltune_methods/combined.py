@@ -84,6 +84,7 @@ UNITED: dict[str, Callable[[list[Any]], Any]] = {
     "warm_up": max,
     "words": any,
     "states": any,
+    "vectors": any,
 }
 """Needs that methods may have in different measure, and what satisfies all of them."""
 WHERE = {"hard_negatives": "hard_negatives", "hard_negatives_below": "hard_negatives", "masked": "masked"}

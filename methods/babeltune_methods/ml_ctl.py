@@ -167,7 +167,7 @@ class MlCtl(Method):
     @classmethod
     def needs(cls, config: Any) -> Needs:
         masked = config.p if config.guesses or config.resolved[2] == "masked" else 0.0
-        return Needs(in_batch_negatives=config.contrasts, states=True, words=config.words, masked=masked)
+        return Needs(in_batch_negatives=config.contrasts, states=True, vectors=False, words=config.words, masked=masked)
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:

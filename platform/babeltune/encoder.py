@@ -166,12 +166,18 @@ def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) 
 
 
 def build_student(
-    student: Student, *, vocabulary_size: int, pad_token_id: int, teacher_dim: int | None, seed: int
+    student: Student,
+    *,
+    vocabulary_size: int,
+    pad_token_id: int,
+    teacher_dim: int | None,
+    seed: int,
+    projected: bool = True,
 ) -> Encoder:
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
     `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
-    its own projection. The global random state is left as it was.
+    its own projection; without `projected` there is none. The global random state is left as it was.
 
     Raises:
         TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
@@ -195,8 +201,8 @@ def build_student(
     encoder = Encoder(
         backbone,
         pooling=student.pooling,
-        projection=projection,
-        tanh=tanh,
+        projection=projection if projected else None,
+        tanh=tanh and projected,
         normalize=student.normalize,
         pad_token_id=pad_token_id,
     )

@@ -99,13 +99,13 @@ class Ranks:
         return list(accumulate(sizes, initial=0))[self.rank]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces every gradient by its sum over the ranks; a missing one counts as zeros."""
-        if self.world == 1:
-            return
+        """Replaces every gradient by its sum over the ranks; a missing one counts as zeros, on one rank too."""
         bucket: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if self.world == 1:
+                continue
             if bucket and (
                 bucket[0].dtype != parameter.dtype or sum(g.numel() for g in bucket) + parameter.numel() > BUCKET
             ):

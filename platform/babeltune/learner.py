@@ -141,7 +141,8 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
     """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
-    if needs_of(trial.method, trial.config).frozen:
+    needs = needs_of(trial.method, trial.config)
+    if needs.frozen:
         assert prepared.teacher is not None
         return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
     tokens = token_set(trial, prepared)
@@ -151,6 +152,7 @@ def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
         pad_token_id=tokens.pad,
         teacher_dim=prepared.teacher_dim,
         seed=trial.seed,
+        projected=needs.vectors,
     )
 
 

@@ -153,6 +153,8 @@ class Needs:
     """Share of the tokens that are chosen for masked language modelling."""
     states: bool = False
     """The method reads token states: it is told their width and the size of the vocabulary."""
+    vectors: bool = True
+    """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
 
     @property
     def prepared(self) -> Needs:

@@ -333,7 +333,7 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
     trial = dataclasses.replace(
         trial,
         training=dataclasses.replace(trial.training, **training),
-        student=dataclasses.replace(trial.student, dropout=dropout, projection=None),
+        student=dataclasses.replace(trial.student, dropout=dropout),
     )
     reports = []
 
@@ -387,6 +387,13 @@ def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_
     assert reports[0]["facts"]["pairs_without_words"] == left > 0
     assert reports[0]["facts"]["word_samples"] == len(samples)
     assert record.counts["words"]["samples"] >= len(samples)
+
+
+def test_a_projection_that_nothing_would_train_is_left_out(prepared, tmp_path):
+    sweep = dataclasses.replace(prepared[0], student=dataclasses.replace(prepared[0].student, projection=7))
+    reports, tensors = run(sweep, prepared[1], tmp_path, reports=1, pairs=64)
+    assert len(reports) == 1
+    assert not [name for name in tensors["student"] if name.startswith("projection")]
 
 
 @pytest.mark.parametrize("variant", ["ml_ctl_cz", "mlm"])
