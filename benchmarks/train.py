@@ -24,6 +24,7 @@ from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
+from babeltune.encoder import Encoder
 from babeltune.export import export
 from babeltune.prepared import Prepared
 from babeltune.reader import token_set
@@ -121,7 +122,9 @@ def load(exported: Path) -> SentenceTransformer:
 def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
     """Writes the untrained student for the peer."""
     tokenizer = load_tokenizer(trial.student, Path(token_set(trial, prepared).tokenizer))
-    export(start(trial, prepared).learner.encoder, tokenizer, trial.student, folder)
+    encoder = start(trial, prepared).learner.encoder
+    assert isinstance(encoder, Encoder)
+    export(encoder, tokenizer, trial.student, folder)
 
 
 def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch: tuple[list[str], list[str]]) -> float:

@@ -200,16 +200,20 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _unused_student(sweep: Sweep) -> Iterator[Problem]:
-    """Settings of a student that nothing trains."""
+    """Settings of a student that nothing trains, and of vectors that the exported model would not give."""
     encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
-    default = Student()
     for field in dataclasses.fields(Student):
         value = getattr(sweep.student, field.name)
-        if value != getattr(default, field.name):
+        if value != getattr(Student(), field.name):
             yield ("student", field.name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+    if sweep.teacher.precision != "fp32":
+        yield (
+            ("teacher", "precision"),
+            "the exported model's encoder runs in fp32, and so must the frozen one; remove it",
+        )
 
 
 def _model_files(sweep: Sweep) -> Iterator[Problem]:
@@ -358,9 +362,7 @@ def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
 def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
     """The names of all metrics that the dev tasks produce: means over a task's subsets first, then each subset."""
     means, single = list[str](), list[str]()
-    tasks: list[tuple[str, str, tuple[str, ...]]] = [
-        (task.name, task.task, task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev
-    ]
+    tasks = [(task.name, str(task.task), task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev]
     if sweep.data.split is not None:
         tasks.append(("heldout", "bitext", _heldout_subsets(sweep)))
     for name, kind, subsets in tasks:
