@@ -149,8 +149,7 @@ def others(positives: Repeats, rows: Repeats, *, masked: bool, intra: bool) -> R
     """
     if not intra:
         return positives.others(masked)
-    side = (positives.others(masked), rows.others(masked))
-    shift = 0 if masked else len(rows.everyone)  # unmasked, candidates are told apart by their places
-    own = torch.stack([side[0].own, side[1].own + shift], dim=1)
-    everyone = torch.cat([side[0].everyone, side[1].everyone + shift])
+    sides = (positives.others(masked), rows.others(masked))
+    own = torch.stack([side.own for side in sides], dim=1)
+    everyone = torch.cat([side.everyone for side in sides])
     return Repeats(own, everyone, positives.offset, positives=True)

@@ -213,16 +213,20 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _unused_student(sweep: Sweep) -> Iterator[Problem]:
-    """Settings of a student that nothing trains."""
+    """Settings of a student that nothing trains, and of vectors that the exported model would not give."""
     encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
-    default = Student()
     for field in dataclasses.fields(Student):
         value = getattr(sweep.student, field.name)
-        if value != getattr(default, field.name):
+        if value != getattr(Student(), field.name):
             yield ("student", field.name), f"{describe(value)}: {encoder}"
     yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
     if sweep.evaluation.prompt is not None:
         yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+    if sweep.teacher.precision != "fp32":
+        yield (
+            ("teacher", "precision"),
+            "the exported model's encoder runs in fp32, and so must the frozen one; remove it",
+        )
 
 
 def _lexicons(sweep: Sweep) -> Iterator[Problem]:
