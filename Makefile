@@ -1,5 +1,5 @@
 # make sweep | make test | make lint | make bench        each makes the environment that it needs
-# make table TABLE=paper1 [DATA=FILE]                    a kept table, from search_spaces/reproduce, over its seeds
+# make table TABLE=paper1                                a table of a paper on real text, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
 
@@ -79,11 +79,9 @@ format: $(DEVELOPED)
 bench: $(DEVELOPED)
 	@for name in soft_loss queue_loss gradcache train teacher_store trial_start; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-# A sweep that exists is continued or watched, so a table that is there is printed at once.
-table: $(INSTALLED)
-	$(if $(TABLE),,$(error say which: make table TABLE=$(subst $() $(),|,$(basename $(notdir $(wildcard search_spaces/reproduce/*.yaml))))))
-	@$(BIN)/babeltune submit search_spaces/reproduce/$(TABLE).yaml $(if $(DATA),--with $(DATA)) && \
-	$(BIN)/babeltune runs $(or $(NAME),$(TABLE)) --over seed
+# A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
+table: $(DEVELOPED)
+	@$(BIN)/python -m benchmarks.tables $(TABLE)
 
 clean:
 	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -72,6 +72,7 @@ def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, lis
     np.save(folder / "groups.npy", prepared.pair_groups()[chosen])
     np.save(folder / "weights.npy", prepared.pair_weights()[chosen])
     np.save(folder / "teacher_rows.npy", rows)
+    np.save(folder / "languages.npy", prepared.text_languages())
     shutil.copy(Path(prepared.folder) / "texts.json", folder)
     return replace(prepared, folder=str(folder)), list(places)
 

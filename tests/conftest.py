@@ -10,7 +10,11 @@ import socket
 import struct
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
+hypothesis.settings.load_profile("untimed")
 
 # Several test processes share two cores: more threads than that only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -162,7 +162,7 @@ def trial_row(path: Path, objective: Objective) -> Row:
         name=path.name,
         state=outcome.get("state", "running"),
         params=trial["params"],
-        metrics=dict(best.metrics) if best else {},
+        metrics=scores_of(best) if best else {},
         reports=len(reports),
         step=max(last.step if last else 0, now.get("step", 0)),
         steps=now.get("steps"),
@@ -173,6 +173,11 @@ def trial_row(path: Path, objective: Objective) -> Row:
         reason=outcome.get("reason", ""),
         warning=str(last.facts.get("warning", "")) if last else "",
     )
+
+
+def scores_of(report: Report) -> dict[str, float]:
+    """A report's metrics, and the loss, terms and diagnostics (`train/…`) of the steps before it."""
+    return {**(report.points[-1].values if report.points else {}), **report.metrics}
 
 
 def _read(path: Path) -> dict[str, Any]:

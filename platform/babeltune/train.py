@@ -262,9 +262,14 @@ class Run:
         return self.reports
 
     def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
-        """The fact `collapsed`, where the student gives different sentences nearly the same vector."""
+        """The fact `collapsed`, where the student gives different sentences nearly the same vector.
+
+        A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
+        """
+        needs = self.needs
+        shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
         cosine = metrics.get("dev/mean_cosine", 0.0)
-        if cosine < COLLAPSED:
+        if cosine < COLLAPSED or not shaped:
             return {}
         return {
             "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "

@@ -427,4 +427,4 @@ def test_training_aligns_words_and_a_chunked_step_is_the_whole_one(prepared, tmp
         found.append((values["loss"], torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])))
     (loss, whole), (again, cached) = found
     assert again == pytest.approx(loss, rel=1e-5)
-    torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())
