@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from sklearn.metrics import f1_score
 
 from babeltune import metrics
 
@@ -132,15 +133,24 @@ def test_inputs_are_never_changed():
 def test_similarities_are_fp32_whatever_the_caller_trains_with():
     left, right = noisy_pair(50)
     expected = metrics.match(left, right)
+    used = set()
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if "matmul" in function.__name__:
+                used.add(torch.get_float32_matmul_precision())
+            return function(*args, **(kwargs or {}))
+
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16), Watch():
             found = metrics.match(left, right)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
     assert torch.equal(found.forward.cosine, expected.forward.cosine)
+    assert used == {"highest"}, "no TF32, where the device has it"
 
 
 def test_lengths_of_vectors_do_not_matter():
@@ -188,6 +198,20 @@ def test_spearman_of_nan_one_value_or_unequal_lengths():
 def test_equal_sentences_have_a_cosine_of_exactly_one():
     left, _ = noisy_pair(30, dim=384)
     assert (metrics.paired_cosine(left, left.copy()) == 1).all()
+
+
+def test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy():
+    """D30: where predictions collide it is lower than accuracy."""
+    left, right = noisy_pair(80)
+    for accuracy, f1, found in zip(
+        metrics.bitext_accuracy(left, right),
+        metrics.bitext_f1(left, right),
+        (metrics.neighbours(left, right, 1), metrics.neighbours(right, left, 1)),
+        strict=True,
+    ):
+        best = found.index[:, 0].tolist()
+        assert f1 == pytest.approx(f1_score(range(80), best, average="weighted", zero_division=0))
+        assert f1 < accuracy - 0.01
 
 
 # Real text and a real teacher, against the references' own code.

@@ -166,9 +166,17 @@ def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storag
         targets = set(pairs[groups == group, 1].tolist())
         assert set(mined[groups == group].ravel().tolist()) <= targets | {-1}
     assert not (mined == pairs[:, 1:]).any(), "a pair's own target is no negative"
-    batch = make_reader(make_trial(sweep, 0, {}), prepared, torch.device("cpu")).batch(np.arange(8), 8)
-    assert len(batch.negatives) == 16
-    assert batch.negatives_mask.shape == (8, 2)
+    reader = make_reader(make_trial(sweep, 0, {}), prepared, torch.device("cpu"))
+    chosen = mined[:8].copy()
+    chosen[3, 1] = -1  # a pair with fewer negatives
+    reader.negatives = chosen
+    batch = reader.batch(np.arange(8), 8)
+    assert batch.negatives_mask.tolist() == (chosen >= 0).tolist()
+    sentences = batch.negatives.ids.split(batch.negatives.lengths.tolist())
+    in_order = chosen.ravel().tolist()  # a pair's negatives stand together
+    assert len(sentences) == len(in_order) == 16
+    for found, text in zip(sentences, in_order, strict=True):
+        assert text < 0 or torch.equal(found, reader.sentences(np.array([text])).ids)
 
 
 def test_a_progress_listener_hears_of_every_stage(tiny, tmp_path):

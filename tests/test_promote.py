@@ -168,6 +168,7 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
     assert f"| temperature | {trial['params']['temperature']} |" in card
     accuracy = decision.dev["dev/everyday/accuracy"]
+    assert "The trial was chosen among up to 4 by `dev/everyday/accuracy`, so that number flatters it" in card
     assert f"Over 60 sentences its standard error is about {(accuracy * (1 - accuracy) / 60) ** 0.5:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']} |" in card
     prepared = folder.read("prepared.json")

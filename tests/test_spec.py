@@ -991,6 +991,14 @@ def test_what_cannot_be_meant_is_refused(assignments, expected):
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("metric", ["train/loss", "train/kl", "dev/everyday/loss", "loss"])
+def test_a_loss_is_no_objective(metric):
+    """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""
+    assignments = [f"objectives=[{{metric: {metric}, goal: minimize}}]"]
+    with pytest.raises(SpecError, match=rf"objectives\.0\.metric: '{metric}' is not scored; allowed: dev/"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
+
+
 @pytest.mark.parametrize(
     ("assignment", "expected"),
     [

@@ -302,6 +302,31 @@ def test_a_nan_is_never_hidden(name, values):
     assert method.loss(Student(), batch, Ranks()).total.isnan() == bool(needs.teacher)
 
 
+def tensors_of(batch):
+    """Every tensor of a batch, by its path."""
+    found, rest = {}, [("batch", batch)]
+    while rest:
+        at, value = rest.pop()
+        if isinstance(value, torch.Tensor):
+            found[at] = value
+        elif dataclasses.is_dataclass(value):
+            rest += [(f"{at}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    return found
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_a_loss_leaves_its_batch_as_it_was(name, values):
+    """D42: teacher vectors of another length would be normalised in place unseen if they came as unit vectors."""
+    method, needs = build(name, values)
+    batch = share(7, needs.hard_negatives)
+    batch = dataclasses.replace(batch, teacher_source=3 * batch.teacher_source, teacher_target=2 * batch.teacher_target)
+    before = copy.deepcopy(tensors_of(batch))
+    method.loss(Student(), batch, Ranks()).total.backward()
+    after = tensors_of(batch)
+    assert after.keys() == before.keys() >= {"batch.source.ids", "batch.teacher_source", "batch.masked_source.labels"}
+    assert all(torch.equal(after[at], value) for at, value in before.items())
+
+
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_negatives_are_required_where_they_are_the_method(name, values):
     method, needs = build(name, values)
