@@ -93,6 +93,15 @@ def test_a_rank_with_some_rows_sees_all_columns_masks_and_its_own_candidates(own
     for found, wanted in zip((x, y, beside), long, strict=True):
         torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=3e-5 / tau)
     assert repeats.count() == sum((texts == text).sum() > 1 for text in repeats.own)
+    kept = [total - 1 - int(row.sum()) for row in same]
+    assert repeats.negatives().tolist() == repeats.others(True).negatives().tolist() == kept
+    assert repeats.others(False).negatives().tolist() == [total - 1] * own
+
+
+def test_a_candidate_with_two_texts_of_a_row_is_left_out_once():
+    repeats = Repeats(torch.tensor([[1, 2], [3, 3], [4, 9]]), torch.tensor([1, 3, 4, 2, 3, 1]), 0)
+    assert repeats.negatives().tolist() == [3, 4, 5]
+    assert Repeats(torch.empty(0, 2, dtype=torch.long), torch.tensor([1, 2]), 0).negatives().tolist() == []
 
 
 def test_bf16_vectors_under_autocast_are_multiplied_in_fp32():

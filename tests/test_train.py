@@ -21,7 +21,7 @@ from babeltune.prepared import write_prepared
 from babeltune.reader import make_reader
 from babeltune.records import Training, plain
 from babeltune.space import make_trial
-from babeltune.train import Run, train
+from babeltune.train import Meter, Run, train
 
 CPU = torch.device("cpu")
 
@@ -35,6 +35,15 @@ class Collect:
     def report(self, report):
         self.reports.append(report)
         return len(self.reports) < self.most
+
+
+def test_a_point_is_the_mean_of_its_steps_and_the_least_of_what_is_named_so():
+    meter = Meter(every=3)
+    for step, (loss, least) in enumerate([(1.0, 5.0), (2.0, 3.0), (6.0, 4.0), (8.0, 9.0)], start=1):
+        meter.add(step, {"loss": loss, "lealla/negatives_least": least}, 0.1, flush=step == 4)
+    whole, rest = (point.values for point in meter.take())
+    assert whole == {"train/loss": 3.0, "train/lealla/negatives_least": 3.0, "train/learning_rate": 0.1}
+    assert rest == {"train/loss": 8.0, "train/lealla/negatives_least": 9.0, "train/learning_rate": 0.1}
 
 
 def run(sweep, prepared, folder, collect=None, **training):

@@ -1,6 +1,7 @@
 """Translated text: what the model says, once; what is left out; and that a second sweep translates nothing."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,7 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, MarianConfig, MarianMTModel, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    NllbTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 import babeltune.translation
 from babeltune.corpus import build_corpus
@@ -89,11 +98,33 @@ def test_prefix_and_first_token_are_the_models(how, folder):
     assert any(begun)
 
 
+def test_without_a_target_token_a_model_begins_as_it_was_saved(how, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "own")
+    settings = GenerationConfig.from_pretrained(folder)
+    settings.forced_bos_token_id = NUMBERS["__two__"]
+    settings.save_pretrained(tmp_path / "own")
+    said = Model(how, tmp_path / "own", "back").translate(TEXTS[:9], lambda done: None)
+    assert said == Model(replace(how, target_token="__two__"), folder, "back").translate(TEXTS[:9], lambda done: None)
+    assert any(said[0])
+
+
 def test_a_language_that_the_tokenizer_does_not_have_is_refused(how, folder):
     with pytest.raises(DataError, match="no target_token 'eng_Latn'"):
         Model(replace(how, target_token="eng_Latn"), folder, "back")
     with pytest.raises(DataError, match=r"has no source languages; remove translation\.source_code"):
         Model(replace(how, source_code="eng_Latn"), folder, "back")
+
+
+def test_a_source_code_that_would_be_the_unknown_token_is_refused(how, folder, tmp_path):
+    """NLLB's tokenizer takes every code and writes <unk> for one that it does not have."""
+    shutil.copytree(folder, tmp_path / "nllb")
+    (tmp_path / "nllb" / "tokenizer.json").unlink()
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "<s>": 3, "▁": 4}
+    NllbTokenizer(words, extra_special_tokens=["eng_Latn", "khm_Khmr"]).save_pretrained(tmp_path / "nllb")
+    model = Model(replace(how, source_code="khm_Khmr"), tmp_path / "nllb", "back")
+    assert model.tokenizer.convert_ids_to_tokens(model.tokenizer("")["input_ids"]) == ["khm_Khmr", "</s>"]
+    with pytest.raises(DataError, match="no source_code 'khm_Kmhr'; did you mean 'khm_Khmr'"):
+        Model(replace(how, source_code="khm_Kmhr"), tmp_path / "nllb", "back")
 
 
 def test_a_model_that_cannot_translate_is_refused(how, folder, tmp_path, offline):

@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, additive_margin
+from babeltune.soft_loss import Repeats, additive_margin, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -126,16 +126,20 @@ class BilingualAligner(Method):
         sources = Repeats(batch.source_ids, all_source, offset)
         targets = Repeats(batch.target_ids, all_target, offset)
 
-        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, own: Repeats, other: Repeats) -> Tensor:
+        masked = {"masked": config.reading == "fixed", "intra": config.intra}
+        left_out = [others(targets, sources, **masked), others(sources, targets, **masked)]
+
+        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, left_out: Repeats) -> Tensor:
             """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), other a_j beside the b_j where `intra`."""
             candidates = torch.cat([all_b, all_a]) if config.intra else all_b
-            left_out = others(other, own, masked=config.reading == "fixed", intra=config.intra)
             return additive_margin(a, b, candidates, left_out, scale=1 / config.temperature)
 
-        forward = ranked(x, y, all_x, all_y, sources, targets) / total
-        backward = ranked(y, x, all_y, all_x, targets, sources) / total
+        forward = ranked(x, y, all_x, all_y, left_out[0]) / total
+        backward = ranked(y, x, all_y, all_x, left_out[1]) / total
         diagnostics = {
-            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            **repeat_shares(
+                sources.count() + targets.count(), 2 * total, [side.negatives() for side in left_out], gather
+            ),
             "cosine": (x * y).sum().detach() / total,
         }
         terms = {"forward": forward.detach(), "backward": backward.detach()}

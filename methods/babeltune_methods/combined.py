@@ -1,7 +1,8 @@
 """A weighted sum of several methods' losses.
 
 No paper of its own: each term is the published loss of the method that it is named after. The student encodes each side
-of a batch once, whatever number of terms reads it.
+of a batch into vectors once, whatever number of terms reads them; a term that reads token states has a pass of its own
+for them.
 
     L           sum_m w_m L_m
     w_m         weight of method m; 0 leaves it out

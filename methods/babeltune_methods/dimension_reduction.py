@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, additive_margin
+from babeltune.soft_loss import Repeats, additive_margin, repeat_shares
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,13 @@ class DimensionReduction(Method):
         sources = Repeats(batch.source_ids, all_source, offset)
         targets = Repeats(batch.target_ids, all_target, offset)
         settings = {"scale": config.scale, "margin": config.margin}
-        forward = additive_margin(x, y, all_y, targets.others(config.mask_duplicates), **settings) / total
-        backward = additive_margin(y, x, all_x, sources.others(config.mask_duplicates), **settings) / total
+        left_out = [side.others(config.mask_duplicates) for side in (targets, sources)]
+        forward = additive_margin(x, y, all_y, left_out[0], **settings) / total
+        backward = additive_margin(y, x, all_x, left_out[1], **settings) / total
         diagnostics = {
-            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            **repeat_shares(
+                sources.count() + targets.count(), 2 * total, [side.negatives() for side in left_out], gather
+            ),
             "cosine": (x * y).sum().detach() / total,
         }
         terms = {"forward": forward.detach(), "backward": backward.detach()}

@@ -30,6 +30,7 @@ from babeltune.errors import TrainingError
 from babeltune.masked_language import MaskedLanguageHead
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 from babeltune.negative_queue import Filter, Queue, equal_m, log_sums
+from babeltune.soft_loss import occurrences, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -183,11 +184,11 @@ class Laser3Co(Method):
             rows = torch.logaddexp(positive, log_sum) - positive
         else:  # where S_i is empty there is nothing to push away
             rows = torch.where(counts > 0, log_sum - positive, 0 * positive)
-        least = gather(counts.unsqueeze(1)).min()
+        repeated = occurrences(batch.source_ids, ids if self.queue is None else names) > (self.queue is None)
         diagnostics = {
             "filtered": (1 - counts / len(candidates)).sum() / batch.total,
             "negatives": counts.sum() / batch.total,
-            "negatives_least": least / gather.world,
+            **repeat_shares(repeated.sum(), batch.total, [counts], gather),
         }
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity

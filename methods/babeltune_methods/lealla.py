@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, additive_margin
+from babeltune.soft_loss import Repeats, additive_margin, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -148,11 +148,14 @@ class Lealla(Method):
         sources = Repeats(batch.source_ids, all_source, offset)
         targets = Repeats(batch.target_ids, all_target, offset)
         terms: list[tuple[str, Tensor]] = []
+        diagnostics = {"cosine": (x * y).sum().detach() / total}
         if config.alpha:
             ams = functools.partial(additive_margin, scale=config.scale, margin=config.margin)
-            forward = ams(x, y, all_y, targets.others(config.mask_duplicates))
-            backward = ams(y, x, all_x, sources.others(config.mask_duplicates))
+            left_out = [side.others(config.mask_duplicates) for side in (targets, sources)]
+            forward, backward = ams(x, y, all_y, left_out[0]), ams(y, x, all_x, left_out[1])
             terms.append(("ams", config.alpha * (forward + backward) / total))
+            repeated = sources.count() + targets.count()
+            diagnostics |= repeat_shares(repeated, 2 * total, [side.negatives() for side in left_out], gather)
         if config.beta or config.gamma:
             g_x, g_y = self.teachers(batch)
             if config.beta:
@@ -161,10 +164,6 @@ class Lealla(Method):
                 times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
                 distance = squared_differences(g_x, gather(g_y), x, all_y)
                 terms.append(("ld", (config.gamma * times**2 * distance / total**2).float()))
-        diagnostics = {
-            "duplicates": (sources.count() + targets.count()) / (2 * total),
-            "cosine": (x * y).sum().detach() / total,
-        }
         loss = torch.stack([term for _, term in terms]).sum()
         return Loss(loss, {name: term.detach() for name, term in terms}, diagnostics)
 

@@ -27,7 +27,7 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.masked_language import MaskedLanguageHead
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
-from babeltune.soft_loss import Repeats
+from babeltune.soft_loss import Repeats, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -232,9 +232,9 @@ class MlCtl(Method):
             )
             for a, b in anchors
         ]
-        repeats = [Repeats(*side, 0).count() for side in zip(own, ids, strict=True)]
+        repeats = torch.stack([Repeats(*side, 0).count() for side in zip(own, ids, strict=True)]).sum()
         diagnostics = {
-            "duplicates": torch.stack(repeats).sum() / (2 * batch.total),
+            **repeat_shares(repeats, 2 * batch.total, [(~dropped).sum(1)], gather),
             "cosine": (x * y).sum().detach() / batch.total,
         }
         return torch.cat(rows).sum() / (len(anchors) * batch.total), diagnostics

@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Labels, Repeats, soft_labels, tiled_cross_entropy
+from babeltune.soft_loss import Labels, Repeats, repeat_shares, soft_labels, tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -227,7 +227,12 @@ class SoftContrastive(Method):
         terms["kl"] = (loss.detach() - floor) / total
         diagnostics = {
             "label_entropy": rowwise / (total * math.log(total)),
-            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            **repeat_shares(
+                sources.count() + targets.count(),
+                2 * total,
+                [side.others(masked).negatives() for side in (sources, targets)],
+                gather,
+            ),
             "cosine": (f_s * f_t).sum().detach() / total,
         }
         return Loss(loss / total, terms, diagnostics)

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, tiled_cross_entropy
+from babeltune.soft_loss import Repeats, repeat_shares, tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -117,13 +117,17 @@ class TranslationRanking(Method):
             if not h or batch.negatives_mask is None:
                 raise TrainingError(f"hard_negatives is {k}, and the batch has none; prepare mines them")
             hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), batch.negatives_mask, config.temperature)
+        negatives = [targets.others(masked).negatives()]
+        if k and batch.negatives_mask is not None:
+            negatives[0] = negatives[0] + batch.negatives_mask.sum(1)
         forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}
         if config.direction == "both":
             backward = ranking(t, s, all_s, config.temperature, sources if masked else None) / total
             loss, terms["backward"] = (forward + backward) / 2, backward.detach()
+            negatives.append(sources.others(masked).negatives())
         diagnostics = {
-            "duplicates": (sources.count() + targets.count()) / (2 * total),
+            **repeat_shares(sources.count() + targets.count(), 2 * total, negatives, gather),
             "cosine": (s * t).sum().detach() / total,
         }
         return Loss(loss, terms, diagnostics)

@@ -3,8 +3,9 @@
 Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache). Vectors are
 computed chunk by chunk without a graph; the loss of the whole batch gives the gradient of each vector; then every
 chunk is encoded again with a graph, under the same randomness, and that gradient is carried on to the parameters.
-Memory grows with the chunk, not with the batch, and the gradient is that of the plain loss. Token states are cached in
-the same way; the word embeddings, which a loss reads as they are, take their gradient at once.
+The memory of a pass grows with the chunk, not with the batch, and the gradient is that of the plain loss. Kept whole
+are the rows and their gradients: one vector a sentence or, where a loss reads token states, one row a token, so that
+there memory does grow with the batch. The word embeddings, which a loss reads as they are, take their gradient at once.
 """
 
 from __future__ import annotations

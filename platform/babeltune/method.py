@@ -123,7 +123,8 @@ class Loss:
     terms: dict[str, Tensor] = field(default_factory=dict)
     """Named shares for the log, detached."""
     diagnostics: dict[str, Tensor] = field(default_factory=dict)
-    """Shares of global means: label entropy, duplicate rate, mean cosine."""
+    """Shares of global means: label entropy, duplicate rate, mean cosine. Of a name that ends in `_least` the log keeps
+    the least over its steps, and of the others the mean."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ w_ij, and one tile of labels serves two tiles of S.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -130,6 +130,12 @@ def soft_labels(
     return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
 
 
+def occurrences(texts: Int[Tensor, "*shape"], among: Int[Tensor, "candidates"]) -> Int[Tensor, "*shape"]:
+    """How many candidates have each of these texts."""
+    ordered = among.sort().values
+    return torch.searchsorted(ordered, texts, right=True) - torch.searchsorted(ordered, texts)
+
+
 @dataclass(frozen=True)
 class Repeats:
     """Which candidates are left out of a row's denominator: those with the text of its own positive."""
@@ -152,9 +158,14 @@ class Repeats:
 
     def count(self) -> Int[Tensor, ""]:
         """How many own positives have the text of another candidate."""
-        ordered = self.everyone.sort().values
-        times = torch.searchsorted(ordered, self.own, right=True) - torch.searchsorted(ordered, self.own)
-        return torch.sum(times > 1)
+        return torch.sum(occurrences(self.own, self.everyone) > 1)
+
+    def negatives(self) -> Int[Tensor, "local"]:
+        """How many candidates each row keeps, its positive apart."""
+        texts = self.own.unsqueeze(-1).flatten(1).sort(1).values  # [local, several]
+        times = occurrences(texts, self.everyone)
+        times[:, 1:][texts[:, 1:] == texts[:, :-1]] = 0  # the same text twice drops its candidates once
+        return len(self.everyone) - times.sum(1)
 
     def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
         same = self.own[i].unsqueeze(-1) == self.everyone[j]
@@ -162,6 +173,18 @@ class Repeats:
         if not self.positives:
             same.diagonal(self.offset + i.start - j.start).fill_(False)
         similarities.masked_fill_(same, -torch.inf)
+
+
+def repeat_shares(
+    repeated: Int[Tensor, ""], positives: int, negatives: Sequence[Int[Tensor, "local"]], gather: Gather
+) -> dict[str, Tensor]:
+    """This rank's shares of two diagnostics of a contrastive loss.
+
+    `duplicates` is the part of the global batch's `positives` that are `repeated`: another candidate has their text.
+    `negatives_least` is the least number of negatives that any row keeps, of the `negatives` of each direction's rows.
+    """
+    least = gather(torch.stack(list(negatives), dim=1)).min()
+    return {"duplicates": repeated / positives, "negatives_least": least / gather.world}
 
 
 @dataclass(eq=False)

@@ -96,22 +96,26 @@ def dev_scores(
 
 @dataclass
 class Meter:
-    """Averages of the training values since the last point, and the points since the last report."""
+    """Means of the training values since the last point, the least of those named `…_least`, and the points since the
+    last report."""
 
     every: int
     points: list[Point] = field(default_factory=list)
-    sums: dict[str, float] = field(default_factory=dict)
+    since: dict[str, list[float]] = field(default_factory=dict)
     count: int = 0
 
     def add(self, step: int, values: Mapping[str, float], learning_rate: float, *, flush: bool) -> None:
         for key, value in values.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
+            self.since.setdefault(key, []).append(value)
         self.count += 1
         if self.count >= self.every or flush:
-            means = {f"train/{key}": total / self.count for key, total in self.sums.items()}
-            means["train/learning_rate"] = learning_rate
-            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=means))
-            self.sums, self.count = {}, 0
+            found = {
+                f"train/{key}": min(those) if key.endswith("_least") else sum(those) / self.count
+                for key, those in self.since.items()
+            }
+            found["train/learning_rate"] = learning_rate
+            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=found))
+            self.since, self.count = {}, 0
 
     def take(self) -> tuple[Point, ...]:
         points, self.points = tuple(self.points), []

@@ -199,15 +199,20 @@ class Model:
             raise DataError(f"{self.name}: its tokenizer has no source languages; remove translation.source_code")
         try:
             self.tokenizer.src_lang = code
-        except KeyError as error:
-            raise DataError(f"{self.name}: its tokenizer does not know the source_code {code!r}") from error
+        except KeyError as error:  # M2M-100
+            raise DataError(self._lacks("source_code", code)) from error
+        if self.tokenizer.unk_token_id in self.tokenizer("")["input_ids"]:  # NLLB: <unk> in the language's place
+            raise DataError(self._lacks("source_code", code))
 
     def _token(self, token: str) -> int:
         number: int = self.tokenizer.convert_tokens_to_ids(token)
         if number is None or number == self.tokenizer.unk_token_id:
-            special = sorted(map(str, self.tokenizer.all_special_tokens))
-            raise DataError(f"{self.name}: its tokenizer has no target_token {token!r}{nearest(token, special)}")
+            raise DataError(self._lacks("target_token", token))
         return number
+
+    def _lacks(self, key: str, value: str) -> str:
+        special = sorted(map(str, self.tokenizer.all_special_tokens))
+        return f"{self.name}: its tokenizer has no {key} {value!r}{nearest(value, special)}"
 
     def translate(
         self, texts: Sequence[str], progress: Callable[[int], None]
@@ -235,6 +240,7 @@ class Model:
         pad = self.tokenizer.pad_token_id
         padded = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in ids], device=self.device)
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids], device=self.device)
+        begin = {} if self.begin is None else {"forced_bos_token_id": self.begin}  # else the model's own stays
         with torch.inference_mode():
             out = self.model.generate(
                 input_ids=padded,
@@ -242,7 +248,7 @@ class Model:
                 do_sample=False,
                 num_beams=self.how.beams,
                 max_new_tokens=self.how.max_tokens,
-                forced_bos_token_id=self.begin,
+                **begin,
                 forced_eos_token_id=None,  # a translation that is cut must not look as if it had ended
             )
         ends = self.model.generation_config.eos_token_id

@@ -80,6 +80,28 @@ CASES = [
     ("bilingual_aligner", {"output": 5, "temperature": 0.015, "intra": True, "reading": "authors_code"}),
 ]
 NAMES = ["-".join([name, *(str(v) for v in values.values())]) for name, values in CASES]
+LAYERS = {"depth": -1, "output": 5}
+REPEATS = [
+    *(("soft_contrastive", {"labels": "hard", "tcm": tcm}, 5 / 14, 4) for tcm in (True, False)),
+    ("soft_contrastive", {"labels": "hard", "reading": "paper"}, 5 / 14, 6),
+    ("translation_ranking", {"hard_negatives": 0}, 5 / 14, 4),
+    ("translation_ranking", {"hard_negatives": 2}, 5 / 14, 5),
+    ("translation_ranking", {"hard_negatives": 2, "direction": "forward"}, 5 / 14, 6),
+    ("translation_ranking", {"hard_negatives": 2, "mask_duplicates": False}, 5 / 14, 6),
+    ("laser3_co", {"variant": "in_batch"}, 2 / 7, 5),
+    ("laser3_co", {"variant": "in_batch", "mask_duplicates": False}, 2 / 7, 6),
+    ("laser3_co", {"variant": "co", "queue": 5}, 5 / 7, 4),
+    ("laser3_co", {"variant": "co", "queue": 5, "mask_duplicates": False}, 5 / 7, 5),
+    ("ml_ctl", {}, 5 / 14, 9),
+    ("ml_ctl", {"reading": "authors_code"}, 5 / 14, 12),
+    *((name, {}, 5 / 14, 4) for name in ("lealla", "dimension_reduction")),
+    *((name, {"mask_duplicates": False}, 5 / 14, 6) for name in ("lealla", "dimension_reduction")),
+    ("bilingual_aligner", LAYERS, 5 / 14, 4),
+    ("bilingual_aligner", {**LAYERS, "intra": True}, 5 / 14, 9),
+    ("bilingual_aligner", {**LAYERS, "intra": True, "reading": "paper"}, 5 / 14, 12),
+]
+"""Of seven pairs in which one source comes twice and one target three times: the share of repeated texts, and the least
+number of negatives of a row. The queue holds texts 0 to 4."""
 LANGUAGES = ("eng", "fra", "kor")
 """A text's is its number's remainder, so that batches mix them."""
 WORLDS = (4, 2)
@@ -325,6 +347,52 @@ def test_a_loss_leaves_its_batch_as_it_was(name, values):
     after = tensors_of(batch)
     assert after.keys() == before.keys() >= {"batch.source.ids", "batch.teacher_source", "batch.masked_source.labels"}
     assert all(torch.equal(after[at], value) for at, value in before.items())
+
+
+@pytest.mark.parametrize(("name", "values", "duplicates", "least"), REPEATS)
+def test_repeated_texts_and_the_fewest_negatives_are_reported(name, values, duplicates, least):
+    method, needs = build(name, values)
+    ids = {"source_ids": torch.tensor([0, 1, 0, 2, 3, 11, 12]), "target_ids": torch.tensor([7, 8, 9, 6, 7, 7, 5])}
+    batch = dataclasses.replace(share(7, needs.hard_negatives), **ids)
+    if needs.hard_negatives:
+        batch = dataclasses.replace(batch, negatives_mask=torch.ones(7, 2, dtype=torch.bool))
+    found = method.loss(Student(), batch, Ranks()).diagnostics
+    assert found["duplicates"].item() == pytest.approx(duplicates)
+    assert found["negatives_least"].item() == least
+
+
+def sharp(name, values):
+    """These settings at the temperature or the scale of similarities that are multiplied by 200."""
+    fields = {field.name for field in dataclasses.fields(load_method(name).Config)}
+    return {**values, "scale": 200.0} if "scale" in fields else {**values, "temperature": 0.005}
+
+
+SHARP = [(name, sharp(name, values)) for name, values in CASES if name not in ("mse_distillation", "combined")]
+
+
+class Rounded(Student):
+    """Computes in bf16 and answers in fp32, as `learner.AutocastEncode` does."""
+
+    def states(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().states(tokens).float()
+
+    def forward(self, tokens):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens).float()
+
+
+@pytest.mark.parametrize("student", [Student, Rounded])
+@pytest.mark.parametrize(("name", "values"), SHARP)
+def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
+    """D11."""
+    (method, needs), encode = build(name, values), student()
+    loss = method.loss(encode, share(7, needs.hard_negatives), Ranks())
+    loss.total.backward()
+    assert all(value.isfinite() for value in (loss.total, *loss.terms.values()))
+    trained = [*encode.layers.parameters(), *(p for p in method.parameters() if p.grad is not None)]
+    assert all(p.grad.isfinite().all() for p in trained)
+    assert any(p.grad.any() for p in encode.layers.parameters())
 
 
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)

@@ -12,6 +12,7 @@ import toy_batches
 from babeltune.errors import MethodError, TrainingError
 from babeltune.gather import Ranks
 from babeltune.method import Masked, Tokens, load_method, make_config
+from babeltune.negative_queue import equal_m
 from babeltune_methods.laser3_co import Config, Laser3Co
 from toy_batches import gaussian, run
 
@@ -215,6 +216,49 @@ def test_equal_m_keeps_the_least_number_and_equals_the_mask_when_all_have_it():
         for e in (False, True)
     )
     assert torch.equal(plain, same)
+
+
+@settings(max_examples=40, deadline=None)
+@given(CONFIGS, st.integers(2, 5), st.integers(0, 1000))
+def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(config, n, seed):
+    """D14: M of each row's own; where all rows have as many, over all of them."""
+    config = dataclasses.replace(config, equal_m=True, variant=config.variant.replace("laser3", "co"))
+    draw, masks = random.Random(seed), []
+    source_ids, entry_ids = [draw.randrange(6) for _ in range(n)], [draw.randrange(9) for _ in range(6)]
+    entries, vectors, k = gaussian(6, DIM, seed + 1), gaussian(2 * n, DIM, seed), gaussian(n, DIM, seed + 2)
+
+    def spy(*arguments):
+        found = equal_m(*arguments)
+        masks.append(found.chosen.tolist())
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babeltune_methods.laser3_co.equal_m", spy)
+        loss, _ = run(method_of(config, entries, entry_ids), vectors, batch_of(k, source_ids))
+    among, ids = (entries, entry_ids) if config.variant != "in_batch" else (k, source_ids)
+    own = [
+        {
+            j
+            for j in range(len(among))
+            if not (config.variant == "in_batch" and j == i)
+            and not (config.mask_duplicates and ids[j] == source_ids[i])
+            and not (config.variant == "co_filter" and not cos(k[i], among[j]) < config.sigma)
+        }
+        for i in range(n)
+    ]
+    chosen = [{j for j, kept in enumerate(row) if kept} for row in masks[0]]
+    least = min(map(len, own))
+    assert all(row <= whole and len(row) == least for row, whole in zip(chosen, own, strict=True))
+    total = config.self_weight * sum(1 - cos(vectors[i], k[i]) for i in range(n))
+    for i, row in enumerate(chosen):
+        below = sum(math.exp(cos(vectors[n + i], among[j]) / config.temperature) for j in row)
+        above = math.exp(cos(vectors[n + i], k[i]) / config.temperature)
+        if config.denominator == "alg1" or row:
+            total -= math.log(above / (below + (above if config.denominator == "alg1" else 0)))
+    assert loss.total.item() == pytest.approx(total / n, rel=2e-5, abs=1e-5)
+    if all(len(whole) == least for whole in own):
+        whole = printed(config, vectors[n:], k, vectors[:n], entries, entry_ids, source_ids)
+        assert loss.total.item() == pytest.approx(whole, rel=2e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("denominator", ["alg1", "eq1"])

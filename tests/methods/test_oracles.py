@@ -9,6 +9,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from torch import nn
 
+from babeltune.gather import Ranks
 from babeltune.method import load_method
 from toy_batches import batch_of, gaussian, run
 
@@ -67,6 +68,52 @@ def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss_of_targets
         ours("laser3_co", vectors, teacher, **config),
         theirs(MultipleNegativesRankingLoss(nn.Identity(), scale=20.0), vectors, teacher),
     )
+
+
+def theirs_of_layers(method, vectors):
+    """Their symmetric loss of sources and targets through the method's layers, and those layers' gradients."""
+    layers = list(method.layers().values())
+    source, target = layers[0](torch.tensor(vectors[:N])), layers[-1](torch.tensor(vectors[N:]))
+    value = MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0).compute_loss_from_embeddings(
+        [source, target], None
+    )
+    return value, torch.autograd.grad(value, list(method.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "scale"),
+    [
+        ("dimension_reduction", {"dim": 3, "margin": 0.0, "scale": 20.0}, 2.0),
+        *(("bilingual_aligner", {"depth": depth, "hidden": 7, "output": 4, "dropout": 0.0}, 1.0) for depth in (-1, 1)),
+    ],
+)
+def test_a_frozen_encoders_layers_are_trained_by_sentence_transformers_symmetric_loss(name, config, scale):
+    method, vectors = load_method(name), gaussian(2 * N, DIM, 6)
+    languages = {"languages": ["eng", "zho"]} if name == "bilingual_aligner" else {}
+    torch.manual_seed(0)
+    made = method(method.Config(**config), student_dim=DIM, teacher_dim=DIM, **languages)
+    loss, _ = run(made, vectors, batch_of(N, languages=[[0, 1]] * N))
+    own = loss, torch.cat([p.grad.flatten() for p in made.parameters()])
+    value, expected = theirs_of_layers(made, vectors)
+    assert_agree(own, (value, torch.cat([g.flatten() for g in expected])), scale)
+
+
+def test_ml_ctls_infonce_of_sentences_is_metric_learnings_ntxent_over_both_sides():
+    method, states = load_method("ml_ctl"), torch.tensor(gaussian(2 * N, 2 * DIM, 7), requires_grad=True)
+    torch.manual_seed(0)
+    config = method.Config(variant="info_snt", alpha=0.0, temperature=0.07)
+    made = method(config, student_dim=DIM, teacher_dim=DIM, width=DIM, vocabulary=2 * N)
+
+    class Encode:
+        def states(self, tokens):
+            return states[tokens.ids]
+
+    batch = batch_of(N)
+    loss = made.loss(Encode(), batch, Ranks())
+    c = torch.cat([made.contextual(states[side.ids], side, None) for side in (batch.source, batch.target)])
+    value = NTXentLoss(temperature=0.07)(c, torch.arange(N).repeat(2))
+    own, expected = (torch.autograd.grad(v, states)[0] for v in (loss.total, value))
+    assert_agree((loss, own), (value, expected))
 
 
 def test_laser3_cos_queue_is_metric_learnings_cross_batch_memory():
