@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel, BertConfig, MPNetConfig, T5Config, T5Model, XLMRobertaConfig
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DebertaV2Config,
+    MPNetConfig,
+    T5Config,
+    T5Model,
+    XLMRobertaConfig,
+)
 
 from babeltune.encoder import Encoder, build_student, encode_all, pool
 from babeltune.errors import TeacherError
@@ -237,6 +247,52 @@ def test_a_dense_layer_with_tanh_beside_the_model_is_loaded_as_labse_has_it(xlm_
         from_folder(xlm_r, pooling="mean")
     with pytest.raises(TeacherError, match="projection to 6"):
         from_folder(xlm_r, pooling="cls", projection=8)
+
+
+BERT = BertConfig(
+    hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64, vocab_size=90,
+    max_position_embeddings=40, initializer_range=0.3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_named_model_pools_by_its_own_pooler(tmp_path, normalize):
+    """D20: LaBSE's and LEALLA's vector is the pooler's, not the raw state of the first token."""
+    torch.manual_seed(0)
+    bert = BertModel(BERT).eval()
+    nn.init.normal_(bert.pooler.dense.bias)
+    bert.save_pretrained(tmp_path)
+    encoder = from_folder(tmp_path, pooling="pooler", normalize=normalize).eval()
+    sentences = random_sentences(8)
+    with torch.no_grad():
+        expected = torch.cat([bert(torch.tensor([sentence])).pooler_output for sentence in sentences])
+        expected = nn.functional.normalize(expected) if normalize else expected
+        assert (encoder(tokens_from(sentences)) - expected).abs().max() < 1e-5
+        raw = from_folder(tmp_path, pooling="cls", normalize=normalize).eval()(tokens_from(sentences))
+        assert (raw - expected).abs().max() > 0.1
+    assert (encoder.pooling, encoder.dim) == ("cls", 32)
+    assert not any("pooler" in name for name in encoder.state_dict())
+
+
+def test_a_pooler_from_scratch_learns():
+    encoder = scratch(pooling="pooler", normalize=False)
+    vectors = encoder(tokens_from(random_sentences(6)))
+    assert vectors.shape == (6, 32)
+    assert vectors.abs().max() < 1
+    vectors.square().sum().backward()
+    assert all(p.grad.any() for p in encoder.projection.parameters())
+    assert encoder.word_embeddings.grad.any()
+
+
+def test_a_model_without_a_trained_pooler_is_refused_in_words(tmp_path):
+    BertForMaskedLM(BERT).save_pretrained(tmp_path / "bert")
+    with pytest.raises(TeacherError, match=r"no weights of a pooler's .* set pooling to mean, cls or max"):
+        from_folder(tmp_path / "bert", pooling="pooler")
+    deberta = DebertaV2Config(**{name: getattr(BERT, name) for name in ("hidden_size", "num_hidden_layers",
+        "num_attention_heads", "intermediate_size", "vocab_size", "max_position_embeddings")})  # fmt: skip
+    AutoModel.from_config(deberta).save_pretrained(tmp_path / "deberta")
+    with pytest.raises(TeacherError, match="is a deberta-v2 encoder, which has no pooler"):
+        from_folder(tmp_path / "deberta", pooling="pooler")
 
 
 def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModel, ModernBertConfig, PreTrainedTokenizerFast, XLMRobertaConfig
+from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, PreTrainedTokenizerFast, XLMRobertaConfig
 
 from babeltune.encoder import Encoder, build_student
-from babeltune.errors import CheckpointError
+from babeltune.errors import CheckpointError, TeacherError
 from babeltune.export import SAFE, export, load_export
 from babeltune.method import tokens_from
 from babeltune.records import Student
@@ -128,6 +128,29 @@ def test_labse_like_tanh_after_the_projection_survives_export(tokenizer, tmp_pat
     expected = ours(encoder, tokenizer, settings)
     assert np.abs(SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS) - expected).max() < 1e-5
     assert np.abs(ours(load_export(tmp_path / "model")[0], tokenizer, settings) - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["scratch", "named"])
+def test_a_pooler_is_exported_as_cls_and_a_dense_layer_with_tanh(kind, tokenizer, tmp_path):
+    settings = student(pooling="pooler")
+    if kind == "named":
+        shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+        BertModel(BertConfig(**shape, vocab_size=len(tokenizer))).save_pretrained(tmp_path / "hub")
+        settings = student(pooling="pooler", model=str(tmp_path / "hub"))
+    encoder = build(tokenizer, settings)
+    folder = tmp_path / "model"
+    export(encoder, tokenizer, settings, folder)
+    expected = ours(encoder, tokenizer, settings)
+    plain = SentenceTransformer(str(folder), device="cpu")
+    assert [type(module).__name__ for module in plain] == ["Transformer", "Pooling", "Dense", "Normalize"]
+    assert np.abs(plain.encode(TEXTS) - expected).max() < 1e-5
+    again, _, again_settings = load_export(folder)
+    assert (again_settings.pooling, again_settings.projection, again.tanh) == ("cls", 32, True)
+    assert np.abs(ours(again, tokenizer, settings) - expected).max() < 1e-6
+    promoted = build(tokenizer, student(pooling="cls", model=str(folder)))
+    assert np.abs(ours(promoted, tokenizer, settings) - expected).max() < 1e-6
+    with pytest.raises(TeacherError, match=r"set student\.pooling to 'cls' \(a dense layer after it"):
+        build(tokenizer, student(pooling="pooler", model=str(folder)))
 
 
 def test_an_export_holds_only_safe_files_and_no_trace_of_packing(tokenizer, tmp_path):

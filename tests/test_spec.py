@@ -981,6 +981,19 @@ def test_the_three_promised_sweeps_are_shipped():
         (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be at least 1"),
         (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
         (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
+        (
+            ["student.pooling=pooler", "student.projection=8"],
+            "student.projection: 8: student.pooling pooler has a dense",
+        ),
+        (["student.pooling=pooler"], "student.projection: 'teacher': student.pooling pooler has a dense layer"),
+        (
+            ["student.projection=384", "parameters.student.pooling={choice: [cls, pooler]}"],
+            "parameters.student.pooling: 384 can be proposed with it: student.pooling pooler has a dense layer",
+        ),
+        (
+            ["student.pooling=pooler", "student.projection=null", "method=mse_distillation", "parameters={}"],
+            "(256 wide) with the teacher's (384); write `student.projection: teacher` and another student.pooling",
+        ),
         (["teacher.max_tokens=100000"], "100000 is more than the 512 positions of 'bundled:all-MiniLM-L6-v2'"),
     ],
 )
@@ -1003,6 +1016,7 @@ def test_a_loss_is_no_objective(metric):
     ("assignment", "expected"),
     [
         ("student.pooling=cls", "student.pooling: 'cls': "),
+        ("student.pooling=pooler", "set student.pooling to that (a dense layer after it, with tanh or not, comes with"),
         ("student.max_tokens=4000", "student.max_tokens: 4000 is more than the 512 positions of "),
         ("student.projection=100", "student.projection: 100: "),
     ],

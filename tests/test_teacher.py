@@ -101,6 +101,24 @@ def test_pooling_is_as_the_record_says(tiny, pooling):
         assert np.abs(found - expected.numpy()).max() < 1e-5
 
 
+def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
+    teacher = tiny_teacher(tiny, pooling="pooler", normalize=False)
+    tokenizer = load_tokenizer(Student(model=str(tiny)), None)
+    bert = BertModel.from_pretrained(tiny).eval()
+    loaded = load_teacher(teacher)
+    vectors = loaded.encode(TEXTS[:6])
+    for text, found in zip(TEXTS[:6], vectors, strict=True):
+        with torch.no_grad():
+            expected = bert(**tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).pooler_output[0]
+        assert np.abs(found - expected.numpy()).max() < 1e-5
+    loaded.save(tmp_path / "whole")
+    assert np.abs(SentenceTransformer(str(tmp_path / "whole"), device="cpu").encode(TEXTS[:6]) - vectors).max() < 1e-5
+    BertModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(bare := tmp_path / "bare")
+    shutil.copy(tiny / "tokenizer.json", bare)
+    with pytest.raises(TeacherError, match=r"teacher\.model .* has no weights of a pooler"):
+        load_teacher(tiny_teacher(bare, pooling="pooler"))
+
+
 def test_normalisation_is_as_the_record_says(bundled):
     lengths = np.linalg.norm(load_teacher(Teacher(normalize=False)).encode(TEXTS[:4]), axis=1)
     assert np.abs(lengths - 1).min() > 0.1
@@ -128,7 +146,7 @@ def test_no_sentences_give_no_vectors(tiny):
 
 
 def test_a_teacher_without_pooling_must_be_told_how(tiny):
-    with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls or max"):
+    with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls, max or pooler"):
         load_teacher(tiny_teacher(tiny, pooling="model"))
 
 

@@ -32,6 +32,9 @@ from babeltune.translation import Translation
 Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
 
+POOLER_OR_PROJECTION = (
+    "student.pooling pooler has a dense layer of its own; leave the projection out, or set student.pooling to cls"
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 
 
@@ -108,13 +111,15 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
 
 
 def student_problems(key: Key, student: Student) -> Iterator[Problem]:
-    """The fields of a Transformer from scratch that must fit together."""
+    """The fields that must fit together."""
     if student.model is None and student.heads >= 1 and student.width % student.heads:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:
         yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    if student.pooling == "pooler" and student.projection is not None:
+        yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
 
 
 def repeated(names: list[str], key: Callable[[int], Key]) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from babeltune.bounds import Key, Problem, record_problems
+from babeltune.bounds import POOLER_OR_PROJECTION, Key, Problem, record_problems
 from babeltune.data_rules import languages, source_pairs
 from babeltune.document import describe, refusal
 from babeltune.errors import MethodError
@@ -109,7 +109,7 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
         except ValidationError as error:
             yield key, refusal(value, error.errors(include_url=False))
             continue
-        if last == "heads" and record.heads >= 1:  # judged together with the widths
+        if last == "pooling" or (last == "heads" and record.heads >= 1):  # judged in `_config_combinations`
             continue
         yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
 
@@ -161,6 +161,11 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
                 f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
                 "together; choose values that always do, or tie them with `when`",
             )
+    for params in combinations(sweep.parameters, ("student.pooling", "student.projection")):
+        student = student_with(sweep, params)
+        if student.pooling == "pooler" and student.projection is not None:
+            name = "student.projection" if "student.projection" in params else "student.pooling"
+            yield ("parameters", name), f"{student.projection!r} can be proposed with it: {POOLER_OR_PROJECTION}"
 
 
 def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
@@ -204,11 +209,12 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         student = student_with(sweep, params)
         yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
         width = None if needs.frozen else student_width(student)
+        besides = " and another student.pooling" if student.pooling == "pooler" else ""
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
             yield (
                 ("student", "projection"),
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
-                f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`",
+                f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`{besides}",
             )
 
 
@@ -267,7 +273,8 @@ def _model_files(sweep: Sweep) -> Iterator[Problem]:
     if pooling is not None and pooling != student.pooling:
         yield (
             ("student", "pooling"),
-            f"{student.pooling!r}: {student.model!r} was trained with {pooling!r}; set student.pooling to that",
+            f"{student.pooling!r}: {student.model!r} was trained with {pooling!r}; set student.pooling to that "
+            "(a dense layer after it, with tanh or not, comes with the model)",
         )
     brought = model_dense(student.model, student.revision)
     if brought is not None and isinstance(student.projection, int) and student.projection != brought:

@@ -6,22 +6,19 @@ built from a hub model, a folder (such as a promoted model), or from scratch.
 
 from __future__ import annotations
 
-import inspect
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTrainedModel
 
+from babeltune.dense import has_pooler, saved_dense
 from babeltune.errors import TeacherError
-from babeltune.hub import Pooling, model_folder, pooling_of, quiet
+from babeltune.hub import Pooling, model_folder, quiet
 from babeltune.method import Tokens
 from babeltune.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.records import Student
@@ -56,7 +53,7 @@ class Encoder(nn.Module):
         normalize: bool = True,
         pad_token_id: int = 0,
     ) -> None:
-        """`tanh` follows the projection (LaBSE's pooler)."""
+        """`tanh` follows the projection: with `cls` pooling they are a pooler such as LaBSE's."""
         super().__init__()
         self.backbone = backbone
         self.projection = projection
@@ -177,7 +174,8 @@ def build_student(
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
     `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
-    its own projection; without `projected` there is none. The global random state is left as it was.
+    its own projection, and with `pooling: pooler` any other its pooler; without `projected` there is none. The global
+    random state is left as it was.
 
     Raises:
         TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
@@ -185,10 +183,11 @@ def build_student(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if student.model is None:
-            backbone, dense = _from_scratch(student, vocabulary_size, pad_token_id), None
+            backbone = _from_scratch(student, vocabulary_size, pad_token_id)
+            dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
             backbone = _from_hub(student, vocabulary_size)
-            dense = _saved_projection(student, backbone.config.hidden_size)
+            dense = saved_dense(student, backbone.config)
         width = _projection_width(student, teacher_dim)
         projection, tanh = dense or (None, False)
         if width is not None and projection is None:
@@ -200,7 +199,7 @@ def build_student(
             )
     encoder = Encoder(
         backbone,
-        pooling=student.pooling,
+        pooling="cls" if student.pooling == "pooler" else student.pooling,
         projection=projection if projected else None,
         tanh=tanh and projected,
         normalize=student.normalize,
@@ -270,7 +269,7 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
                 use_safetensors=True,
                 dtype=torch.float32,
                 output_loading_info=True,
-                **_without_pooler(config),
+                **({"add_pooling_layer": False} if has_pooler(config) else {}),
             )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise TeacherError(
@@ -290,69 +289,6 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
-
-
-def _without_pooler(config: Any) -> dict[str, bool]:
-    kind = AutoModel._model_mapping[type(config)]
-    known = inspect.signature(kind.__init__).parameters if inspect.isclass(kind) else {}
-    return {"add_pooling_layer": False} if "add_pooling_layer" in known else {}
-
-
-def _saved_projection(student: Student, width: int) -> tuple[nn.Linear, bool] | None:
-    """The dense layer of a sentence-transformers model, and whether tanh follows; None for a plain model."""
-    modules = _saved_json(student, "modules.json") or []
-    check_modules(modules, student.model or "")
-    for module in modules:
-        kind, path = module["type"].rsplit(".", 1)[-1], module["path"]
-        if kind == "Pooling":
-            pooling = pooling_of(_saved_json(student, f"{path}/config.json") or {})
-            if pooling != student.pooling:
-                raise TeacherError(
-                    f"student.pooling is {student.pooling!r}, but {student.model} was trained with {pooling!r}; "
-                    f"set student.pooling to {pooling!r}"
-                )
-        if kind == "Dense":
-            settings = _saved_json(student, f"{path}/config.json") or {}
-            return _read_dense(student, path, settings, width)
-    return None
-
-
-def check_modules(modules: list[dict[str, Any]], name: str) -> None:
-    """`TeacherError` where a sentence-transformers model has modules that a student cannot have."""
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
-    for usual in ("Transformer", "Pooling", "Dense", "Normalize"):
-        kinds = kinds[1:] if kinds[:1] == [usual] else kinds
-    if kinds:
-        raise TeacherError(
-            f"{name!r} cannot be a student: it has more modules than Transformer, Pooling, Dense and Normalize, namely "
-            f"{', '.join(kinds)}; use it as a teacher, or name the model that it was made from"
-        )
-
-
-def _read_dense(student: Student, path: str, settings: dict[str, Any], width: int) -> tuple[nn.Linear, bool]:
-    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
-    if activation not in ("Identity", "Tanh") or settings.get("use_residual") or settings["in_features"] != width:
-        raise TeacherError(
-            f"{student.model}: the dense layer {path!r} ({settings}) is not a linear layer on the pooled vector, "
-            "with tanh or nothing after it; name a model without it"
-        )
-    weights = _saved_file(student, f"{path}/model.safetensors")
-    if weights is None:
-        raise TeacherError(f"{student.model}: {path}/model.safetensors is missing; name a model saved as safetensors")
-    linear = nn.Linear(width, settings["out_features"], bias=settings.get("bias", True))
-    state = load_file(weights)
-    linear.load_state_dict({name.removeprefix("linear."): tensor.float() for name, tensor in state.items()})
-    return linear, activation == "Tanh"
-
-
-def _saved_file(student: Student, name: str) -> Path | None:
-    path = model_folder(student.model or "", student.revision, setting="student.model") / name
-    return path if path.exists() else None
-
-
-def _saved_json(student: Student, name: str) -> Any:
-    path = _saved_file(student, name)
-    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
 
 
 def _check_length(student: Student, encoder: Encoder) -> None:

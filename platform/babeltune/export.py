@@ -21,7 +21,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from babeltune.encoder import Encoder, FrozenEncoder, build_student, check_modules
+from babeltune.dense import check_modules
+from babeltune.encoder import Encoder, FrozenEncoder, build_student
 from babeltune.errors import CheckpointError
 from babeltune.hub import pooling_of, quiet
 from babeltune.method import EVERY, Method

@@ -140,7 +140,8 @@ def student_parameters(student: Student, teacher: Teacher) -> int | None:
     width, inner = student.width, student.feed_forward
     layer = 4 * width * width + 2 * width * inner + 9 * width + inner
     positions = math.ceil(student.max_tokens / 64) * 64
-    projection = student.projection * (width + 1) if isinstance(student.projection, int) else 0
+    after = width if student.pooling == "pooler" else student.projection
+    projection = after * (width + 1) if isinstance(after, int) else 0
     return (taken + positions + 4) * width + student.layers * layer + projection
 
 

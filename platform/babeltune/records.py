@@ -180,7 +180,8 @@ class Student(Strict):
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says."""
     max_tokens: int = 128
-    pooling: Literal["mean", "cls", "max"] = "mean"
+    pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
+    """`pooler`: the first token's state, a dense layer as wide and tanh, as in LaBSE; a named BERT brings its own."""
     projection: int | Literal["teacher"] | None = None
     """Width of a linear layer after pooling; `teacher` means the teacher's width."""
     normalize: bool = True
@@ -202,8 +203,8 @@ class Teacher(Strict):
     revision: str | None = None
     languages: tuple[str, ...] = ("eng",)
     """What it knows. A plan that needs more is refused."""
-    pooling: Literal["model", "mean", "cls", "max"] = "model"
-    """`model`: as its sentence-transformers folder says."""
+    pooling: Literal["model", "mean", "cls", "max", "pooler"] = "model"
+    """`model`: as its sentence-transformers folder says. `pooler`: a BERT's own dense layer and tanh on `cls`."""
     normalize: bool = True
     prompt: str = ""
     max_tokens: int = 128

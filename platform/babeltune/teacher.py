@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from babeltune.dense import trained_pooler
 from babeltune.errors import StoreError, TeacherError
 from babeltune.hub import ROUTED, model_files, model_folder, quiet
 from babeltune.machine import give_back_memory
@@ -120,7 +121,7 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
 def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
 
     # Weights saved in half precision would otherwise run in it.
     model_kwargs = {"use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
@@ -136,7 +137,7 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     elif teacher.pooling == "model":
         raise TeacherError(
             f"teacher.model {teacher.model!r} is not a sentence-transformers model, so it does not say how to pool; "
-            "set teacher.pooling to mean, cls or max"
+            "set teacher.pooling to mean, cls, max or pooler"
         )
     else:
         modules = [Transformer(str(folder), model_kwargs=model_kwargs)]
@@ -144,7 +145,11 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
         raise ValueError(f"its first module is {type(modules[0]).__name__}")
     if teacher.pooling != "model":
         transformer = modules[0]
-        modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling_mode=teacher.pooling)]
+        width, pooler = transformer.get_embedding_dimension(), teacher.pooling == "pooler"
+        modules = [transformer, Pooling(width, pooling_mode="cls" if pooler else teacher.pooling)]
+        if pooler:
+            linear = trained_pooler(folder, transformer.auto_model.config, f"teacher.model {teacher.model!r}")
+            modules.append(Dense(width, width, init_weight=linear.weight, init_bias=linear.bias))
     return modules
 
 
