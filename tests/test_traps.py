@@ -76,6 +76,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "tests/test_soft_loss.py::test_at_a_tiny_temperature_identical_and_opposite_vectors_stay_finite",
         "tests/test_negative_queue.py::test_the_tiles_equal_the_plain_formula_in_value_and_gradient",
         "tests/methods/test_laser3_co.py::test_a_temperature_of_0_005_is_finite",
+        "tests/methods/test_contract.py::test_a_temperature_of_5_thousandths_is_finite",
         "tests/methods/test_lealla.py::test_a_scale_of_200_is_finite",
         "tests/methods/test_ml_ctl.py::test_a_temperature_of_5_thousandths_is_finite",
     ),
