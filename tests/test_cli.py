@@ -297,6 +297,18 @@ def test_a_model_that_does_not_exist_is_a_wrong_name(babeltune, home, tiny_file,
     assert "no/such/folder" in err
 
 
+def test_evaluate_refuses_pickled_weights_before_any_test_is_opened(babeltune, tiny_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    dense = tmp_path / "model" / "2_Dense"
+    dense.mkdir(parents=True)
+    (tmp_path / "model" / "model.safetensors").touch()
+    (dense / "pytorch_model.bin").touch()
+    code, _, err = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--test")
+    assert code == 2
+    assert "has pickled weights, 2_Dense/pytorch_model.bin" in err
+    assert not list(tmp_path.rglob("openings.jsonl"))
+
+
 def test_the_installed_command_answers():
     command = [str(Path(sys.executable).with_name("babeltune")), "methods", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)

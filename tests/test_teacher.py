@@ -171,6 +171,19 @@ def test_weights_that_are_not_safetensors_are_not_read(tiny, tmp_path):
         load_teacher(tiny_teacher(tmp_path / "old"))
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "head.pkl"])
+def test_a_folder_with_pickled_weights_alone_is_refused_whatever_others_hold(tiny, tmp_path, name):
+    shutil.copytree(tiny, tmp_path / "mixed")
+    (tmp_path / "mixed" / "training_args.bin").touch()
+    (tmp_path / "mixed" / "openvino").mkdir()
+    (tmp_path / "mixed" / "openvino" / "openvino_model.bin").touch()
+    load_teacher(tiny_teacher(tmp_path / "mixed"))
+    (tmp_path / "mixed" / "2_Dense").mkdir()
+    torch.save({}, tmp_path / "mixed" / "2_Dense" / name)
+    with pytest.raises(TeacherError, match=rf"teacher.model .* has pickled weights, 2_Dense/{name}, and no"):
+        load_teacher(tiny_teacher(tmp_path / "mixed"))
+
+
 def test_altered_weights_are_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"other weights")

@@ -15,6 +15,7 @@ PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """What is downloaded: weights, configurations, tokenizers."""
 OTHER_BACKENDS = ("onnx", "openvino")
 """Folders with the same weights for other runtimes."""
+PICKLED = ("*.bin", "*.pt", "*.pkl", "*.pth")
 
 ROUTED = (
     "has layers for each language, and a teacher is given texts without their language; name a model without them, "
@@ -35,6 +36,12 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
             f"{setting} {name!r} has no *.safetensors file, the only weights that are read; "
             "convert it with transformers' save_pretrained, or name another model"
         )
+    for path in model_files(folder, PICKLED):
+        if not any(path.parent.glob("*.safetensors")):  # then sentence-transformers would read the pickled ones
+            raise TeacherError(
+                f"{setting} {name!r} has pickled weights, {path.relative_to(folder)}, and no *.safetensors beside: "
+                "only those are read; convert them, or name another model"
+            )
     return folder
 
 

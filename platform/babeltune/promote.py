@@ -232,7 +232,7 @@ def model_folder(model: str, cluster: Cluster) -> str:
     from babeltune.registry import fetch
 
     if model.startswith("models:/"):
-        return str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))
+        model = str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))
     return str(hub_folder(model, None, setting="model").absolute())
 
 
@@ -251,11 +251,11 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
     prefix = "test" if test else "dev"
     trial = _trial_of(model, storage)
     if trial is None:
+        folder = model_folder(model, cluster)
         place = SweepFolder(storage / "evaluations")
         place.path.mkdir(parents=True, exist_ok=True)
         if test:
             record_opening(place, model, tasks)
-        folder = model_folder(model, cluster)
         with Rescorer() as rescore:
             return rescore({"model": folder}, tasks, prefix, prompt)["model"]
     draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
