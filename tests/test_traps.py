@@ -98,6 +98,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     14: (
         "the pre-filter and equal M",
+        "tests/methods/test_laser3_co.py::test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn",
         "tests/methods/test_laser3_co.py::test_the_filter_reads_the_teachers_similarity_strictly",
         "tests/methods/test_laser3_co.py::test_equal_m_keeps_the_least_number_and_equals_the_mask_when_all_have_it",
         "tests/methods/test_laser3_co.py::test_a_boilerplate_target_leaves_no_negative_and_no_loss",
