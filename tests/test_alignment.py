@@ -38,6 +38,7 @@ def corpus_of(*groups):
         languages=[language for language, _ in ids],
         pairs=np.array(rows, np.int32),
         groups=tuple(f"{a}-{b}" for a, b, _ in groups),
+        group_languages=tuple((a, b) for a, b, _ in groups),
         pair_groups=np.array(numbers, np.int16),
         pair_sources=np.zeros(len(rows), np.int16),
         source_names=("s",),

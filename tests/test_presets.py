@@ -80,7 +80,11 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
 @pytest.mark.parametrize(
     ("assignments", "expected"),
     [
-        (["student={preset: lealla-smal}"], "student.preset: 'lealla-smal' must be a name of presets.py; did you mean"),
+        (
+            ["student={preset: lealla-smal}"],
+            "student.preset: 'lealla-smal' must be one of lealla-small, "
+            "lealla-base, lealla-large and thin-deep-LAYERS-WIDTH; did you mean",
+        ),
         (["student={preset: lealla-small, width: 256}"], "student.width: student.preset decides it; leave one"),
         (["student.preset=lealla-small"], "student.layers: student.preset decides it"),
         (
@@ -93,7 +97,7 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
         ),
         (
             ["student={}", "parameters.student.preset={choice: [lealla-tiny]}"],
-            "'lealla-tiny' must be a name of presets.py",
+            "'lealla-tiny' must be one of lealla-small",
         ),
         (["student={model: some/model, preset: lealla-small}"], "a named model (some/model) brings its own shape"),
         (["student.vocabulary=techer"], "student.vocabulary: 'techer'"),

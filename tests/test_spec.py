@@ -189,7 +189,7 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         (
             "name: graded, task: sts, path: sts.tsv",
             "name: graded, task: sts",
-            ["small.yaml:22", "needs a language, and a path or a source"],
+            ["small.yaml:22", "needs a language, and either a path or a source"],
         ),
         (
             "name: graded, task: sts, path: sts.tsv",

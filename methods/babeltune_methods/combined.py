@@ -67,6 +67,8 @@ class Config(Weights):  # type: ignore[misc, valid-type]
                     f"settings are for {name!r}, no method to combine; allowed: {', '.join(METHODS)}"
                     f"{nearest(name, METHODS)}"
                 )
+            if not isinstance(values, Mapping):
+                raise ValueError(f"settings of {name!r} are {values!r}; give the fields of its own settings")
             make_config(load_method(name), values)
 
 
@@ -159,7 +161,9 @@ class Combined(Method):
     def needs(cls, config: Any) -> Needs:
         needs = {name: method.needs(own) for name, (method, own) in parts(config).items()}
         if not needs:
-            raise MethodError(f"no weight is above 0; give one to at least one of {', '.join(METHODS)}")
+            raise MethodError(
+                f"no weight is above 0; give one to at least one of {', '.join(METHODS)}; a searched one begins above 0"
+            )
         for name, need in needs.items():
             if need.frozen or need.per_language:
                 raise MethodError(f"{name} trains layers on a frozen encoder and cannot be combined; leave it out")

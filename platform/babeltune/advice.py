@@ -44,6 +44,23 @@ def about_languages(sweep: Sweep) -> Iterator[str]:
         )
 
 
+def about_projection(sweep: Sweep) -> Iterator[str]:
+    """A projection that a method does not read, and that its models therefore do not have."""
+    from babeltune.space import configurations
+
+    searched = "student.projection" in sweep.parameters
+    if sweep.student.projection is None and not searched:
+        return
+    blind = dict.fromkeys(
+        method.name for _, method, config in configurations(sweep) if not method.needs(config).vectors
+    )
+    if blind:
+        yield (
+            f"student.projection has no effect on {', '.join(blind)}, which reads token states: its models have none, "
+            "and the student's own width"
+        )
+
+
 def about_memory(sweep: Sweep) -> Iterator[str]:
     """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
     import psutil

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.errors import DataError
 from babeltune.records import Words, plain
 from babeltune.sources import Rows, read_source
 from babeltune.store import Contents, Ragged, build, digest_of_texts, key_of
@@ -225,6 +226,17 @@ def lexicon_of(lexicons: Sequence[Rows], names: Sequence[str], sides: Sequence[L
     return terms
 
 
+def check_words(samples: NDArray[np.int32], pairs: int, settings: Words) -> None:
+    """Raises `DataError` where fewer than two pairs have a sample."""
+    some = len(np.unique(samples[:, 0]))
+    if some < 2:
+        raise DataError(
+            f"{some} of {pairs:,} training pairs have a word with its translation, so there is nothing to learn from "
+            f"words; lower data.words.stop_words ({settings.stop_words}) or data.words.least ({settings.least:g}), "
+            "give more text, or a lexicon that fits it"
+        )
+
+
 def word_counts(samples: NDArray[np.int32], pairs: int) -> dict[str, int]:
     """How many samples there are, and how many pairs have one or none."""
     some = len(np.unique(samples[:, 0]))
@@ -244,6 +256,7 @@ def build_words(corpus: Corpus, settings: Words, root: Path, stores: Path, seed:
 
     def write(folder: Path) -> Contents:
         samples = word_samples(corpus, settings, root, stores, seed)
+        check_words(samples, len(corpus.pairs), settings)
         np.save(folder / "words.npy", samples)
         return Contents(facts=dict(word_counts(samples, len(corpus.pairs))))
 

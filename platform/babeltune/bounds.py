@@ -76,7 +76,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "width": at_least(1),
         "heads": at_least(1),
         "feed_forward": at_least(1),
-        "preset": Bound("a name of presets.py", PRESETS.__contains__),
+        "preset": Bound(f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__),
         "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
         "dropout": share,
         "max_tokens": at_least(3),

@@ -114,12 +114,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.advice import about_languages, about_memory
+    from babeltune.advice import about_languages, about_memory, about_projection
     from babeltune.plan import make_plan, render
     from babeltune.records import plain
 
     sweep = read(file, with_, set_, cluster)
-    warn([*about_memory(sweep), *about_languages(sweep)])
+    warn([*about_memory(sweep), *about_languages(sweep), *about_projection(sweep)])
     report = make_plan(sweep, samples=trials)
     say(plain(report), as_json, lambda: out.print(render(report)))
 
@@ -145,7 +145,7 @@ def with_cluster(file: str | None) -> str:
 
 def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already."""
-    from babeltune.advice import about_gpus, about_languages, about_memory, about_precision
+    from babeltune.advice import about_gpus, about_languages, about_memory, about_precision, about_projection
     from babeltune.board import sweep_document
     from babeltune.spec import sweep_id
     from babeltune.sweep import driven_folder, submit
@@ -153,7 +153,8 @@ def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: boo
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
-        warn([*about_memory(sweep), *about_languages(sweep), *about_precision(sweep), *about_gpus(cluster)])
+        words = [*about_memory(sweep), *about_languages(sweep), *about_projection(sweep), *about_precision(sweep)]
+        warn([*words, *about_gpus(cluster)])
     running = driven_folder(sweep, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")

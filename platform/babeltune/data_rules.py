@@ -223,7 +223,8 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
             yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
     else:
         if (task.path is None) == (task.source is None) or task.language is None:
-            yield key, f"STS task {task.name!r} needs a language, and a path or a source"
+            both = "; it has both" if task.path is not None and task.source is not None else ""
+            yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
         elif task.source is not None:
             yield from graded_problems((*key, "source"), task, task.source)
 

@@ -73,7 +73,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
 
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
     """
-    from babeltune.alignment import word_counts, word_samples
+    from babeltune.alignment import check_words, word_counts, word_samples
     from babeltune.corpus import build_corpus
     from babeltune.prepare import Wanted, asked_of_teacher
     from babeltune.translation import StandIn
@@ -92,6 +92,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     if wanted.words:
         with tempfile.TemporaryDirectory() as stores:
             found = word_samples(corpus, sweep.data.words, data_root(sweep), Path(stores), sweep.seed)
+        check_words(found, len(corpus.pairs), sweep.data.words)
         words = word_counts(found, len(corpus.pairs))
     groups = corpus.pair_groups.tolist()
     pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}

@@ -139,6 +139,7 @@ def test_warnings_are_joined_by_name():
     ("values", "words"),
     [
         ({"lealla": -1.0}, "lealla is -1.0; a weight is 0 or more"),
+        ({"settings": {"lealla": 3}}, "settings of 'lealla' are 3"),
         ({"settings": {"leala": {}}}, "no method to combine; .*did you mean 'lealla'"),
         ({"settings": {"combined": {}}}, "no method to combine"),
         ({"settings": {"lealla": {"margn": 1}}}, "has no setting 'margn'.*did you mean 'margin'"),

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune.advice import about_projection
 from babeltune.alignment import word_counts
 from babeltune.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.errors import MethodError, TrainingError
+from babeltune.errors import DataError, MethodError, TrainingError
 from babeltune.gather import Ranks
 from babeltune.learner import make_learner
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
@@ -387,6 +388,15 @@ def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_
     assert reports[0]["facts"]["pairs_without_words"] == left > 0
     assert reports[0]["facts"]["word_samples"] == len(samples)
     assert record.counts["words"]["samples"] >= len(samples)
+
+
+def test_a_projection_without_effect_is_said_and_text_without_a_word_to_learn_is_refused(prepared, tmp_path):
+    sweep = dataclasses.replace(prepared[0], student=dataclasses.replace(prepared[0].student, projection=7))
+    assert "student.projection has no effect on ml_ctl" in next(about_projection(sweep))
+    assert not list(about_projection(dataclasses.replace(sweep, method="lealla", config={}, parameters={})))
+    data = dataclasses.replace(sweep.data, words=Words(stop_words=10**6))
+    with pytest.raises(DataError, match=r"0 of [\d,]+ training pairs have a word .* lower data\.words\.stop_words"):
+        prepare(dataclasses.replace(sweep, data=data), tmp_path)
 
 
 def test_a_projection_that_nothing_would_train_is_left_out(prepared, tmp_path):
