@@ -167,7 +167,10 @@ def test_encode_all_returns_vectors_in_order_and_keeps_the_training_flag(batch_t
 
 def test_encode_all_is_fp32_even_when_called_under_autocast():
     encoder = scratch().eval()
-    take = lambda ids: (np.array([5, 6, 7, 8]), np.array([3, 1]))  # noqa: E731
+
+    def take(ids):
+        return np.array([5, 6, 7, 8]), np.array([3, 1])
+
     exact = encode_all(encoder, take, np.array([0, 1]), device="cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert np.array_equal(encode_all(encoder, take, np.array([0, 1]), device="cpu"), exact)

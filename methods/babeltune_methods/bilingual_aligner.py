@@ -14,9 +14,9 @@ language has a small network on top of it, and the two are trained to put transl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,7 +98,7 @@ class BilingualAligner(Method):
         return (2 if config.intra else 1) * (global_batch - 1)
 
     def layers(self) -> Mapping[str, nn.Sequential]:
-        return dict(zip(self.languages, self.aligners, strict=True))  # type: ignore[arg-type]
+        return dict(zip(self.languages, cast("Iterable[nn.Sequential]", self.aligners), strict=True))
 
     def aligned(
         self, vectors: Float[Tensor, "local width"], languages: Int[Tensor, "local"]

@@ -98,11 +98,7 @@ def prepare(
     corpus = corpus or read_corpus(sweep, storage, progress)
     wanted = Wanted.of(sweep)
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
-    words = None
-    if wanted.words:
-        progress("aligning words", 0, 1)
-        words = build_words(corpus, sweep.data.words, data_root(sweep), stores, sweep.seed)
-        progress("aligning words", 1, 1)
+    words = align_words(sweep, corpus, stores, progress) if wanted.words else None
     tokens = build_tokens(sweep, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
@@ -116,12 +112,8 @@ def prepare(
     matrix = open_matrix(teacher)
     languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
     description = {
-        "data": corpus.digests,
-        "texts": text_digest,
-        "arrays": [digest_of(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
-        "tasks": key_of({"tasks": plain(corpus.tasks)}),
+        **described(sweep, corpus, text_digest, teacher_rows),
         "teacher": teacher.name,
-        "teacher_settings": plain(sweep.teacher),
         "negatives": plain(wanted.negatives),
         **({"words": words.name} if words else {}),
     }
@@ -153,6 +145,25 @@ def prepare(
         counts={"rows": corpus.counts, "overlap": corpus.overlap, "words": facts_of(words) if words else {}},
         digests=corpus.digests,
     )
+
+
+def align_words(sweep: Sweep, corpus: Corpus, stores: Path, progress: Progress) -> Path:
+    """The store of the corpus's word-positioned samples."""
+    progress("aligning words", 0, 1)
+    words = build_words(corpus, sweep.data.words, data_root(sweep), stores, sweep.seed)
+    progress("aligning words", 1, 1)
+    return words
+
+
+def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.int32]) -> dict[str, Any]:
+    """What of the corpus and of the teacher's settings a `Prepared` depends on."""
+    return {
+        "data": corpus.digests,
+        "texts": text_digest,
+        "arrays": [digest_of(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
+        "tasks": key_of({"tasks": plain(corpus.tasks)}),
+        "teacher_settings": plain(sweep.teacher),
+    }
 
 
 def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], languages: tuple[str, ...]) -> None:

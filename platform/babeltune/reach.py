@@ -182,20 +182,19 @@ def model_pooling(name: str, revision: str | None = None) -> str | None:
 
 def model_positions(name: str, revision: str | None = None) -> int | None:
     """The most tokens that a model can number, padding's own places among them; None where no file says so."""
-    if name in BUNDLED_POSITIONS:
-        return BUNDLED_POSITIONS[name]
-    config = _saved_json(name, "config.json", revision)
-    positions = config.get("max_position_embeddings") if isinstance(config, dict) else None
-    return positions if isinstance(positions, int) else None
+    return BUNDLED_POSITIONS.get(name) or _configured(name, "max_position_embeddings", revision)
 
 
 def model_vocabulary(name: str, revision: str | None = None) -> int | None:
     """How many token embeddings a model has; None where no file says so."""
-    if name in BUNDLED_VOCABULARIES:
-        return BUNDLED_VOCABULARIES[name]
+    return BUNDLED_VOCABULARIES.get(name) or _configured(name, "vocab_size", revision)
+
+
+def _configured(name: str, key: str, revision: str | None) -> int | None:
+    """A whole number of a model's configuration; None where no file at hand has it."""
     config = _saved_json(name, "config.json", revision)
-    size = config.get("vocab_size") if isinstance(config, dict) else None
-    return size if isinstance(size, int) else None
+    value = config.get(key) if isinstance(config, dict) else None
+    return value if isinstance(value, int) else None
 
 
 def model_modules(name: str, revision: str | None = None) -> tuple[str, ...]:

@@ -89,7 +89,10 @@ def contextual(method, table, tokens, spans, scale):
     for length, (first, end) in zip(tokens.lengths.tolist(), spans, strict=True):
         rows = [table[t] for t in tokens.ids[at : at + length].tolist()]
         layers = [[scale * (row[k] + row[WIDTH + k]) for k in range(WIDTH)] for row in rows]
-        mean = lambda some: [sum(row[k] for row in some) / len(some) for k in range(WIDTH)]  # noqa: E731
+
+        def mean(some):
+            return [sum(row[k] for row in some) / len(some) for k in range(WIDTH)]
+
         read = mean(layers) + (mean(layers[first:end]) if method.config.words else [])
         found.append(linear(method.mlp[2], [max(0.0, v) for v in linear(method.mlp[0], read)]))
         at += length
