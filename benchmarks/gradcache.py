@@ -18,9 +18,9 @@ from sentence_transformers.sentence_transformer.losses import CachedMultipleNega
 from torch import Tensor
 from transformers.utils import logging
 
-from babeltune.prepared import Prepared
+from babeltune.data.prepared import Prepared
 from babeltune.records import Trial
-from babeltune.train import Run
+from babeltune.training.loop import Run
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.train import (
     SCALE,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Method, Tokens, load_method, make_config
 from benchmarks.race import cpu_seconds, options, race, verdict
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Tokens, load_method, make_config
 from benchmarks.race import SLACK, cpu_seconds, options, peak_memory, race, verdict
 

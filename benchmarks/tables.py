@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babeltune.cluster import read_cluster
-from babeltune.registry import champion_of
+from babeltune.spec.cluster import read_cluster
+from babeltune.tracking.registry import champion_of
 
 FOLDER = "search_spaces/reproduce"
 

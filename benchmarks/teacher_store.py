@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from babeltune.prepared import Prepared
-from babeltune.reader import Reader
+from babeltune.data.prepared import Prepared
+from babeltune.data.teacher import TeacherModel, build_teacher_store, load_teacher
 from babeltune.records import Sweep, Trial
-from babeltune.space import make_trial
-from babeltune.teacher import TeacherModel, build_teacher_store, load_teacher
-from babeltune.train import Meter
+from babeltune.spec.space import make_trial
+from babeltune.training.loop import Meter
+from babeltune.training.reader import Reader
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, part_of, prepare_text, start, texts_of
 

@@ -24,14 +24,14 @@ from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
-from babeltune.encoder import Encoder
-from babeltune.export import export
-from babeltune.prepared import Prepared
-from babeltune.reader import token_set
+from babeltune.data.prepared import Prepared
+from babeltune.data.tokens import load_tokenizer
+from babeltune.models.encoder import Encoder
+from babeltune.promotion.export import export
 from babeltune.records import Trial
-from babeltune.space import make_trial
-from babeltune.tokens import load_tokenizer
-from babeltune.train import Meter, Run
+from babeltune.spec.space import make_trial
+from babeltune.training.loop import Meter, Run
+from babeltune.training.reader import token_set
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from babeltune.data.prepare import prepare
+from babeltune.data.prepared import Prepared
+from babeltune.data.store import open_ragged
 from babeltune.errors import SpecError
-from babeltune.gather import Ranks
-from babeltune.prepare import prepare
-from babeltune.prepared import Prepared
+from babeltune.losses.gather import Ranks
 from babeltune.records import Student, Sweep, Trial
-from babeltune.spec import data_root, read_sweep
-from babeltune.store import open_ragged
-from babeltune.train import Run
+from babeltune.spec.sweep_file import data_root, read_sweep
+from babeltune.training.loop import Run
 
 SWEEP = "search_spaces/quickstart.yaml"
 REAL = "benchmarks/data/mixed_lengths.yaml"

@@ -74,7 +74,7 @@ def loopback_only():
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file."""
-    from babeltune.lanes import local_ray
+    from babeltune.engine.lanes import local_ray
 
     with local_ray(num_cpus=4, env={"PYTHONPATH": str(Path(__file__).parent), "HF_HUB_OFFLINE": "1"}):
         yield
@@ -142,8 +142,8 @@ def tiny_storage(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny(tiny_file, tiny_storage):
     """The tiny sweep and what is prepared for it."""
-    from babeltune.prepare import prepare
-    from babeltune.spec import read_sweep
+    from babeltune.data.prepare import prepare
+    from babeltune.spec.sweep_file import read_sweep
 
     sweep = read_sweep(tiny_file)
     return sweep, prepare(sweep, tiny_storage)
@@ -169,7 +169,7 @@ budget: {trials: 4, workers: 2}
 
 def cluster_at(storage):
     """One lane, which is half of what two cost to open, and everything that it writes in one folder."""
-    from babeltune.cluster import Cluster
+    from babeltune.spec.cluster import Cluster
 
     return Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db", lanes=1)
 
@@ -182,9 +182,9 @@ def searched(request, tiny_file, tmp_path_factory):
     """
     from filelock import FileLock
 
-    from babeltune.ledger import find_sweep
-    from babeltune.spec import read_sweep
-    from babeltune.sweep import submit
+    from babeltune.engine.ledger import find_sweep
+    from babeltune.engine.sweep import submit
+    from babeltune.spec.sweep_file import read_sweep
 
     place = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -202,7 +202,7 @@ def searched(request, tiny_file, tmp_path_factory):
 @pytest.fixture(scope="session")
 def copy_of(searched):
     """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
-    from babeltune.ledger import SweepFolder
+    from babeltune.engine.ledger import SweepFolder
 
     sweep, folder = searched
 
@@ -224,8 +224,8 @@ def one_scoring_process():
     """Promotions and evaluations of a module share the process that scores: it takes ten seconds to start."""
     from contextlib import nullcontext
 
-    from babeltune.rescore import Rescorer
+    from babeltune.promotion.rescore import Rescorer
 
     with Rescorer() as warm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("babeltune.promote.Rescorer", lambda: nullcontext(warm))
+        patch.setattr("babeltune.promotion.promote.Rescorer", lambda: nullcontext(warm))
         yield

@@ -11,9 +11,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from babeltune.gather import Ranks
-from babeltune.space import make_trial
-from babeltune.train import train
+from babeltune.losses.gather import Ranks
+from babeltune.spec.space import make_trial
+from babeltune.training.loop import train
 from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
@@ -183,14 +183,14 @@ def test_absent_real_text_is_said_and_named(capsys):
 
 def test_a_trial_and_the_benchmark_of_chunks_share_them(task, tiny, tmp_path, monkeypatch):
     sweep, prepared = tiny
-    monkeypatch.setattr("babeltune.gradcache.CachedEncode.backward", refuse)
+    monkeypatch.setattr("babeltune.losses.gradcache.CachedEncode.backward", refuse)
     with pytest.raises(RefusedError):
         a_trial(replace(sweep, training=replace(sweep.training, chunk=16)), prepared, tmp_path)
     with pytest.raises(RefusedError):
         gradcache.ours(work.start(*cached(task)))
 
 
-@pytest.mark.parametrize("name", ["babeltune.learner.Learner.step", "babeltune.reader.Reader.batch"])
+@pytest.mark.parametrize("name", ["babeltune.training.learner.Learner.step", "babeltune.training.reader.Reader.batch"])
 def test_a_trial_and_the_benchmark_of_steps_share_the_step(name, task, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(name, refuse)
     with pytest.raises(RefusedError):
@@ -224,7 +224,7 @@ def test_a_trial_and_the_benchmark_of_the_queue_share_its_tiles(tiny, tmp_path, 
 
 @pytest.mark.parametrize("name", ["vectors", "batch"])
 def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_work, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"babeltune.reader.Reader.{name}", refuse)
+    monkeypatch.setattr(f"babeltune.training.reader.Reader.{name}", refuse)
     with pytest.raises(RefusedError):
         a_trial(*tiny, tmp_path)
     with pytest.raises(RefusedError):
@@ -232,9 +232,9 @@ def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_wor
 
 
 def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, tiny, tmp_path, monkeypatch):
-    from babeltune.prepare import prepare
+    from babeltune.data.prepare import prepare
 
-    monkeypatch.setattr("babeltune.teacher.build", refuse)
+    monkeypatch.setattr("babeltune.data.teacher.build", refuse)
     with pytest.raises(RefusedError):
         prepare(tiny[0], tmp_path)
     with pytest.raises(RefusedError):
@@ -244,13 +244,13 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
     ray_cluster, tiny_file, tmp_path, monkeypatch
 ):
-    from babeltune.search import search
+    from babeltune.engine.search import search
     from benchmarks import trial_start
 
     with trial_start.open_lane(tmp_path / "lanes") as lanes:
         starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, lanes)
         assert 0 < starts.ours() < 10
-        monkeypatch.setattr("babeltune.lanes.Lanes.offer", refuse)
+        monkeypatch.setattr("babeltune.engine.lanes.Lanes.offer", refuse)
         with pytest.raises(RefusedError):
             starts.ours()
         with pytest.raises(RefusedError):
@@ -267,9 +267,9 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_han
 
 
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
-    from babeltune.ledger import SweepFolder
-    from babeltune.prepared import write_prepared
-    from babeltune.sweep import payload
+    from babeltune.data.prepared import write_prepared
+    from babeltune.engine.ledger import SweepFolder
+    from babeltune.engine.sweep import payload
     from benchmarks import trial_start
 
     sweep, prepared = tiny

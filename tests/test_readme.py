@@ -51,7 +51,7 @@ def test_a_benchmark_that_is_named_exists():
 
 
 def test_the_command_that_trains_alone_takes_the_options_that_are_shown():
-    from babeltune.spec import read_sweep
+    from babeltune.spec.sweep_file import read_sweep
 
     lines = [line for line in code_lines("python") if " babeltune.train " in line]
     assert lines

@@ -6,9 +6,10 @@ import sys
 import pytest
 
 PLATFORM = (
-    *("method", "prepared", "records", "errors", "store", "tokens", "encoder", "packing", "gather", "soft_loss"),
-    *("gradcache", "metrics", "evaluate", "checkpoint", "sampler", "negative_queue", "kmeans", "masked_language"),
-    *("train", "trial"),
+    *("method", "records", "errors", "data.prepared", "data.store", "data.tokens", "models.encoder", "models.packing"),
+    *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
+    *("evaluation.metrics", "evaluation.evaluate", "evaluation.kmeans"),
+    *("training.checkpoint", "training.sampler", "training.loop", "engine.trial"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),

@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, tokens_from
 
 

@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
+from babeltune.losses.soft_loss import Repeats, additive_margin, repeat_shares
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, additive_margin, repeat_shares
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.masked_language import MaskedLanguageHead
+from babeltune.losses.masked_language import MaskedLanguageHead
+from babeltune.losses.negative_queue import Filter, Queue, equal_m, log_sums
+from babeltune.losses.soft_loss import occurrences, repeat_shares
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.negative_queue import Filter, Queue, equal_m, log_sums
-from babeltune.soft_loss import occurrences, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Float

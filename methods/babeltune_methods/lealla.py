@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
+from babeltune.losses.soft_loss import Repeats, additive_margin, repeat_shares
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, additive_margin, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.masked_language import MaskedLanguageHead
+from babeltune.losses.masked_language import MaskedLanguageHead
+from babeltune.losses.soft_loss import Repeats, repeat_shares
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
-from babeltune.soft_loss import Repeats, repeat_shares
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int

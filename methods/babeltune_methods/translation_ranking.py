@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
+from babeltune.losses.soft_loss import Repeats, repeat_shares, tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.soft_loss import Repeats, repeat_shares, tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -1,6 +1,6 @@
 """The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
 
-A sweep file is a `Sweep` (validated by `spec.py`); one proposal makes it a `Trial`; training yields `Report`s.
+A sweep file is a `Sweep` (validated by `sweep_file.py`); one proposal makes it a `Trial`; training yields `Report`s.
 Field names are the keys of the sweep file, and their docstrings are its reference.
 """
 
@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from babeltune.presets import PRESETS
-from babeltune.translation import Translation
+from babeltune.data.translation import Translation
+from babeltune.models.presets import PRESETS
 
 Number = int | float
 Scalar = bool | int | float | str | None

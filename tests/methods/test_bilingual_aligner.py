@@ -10,7 +10,7 @@ from torch import nn
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config
 from babeltune_methods.bilingual_aligner import BilingualAligner, Config, aligner
 from toy_batches import gaussian

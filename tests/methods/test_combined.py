@@ -5,13 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune.cli.view import method_document
 from babeltune.errors import MethodError, SpecError
-from babeltune.gather import Ranks
-from babeltune.gradcache import CachedEncode
+from babeltune.losses.gather import Ranks
+from babeltune.losses.gradcache import CachedEncode
 from babeltune.method import Needs, available, load_method, make_config
-from babeltune.space import default_params, possible_needs
-from babeltune.spec import read_sweep
-from babeltune.view import method_document
+from babeltune.spec.space import default_params, possible_needs
+from babeltune.spec.sweep_file import read_sweep
 from babeltune_methods.combined import METHODS, Combined, union
 from toy_batches import batch_of, gaussian, run
 

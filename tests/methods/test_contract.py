@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.gather import Ranks
-from babeltune.gradcache import CachedEncode
-from babeltune.masked_language import Masking
+from babeltune.losses.gather import Ranks
+from babeltune.losses.gradcache import CachedEncode
+from babeltune.losses.masked_language import Masking
 from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
-from babeltune.sampler import local_sizes, lots, own_rows
+from babeltune.training.sampler import local_sizes, lots, own_rows
 
 DIM = 8
 CASES = [

@@ -10,9 +10,9 @@ from torch.nn.functional import cosine_embedding_loss
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
+from babeltune.losses.negative_queue import equal_m
 from babeltune.method import Masked, Tokens, load_method, make_config
-from babeltune.negative_queue import equal_m
 from babeltune_methods.laser3_co import Config, Laser3Co
 from toy_batches import gaussian, run
 

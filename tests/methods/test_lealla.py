@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import EVERY, load_method, make_config
 from babeltune_methods.lealla import Config, Lealla, squared_differences
 from toy_batches import gaussian

@@ -9,21 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.advice import about_projection
-from babeltune.alignment import word_counts
-from babeltune.checkpoint import checkpoint_folder, load_checkpoint
+from babeltune.cli.advice import about_projection
+from babeltune.data.alignment import word_counts
+from babeltune.data.prepare import prepare
+from babeltune.data.prepared import read_prepared, write_prepared
+from babeltune.data.store import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
-from babeltune.gather import Ranks
-from babeltune.learner import make_learner
+from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
-from babeltune.prepare import prepare
-from babeltune.prepared import read_prepared, write_prepared
-from babeltune.reader import make_reader
 from babeltune.records import Words
-from babeltune.space import make_trial
-from babeltune.spec import read_sweep
-from babeltune.store import open_ragged
-from babeltune.train import train
+from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep
+from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
+from babeltune.training.learner import make_learner
+from babeltune.training.loop import train
+from babeltune.training.reader import make_reader
 from babeltune_methods.ml_ctl import Config, MlCtl, anchor_losses
 
 WIDTH, VOCABULARY = 3, 12

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from babeltune.errors import MethodError, TrainingError
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config
 from babeltune_methods.mse_distillation import Config, MseDistillation
 from toy_batches import batch_of

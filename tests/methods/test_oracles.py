@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from torch import nn
 
-from babeltune.gather import Ranks
+from babeltune.losses.gather import Ranks
 from babeltune.method import load_method
 from toy_batches import batch_of, gaussian, run
 

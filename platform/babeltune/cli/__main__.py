@@ -1,0 +1,5 @@
+"""`python -m babeltune.cli`."""
+
+from babeltune.cli import main
+
+main()

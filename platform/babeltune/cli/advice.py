@@ -1,0 +1,103 @@
+"""What a sweep may do and probably does not mean. Nothing here refuses anything."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from babeltune.records import Sweep
+    from babeltune.spec.cluster import Cluster
+
+
+def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]:
+    """Values of `--set` that no trial takes, since the search proposes others."""
+    for name in (assignment.partition("=")[0].strip() for assignment in assignments):
+        if name in sweep.parameters:
+            yield (
+                f"{name} is searched, so trials do not take the value of --set; to fix it: "
+                f"--set 'parameters.{name}={{const: VALUE}}'"
+            )
+
+
+def about_languages(sweep: Sweep) -> Iterator[str]:
+    """Languages that a frozen encoder is not said to know, and those for which a method has no layers."""
+    from babeltune.spec.checks import taught_languages
+    from babeltune.spec.goals import task_languages
+    from babeltune.spec.space import possible_needs
+
+    trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
+    needs = [need for _, _, need in possible_needs(sweep)]
+    strange = [language for language in trained if language not in sweep.teacher.languages]
+    if strange and any(need.frozen for need in needs):
+        yield (
+            f"the frozen encoder {sweep.teacher.model!r} is not said to know {', '.join(strange)}: its vectors of that "
+            "text are taken as they are, and only the layers after it are trained"
+        )
+    scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
+    lacking = [language for language in scored if language not in trained]
+    if lacking and any(need.per_language for need in needs):
+        yield (
+            f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "
+            f"of {trained[0]}"
+        )
+
+
+def about_projection(sweep: Sweep) -> Iterator[str]:
+    """A projection that a method does not read, and that its models therefore do not have."""
+    from babeltune.spec.space import configurations
+
+    searched = "student.projection" in sweep.parameters
+    if sweep.student.projection is None and not searched:
+        return
+    blind = dict.fromkeys(
+        method.name for _, method, config in configurations(sweep) if not method.needs(config).vectors
+    )
+    if blind:
+        yield (
+            f"student.projection has no effect on {', '.join(blind)}, which reads token states: its models have none, "
+            "and the student's own width"
+        )
+
+
+def about_memory(sweep: Sweep) -> Iterator[str]:
+    """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
+    import psutil
+
+    from babeltune.cli.plan import student_parameters
+    from babeltune.spec.checks import student_with
+    from babeltune.spec.space import combinations
+
+    searched = [name for name in sweep.parameters if name.startswith("student.")]
+    students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
+    size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
+    needed, there = 16 * size, psutil.virtual_memory().total
+    if needed > there:
+        yield (
+            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB a "
+            f"worker; this machine has {there / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+        )
+
+
+def about_precision(sweep: Sweep) -> Iterator[str]:
+    """Half precision that this machine would emulate."""
+    from babeltune.machine import emulates_bf16
+
+    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
+    if half and emulates_bf16():
+        keys = " ".join(f"--set {key}.precision=fp32" for key in half)
+        yield (
+            "this machine has no instructions for bf16 and would emulate it, tens of times slower than fp32: " + keys
+        )
+
+
+def about_gpus(cluster: Cluster) -> Iterator[str]:
+    """GPUs of this machine of which the cluster file gives none to a worker."""
+    import torch
+
+    if torch.cuda.is_available() and not cluster.gpus_per_worker:
+        yield (
+            f"this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} gives a worker none of "
+            "them: --cluster clusters/local_gpu.yaml"
+        )

@@ -1,0 +1,105 @@
+"""What the commands share: the program, its options, its output, and where files and sweeps are found."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from babeltune.engine.ledger import SweepFolder
+    from babeltune.records import Sweep
+    from babeltune.spec.cluster import Cluster
+
+app = typer.Typer(
+    help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+PAGE = 160
+"""Columns where the output is not a terminal."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
+    return Console(stderr=stderr, width=None if (sys.stderr if stderr else sys.stdout).isatty() else PAGE)
+
+
+out = console()
+err = console(stderr=True)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
+
+File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
+With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sections replace the sweep file's.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as training.pairs=50000.")]
+ClusterFile = Annotated[str | None, typer.Option("--cluster", help="A cluster file; this machine when left out.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+TrialName = Annotated[
+    str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or the id of a trial's MLflow run.")
+]
+SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
+
+
+def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
+    """Prints the value as JSON, or shows it."""
+    if as_json:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    else:
+        show()
+
+
+def warn(problems: Iterable[str]) -> None:
+    """Says what can be done and was probably not meant."""
+    for problem in problems:
+        err.print(f"[yellow]warning:[/] {escape(problem)}")
+
+
+def read(
+    file: str,
+    overlays: list[str] | None,
+    assignments: list[str] | None,
+    cluster: str | None,
+    trials: int | None = None,
+) -> Sweep:
+    from babeltune.cli.advice import about_assignments
+    from babeltune.spec.sweep_file import read_sweep
+
+    def fetch(model: str) -> str:
+        from babeltune.promotion.promote import model_folder
+
+        return model_folder(model, cluster_of(cluster))
+
+    if cluster is not None:
+        cluster_of(cluster)
+    extra = [f"budget.trials={trials}"] if trials is not None else []
+    given = [*(assignments or ()), *extra]
+    sweep = read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
+    warn(about_assignments(sweep, given))
+    return sweep
+
+
+def cluster_of(file: str | None) -> Cluster:
+    from babeltune.spec.cluster import read_cluster
+
+    return read_cluster(file)
+
+
+def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
+    from babeltune.engine.ledger import find_sweep
+
+    return find_sweep(Path(cluster_of(cluster).storage).absolute(), name)
+
+
+def with_cluster(file: str | None) -> str:
+    """What a suggested command needs to find the sweep again."""
+    return f" --cluster {shlex.quote(file)}" if file else ""

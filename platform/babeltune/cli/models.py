@@ -1,0 +1,95 @@
+"""The commands about models and methods: promote, evaluate, methods, ui."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say
+
+
+@app.command()
+def promote(
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or a trial's MLflow run id.")
+    ] = None,
+    alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
+    out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")
+    ] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold."""
+    from babeltune.cli.view import show_decision
+    from babeltune.promotion.promote import promote as decide
+    from babeltune.records import plain
+
+    chosen = cluster_of(cluster)
+    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run)
+    say(plain(decision), as_json, lambda: show_decision(decision, out))
+    if decision.verdict == "refuse":
+        raise typer.Exit(3)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.")],
+    with_: Annotated[str, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")],
+    test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
+    prompt: Annotated[
+        str | None, typer.Option(help="Put before every sentence; the model's own when left out.")
+    ] = None,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Score a model on the dev sets of a data section, or on its sealed test sets."""
+    from babeltune.cli.view import show_scores
+    from babeltune.promotion.promote import evaluate_model
+
+    scores = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt)
+    say(scores, as_json, lambda: show_scores(scores, out))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its settings.")] = None, as_json: Json = False
+) -> None:
+    """List the methods, or the settings of one with their sources in the paper."""
+    from babeltune.cli.view import method_document, show_method, show_methods
+
+    if name is None:
+        from babeltune.method import available
+
+        listed = {method: method_document(method)["paper"].partition("\n")[0] for method in available()}
+        say(listed, as_json, lambda: show_methods(listed, out))
+    else:
+        document = method_document(name)
+        say(document, as_json, lambda: show_method(document, out))
+
+
+@app.command()
+def ui(
+    port: Annotated[int, typer.Option(help="The port on this machine.", min=1, max=65535)] = 5000,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Serve the MLflow pages of the cluster's store on this machine only."""
+    from babeltune.tracking.mlflow_store import artifact_folder, serve_command
+
+    chosen = cluster_of(cluster)
+    uri = chosen.mlflow
+    if uri.startswith(("http://", "https://")):
+        say({"url": uri}, as_json, lambda: out.print(f"the tracking server is at {uri}"))
+        return
+    artifacts = artifact_folder(uri) or Path(chosen.storage).absolute() / "artifacts"
+    url = f"http://127.0.0.1:{port}"
+    say({"url": url, "store": uri}, as_json, lambda: out.print(f"MLflow of {uri} at {url} (Ctrl-C ends it)"))
+    sys.stdout.flush()
+    command, environment = serve_command(uri, artifacts, port)
+    os.execvpe(command[0], command, environment)

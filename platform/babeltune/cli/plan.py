@@ -1,0 +1,240 @@
+"""Says what a sweep would do before it does it: its spec, its id, sampled trials, the pairs left, the work.
+
+`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from babeltune.method import needs_of
+from babeltune.models.presets import FIELDS
+from babeltune.records import Parameter, Scalar, Student, Sweep, Teacher, Trial
+from babeltune.spec.document import reads_as_text
+from babeltune.spec.reach import model_vocabulary
+from babeltune.spec.rules import kind_of
+from babeltune.spec.space import default_params, make_trial, sample
+from babeltune.spec.sweep_file import check_reachable, data_root, dev_metrics, sweep_id
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+Counts = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """One trial that the sweep could propose (the real proposals also depend on results)."""
+
+    params: dict[str, Scalar]
+    steps: int
+    student_parameters: int | None
+    """About this many, without the method's own; None for a model by name and a frozen encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What `babeltune plan` shows."""
+
+    id: str
+    spec: str
+    """The resolved sweep file as YAML, defaults written out."""
+    metrics: tuple[str, ...]
+    """What the dev tasks will produce."""
+    default: Sampled
+    trials: tuple[Sampled, ...]
+    counts: dict[str, dict[str, int]]
+    """Source -> cleaning step -> rows left after it."""
+    pairs: dict[str, int]
+    """Language pair -> training pairs."""
+    teacher_sentences: int
+    """Distinct sentences that the teacher encodes, once for all trials."""
+    words: dict[str, int]
+    """Aligned words, and how many pairs have one or none; empty where no method needs them."""
+    budget_pairs: int
+    """Pairs seen by all trials together if none stops early."""
+
+    @property
+    def total_pairs(self) -> int:
+        return sum(self.pairs.values())
+
+
+def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
+    """The plan of a sweep whose corpus and models are at hand.
+
+    Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
+    """
+    from babeltune.data.alignment import check_words, word_counts, word_samples
+    from babeltune.data.corpus import build_corpus
+    from babeltune.data.prepare import Wanted, asked_of_teacher
+    from babeltune.data.translation import StandIn
+
+    check_reachable(sweep)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    for source in sweep.data.train:
+        if source.translation is not None and source.train:
+            corpus.counts[source.name] = {
+                "to translate": corpus.counts[source.name]["rows"],
+                **corpus.counts[source.name],
+            }
+    wanted, copy_anchor = Wanted.of(sweep), sweep.teacher.target_side == "copy_anchor"
+    sentences, _ = asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)
+    words = {}
+    if wanted.words:
+        with tempfile.TemporaryDirectory() as stores:
+            found = word_samples(corpus, sweep.data.words, data_root(sweep), Path(stores), sweep.seed)
+        check_words(found, len(corpus.pairs), sweep.data.words)
+        words = word_counts(found, len(corpus.pairs))
+    groups = corpus.pair_groups.tolist()
+    pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
+    return describe(
+        sweep, counts=corpus.counts, pairs=pairs, teacher_sentences=len(sentences), words=words, samples=samples
+    )
+
+
+def describe(
+    sweep: Sweep,
+    *,
+    counts: Counts,
+    pairs: Mapping[str, int],
+    teacher_sentences: int,
+    words: Mapping[str, int] | None = None,
+    samples: int = 3,
+) -> PlanReport:
+    """The plan, from the sweep and what the corpus counted."""
+    trials = [make_trial(sweep, number, sample(sweep, number)) for number in range(samples)]
+    return PlanReport(
+        id=sweep_id(sweep),
+        spec=spec_yaml(sweep),
+        metrics=dev_metrics(sweep),
+        default=_sampled(make_trial(sweep, 0, default_params(sweep)), sweep.teacher),
+        trials=tuple(_sampled(trial, sweep.teacher) for trial in trials),
+        counts={source: dict(steps) for source, steps in counts.items()},
+        pairs=dict(pairs),
+        teacher_sentences=teacher_sentences,
+        words=dict(words or {}),
+        budget_pairs=sweep.budget.trials * sweep.training.pairs,
+    )
+
+
+def _sampled(trial: Trial, teacher: Teacher) -> Sampled:
+    steps = math.ceil(trial.training.pairs / trial.training.global_batch)
+    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
+    return Sampled(params=trial.params, steps=steps, student_parameters=size)
+
+
+def student_parameters(student: Student, teacher: Teacher) -> int | None:
+    """About how many weights a Transformer from scratch has; None for a model by name, and where the teacher's
+    vocabulary is used and cannot be told yet."""
+    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
+    if student.model is not None or taken is None:
+        return None
+    width, inner = student.width, student.feed_forward
+    layer = 4 * width * width + 2 * width * inner + 9 * width + inner
+    positions = math.ceil(student.max_tokens / 64) * 64
+    after = width if student.pooling == "pooler" else student.projection
+    projection = after * (width + 1) if isinstance(after, int) else 0
+    return (taken + positions + 4) * width + student.layers * layer + projection
+
+
+def spec_yaml(sweep: Sweep) -> str:
+    """The sweep as a sweep file, defaults written out; `read_sweep` makes the same sweep of it."""
+    text: str = yaml.dump(_written(sweep), Dumper=_Quoting, sort_keys=False, allow_unicode=True, width=110)
+    return text
+
+
+def _written(value: Any) -> Any:
+    """The record as a file writes it, without the fields that are absent."""
+    if isinstance(value, Parameter) and kind_of(value) == "const":
+        return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
+    if dataclasses.is_dataclass(value):
+        decided = FIELDS if isinstance(value, Student) and value.preset is not None else ()
+        fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {
+            f.name: _written(v)
+            for f, v in fields
+            if not (v is None and f.default is None) and (f.name, v) != NO_WHEN and f.name not in decided
+        }
+    if isinstance(value, dict):
+        return {name: _written(item) for name, item in value.items()}
+    return [_written(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+NO_WHEN: tuple[str, dict[str, Any]] = ("when", {})
+
+
+class _Quoting(yaml.SafeDumper):
+    """Quotes text that `document.py` would read as a number, such as the revision 12e4."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        plain_style = reads_as_text(data)
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if plain_style else "'")
+
+
+_Quoting.add_representer(str, _Quoting.represent_str)
+
+
+def render(report: PlanReport) -> Group:
+    """The report for a terminal."""
+    from rich.console import Group
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    def heading(text: str) -> Text:
+        return Text(f"\n{text}", style="bold")
+
+    steps = [trial.steps for trial in (report.default, *report.trials)]
+    work = (
+        f"{report.total_pairs:,} pairs to train on; {report.teacher_sentences:,} sentences for the teacher, once; "
+        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+    )
+    return Group(
+        Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
+        heading(f"id {report.id}"),
+        heading("sampled trials"),
+        _trials_table(report),
+        heading("rows after each cleaning step"),
+        *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
+        heading("pairs"),
+        Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
+        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
+        heading("work"),
+        Text(work),
+    )
+
+
+def _steps(counts: Mapping[str, int]) -> str:
+    return " · ".join(f"{step} {rows:,}" for step, rows in counts.items())
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _trials_table(report: PlanReport) -> Table:
+    """One row per sampled trial, the default configuration first, a column per parameter."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    names = list(dict.fromkeys(name for trial in (report.default, *report.trials) for name in trial.params))
+    for column in ("", *names, "steps", "student"):
+        table.add_column(column, overflow="fold")
+    for number, trial in enumerate((report.default, *report.trials)):
+        size = "" if trial.student_parameters is None else f"{trial.student_parameters / 1e6:.1f} M"
+        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
+        table.add_row("default" if number == 0 else f"sample {number - 1}", *values, f"{trial.steps:,}", size)
+    return table
+
+
+def _value(value: Scalar) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,212 @@
+"""The commands about sweeps: plan, submit, status, stop, resume, runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from babeltune.cli.common import (
+    INTERRUPTED,
+    ClusterFile,
+    File,
+    Json,
+    Set,
+    SweepName,
+    With,
+    app,
+    cluster_of,
+    err,
+    folder_of,
+    out,
+    read,
+    say,
+    warn,
+    with_cluster,
+)
+
+if TYPE_CHECKING:
+    from babeltune.records import Sweep
+
+
+@app.command()
+def plan(
+    file: File,
+    with_: With = None,
+    set_: Set = None,
+    trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0, max=1000)] = 3,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
+    from babeltune.cli.advice import about_languages, about_memory, about_projection
+    from babeltune.cli.plan import make_plan, render
+    from babeltune.records import plain
+
+    sweep = read(file, with_, set_, cluster)
+    warn([*about_memory(sweep), *about_languages(sweep), *about_projection(sweep)])
+    report = make_plan(sweep, samples=trials)
+    say(plain(report), as_json, lambda: out.print(render(report)))
+
+
+@app.command()
+def submit(
+    file: File,
+    cluster: ClusterFile = None,
+    trials: Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)] = None,
+    with_: With = None,
+    set_: Set = None,
+    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
+    run_sweep(read(file, with_, set_, cluster, trials), cluster, accept_changes, as_json)
+
+
+def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
+    """Submits the sweep to the cluster of this file, or watches it where it runs already."""
+    from babeltune.cli.advice import about_gpus, about_languages, about_memory, about_precision, about_projection
+    from babeltune.cli.view import attach, live, show_leaderboard
+    from babeltune.engine.board import sweep_document
+    from babeltune.engine.sweep import driven_folder, submit
+    from babeltune.spec.sweep_file import sweep_id
+
+    cluster, where = cluster_of(file), with_cluster(file)
+    if cluster.address == "local":
+        words = [*about_memory(sweep), *about_languages(sweep), *about_projection(sweep), *about_precision(sweep)]
+        warn([*words, *about_gpus(cluster)])
+    running = driven_folder(sweep, cluster)
+    if running is not None:
+        err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
+        folder = attach(running, err)
+    else:
+        try:
+            with live(err) as watch:
+                folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
+        except KeyboardInterrupt:
+            name = sweep_id(sweep)
+            err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}{where}` goes on")
+            raise typer.Exit(INTERRUPTED) from None
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    if not as_json:
+        if folder.state() == "stopped":
+            out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        else:
+            rest = folder.read("tracking.json") or {}
+            if rest.get("unsent_bytes"):
+                again = f"babeltune resume {folder.id}{where}"
+                out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+            out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
+
+
+@app.command()
+def status(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a sweep: its state, its trials, and how far each one is."""
+    from babeltune.cli.view import attach, show_status
+    from babeltune.engine.board import sweep_document
+
+    folder = folder_of(name, cluster)
+    if follow:
+        attach(folder, err)
+    document = sweep_document(folder)
+    say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+
+
+@app.command()
+def stop(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    wait: Annotated[int, typer.Option(help="Seconds to wait for the driver.", min=0)] = 120,
+    as_json: Json = False,
+) -> None:
+    """Stop a running sweep; every trial keeps its last checkpoint."""
+    from babeltune.engine.board import is_driven, sweep_document
+    from babeltune.errors import SweepError
+
+    folder, where = folder_of(name, cluster), with_cluster(cluster)
+    if not is_driven(folder):
+        raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
+    folder.stop_request.touch()
+    deadline = time.monotonic() + wait
+    while is_driven(folder) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    stopped = not is_driven(folder)
+    say(
+        {"sweep": folder.id, "stopped": stopped},
+        as_json,
+        lambda: out.print(
+            f"sweep {folder.id} stopped; `babeltune resume {folder.id}{where}` goes on"
+            if stopped
+            else f"sweep {folder.id} was asked to stop and has not yet; `babeltune status {folder.id}{where}` shows it"
+        ),
+    )
+
+
+@app.command()
+def resume(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    trials: Annotated[int | None, typer.Option(help="Raise the number of trials.", min=1)] = None,
+    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Go on with a stopped or interrupted sweep, exactly where its checkpoints are."""
+    import dataclasses
+
+    from babeltune.errors import SweepError
+    from babeltune.spec.sweep_file import sweep_id
+
+    folder = folder_of(name, cluster)
+    sweep = folder.sweep()
+    if sweep_id(sweep) != folder.id:
+        raise SweepError(
+            f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
+            "settings; resume it with that version, or submit its file as a new sweep"
+        )
+    if trials is not None:
+        sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
+    run_sweep(sweep, cluster, accept_changes, as_json)
+
+
+@app.command()
+def runs(
+    name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
+    sort: Annotated[str | None, typer.Option(help="A metric, such as dev/everyday/accuracy.")] = None,
+    over: Annotated[
+        list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
+    ] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="With --over: the columns.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """List the sweeps, or the leaderboard of one, or its table over seeds."""
+    from babeltune.cli.view import show_comparison, show_leaderboard, show_sweeps
+    from babeltune.engine.board import sweep_document
+    from babeltune.engine.ledger import leaderboard, sweep_folders
+    from babeltune.engine.table import compare
+    from babeltune.records import plain
+
+    if (metric or markdown) and not over:
+        raise typer.BadParameter(
+            "belongs to a table: add --over seed", param_hint="--metric" if metric else "--markdown"
+        )
+    if over:
+        table = compare(folder_of(name, cluster), over, metric or (), sort)
+        say(plain(table), as_json, lambda: show_comparison(table, out, markdown=markdown))
+        return
+    if name is not None:
+        folder = folder_of(name, cluster)
+        rows = leaderboard(folder, sort)
+        say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
+        return
+    folders = sweep_folders(Path(cluster_of(cluster).storage).absolute())
+    documents = [sweep_document(f) for f in folders]
+    say(documents, as_json, lambda: show_sweeps(documents, out))

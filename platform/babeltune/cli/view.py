@@ -1,0 +1,294 @@
+"""What people see: the live table of a running sweep, leaderboards, decisions. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from babeltune.engine.board import Board, is_driven
+from babeltune.engine.ledger import Row, SweepFolder, leaderboard
+from babeltune.engine.table import Comparison, cells, footnote
+from babeltune.engine.table import markdown as as_markdown
+from babeltune.method import load_method
+from babeltune.promotion.judge import Decision
+from babeltune.records import Scalar, Sweep
+
+COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
+SETTLED = 0.25
+"""Trials of which at least so much is done before the time left is guessed."""
+LINES_EVERY = 15.0
+"""Seconds between progress lines where the output is not a terminal."""
+
+
+def number(value: Scalar) -> str:
+    """A value as short as it can be read."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
+    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values.
+
+    With several objectives, a star marks the trials on the Pareto front.
+    """
+    objectives = [o.metric for o in sweep.objectives]
+    metrics = ([metric] if metric and metric not in objectives else []) + objectives
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    running = any(row.loss is not None for row in rows)
+    for title in ("trial", "state", "report", "step", "time", *(["loss"] if running else [])):
+        table.add_column(title, no_wrap=True)
+    for title in metrics:
+        table.add_column(title.removeprefix("dev/"), justify="right")
+    table.add_column("settings / reason", overflow="fold")
+    for row in rows:
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        state = Text(row.state, style=COLORS.get(row.state, ""))
+        is_trial = row.reports or row.params or row.state != "finished"
+        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
+        far = [f"{row.reports}/{sweep.training.reports}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        if running:
+            far.append(f"{row.loss:.3f}" if row.loss is not None else "")
+        values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
+        notes = [row.reason.splitlines()[0][:80]] if row.reason and not row.reason.startswith("stopped by") else []
+        notes += [row.warning] if row.warning else []
+        name = row.name + (" ★" if row.front else "")
+        table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))
+    return table
+
+
+def picture(board: Board) -> RenderableType:
+    """The live view: stage, progress bar, time gone and left, trials."""
+    rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
+    gone = minutes(time.monotonic() - board.started)
+    left = time_left(board, rows)
+    head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {gone} gone{left}")
+    bar = ProgressBar(total=max(board.of, 1), completed=board.done, width=60)
+    return Group(head, bar, *([table_of(rows, board.sweep)] if rows else []))
+
+
+def time_left(board: Board, rows: list[Row]) -> str:
+    """How long the rest of the search takes at the pace of this submission, once some of it is done."""
+    if board.searching is None or board.ended >= board.sweep.budget.trials:
+        return ""
+    begun = board.before + board.begun
+    done = board.ended + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps) - begun
+    gone = time.monotonic() - board.searching
+    if done < SETTLED:
+        return ""
+    left = (board.sweep.budget.trials - begun - done) * gone / done
+    return f" · about {minutes(max(left, 0))} left"
+
+
+def best_so_far(rows: list[Row], sweep: Sweep) -> str:
+    """The leading trial and its first objective, or nothing before the first report."""
+    metric = sweep.objectives[0].metric
+    row = next((r for r in rows if r.best is not None), None)
+    return f" · best {metric.removeprefix('dev/')} {row.metrics[metric]:.4f} ({row.name})" if row else ""
+
+
+class _Picture:
+    """Redraws at each refresh of the live view."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+
+    def __rich__(self) -> RenderableType:
+        return picture(self.board)
+
+
+@contextmanager
+def live(console: Console) -> Iterator[Callable[[Board], None]]:
+    """Shows a board while the body runs: a live table on a terminal, a line now and then elsewhere."""
+    if console.is_terminal:
+        with Live(Text("starting"), console=console, refresh_per_second=2, transient=True) as display:
+            yield lambda board: display.update(_Picture(board))
+        return
+    with _lines(console) as watch:
+        yield watch
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Callable[[Board], None]]:
+    import threading
+
+    ended = threading.Event()
+    boards: list[Board] = []
+
+    def work() -> None:
+        last = ("", -1.0)
+        while not ended.wait(0.5):
+            for board in boards:
+                now = time.monotonic()
+                if board.stage != last[0] or now - last[1] > LINES_EVERY:
+                    last = (board.stage, now)
+                    head = f"[{minutes(now - board.started)}] {board.stage} {board.done}/{board.of}"
+                    rows = leaderboard(board.folder) if board.searching is not None else []
+                    tail = best_so_far(rows, board.sweep) + time_left(board, rows)
+                    console.print(head + running_words(rows) + tail, markup=False)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield boards.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+def running_words(rows: list[Row]) -> str:
+    """The trials that run, and how far each is."""
+    running = sorted((row for row in rows if row.state == "running"), key=lambda row: row.name)
+    words = ", ".join(row.name + (f" {row.step / row.steps:.0%}" if row.steps else "") for row in running)
+    return f" · running {words}" if words else ""
+
+
+def attach(folder: SweepFolder, console: Console) -> SweepFolder:
+    """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
+    sweep = folder.sweep()
+    if not console.is_terminal:
+        shown = -math.inf
+        while is_driven(folder):
+            if time.monotonic() - shown > LINES_EVERY:
+                shown = time.monotonic()
+                rows = leaderboard(folder)
+                console.print(f"{folder.id}{running_words(rows)}{best_so_far(rows, sweep)}", markup=False)
+            time.sleep(1)
+        return folder
+    with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
+        while is_driven(folder):
+            display.update(table_of(leaderboard(folder), sweep))
+            time.sleep(1)
+    return folder
+
+
+def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
+    console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
+
+
+def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
+    """The table over seeds, and under it what no mean holds."""
+    if markdown:
+        console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
+        return
+    (first, *titles), *rows = cells(comparison)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=title != "n")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    if note := footnote(comparison):
+        console.print(note, markup=False)
+
+
+def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
+    console.print(f"sweep {folder.id}: {state}")
+    if reason:
+        console.print(f"  {reason}", markup=False)
+    show_leaderboard(folder, console)
+
+
+def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
+    """One line per sweep."""
+    if not documents:
+        console.print("no sweep yet; start one with `babeltune submit search_spaces/quickstart.yaml`", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("sweep", "state", "trials", "best"):
+        table.add_column(title)
+    for document in documents:
+        trials = [r for r in document["leaderboard"] if r["reports"] or r["params"] or r["state"] != "finished"]
+        best = trials[0]["name"] if trials else ""
+        table.add_row(document["sweep"], document["state"], str(len(trials)), best)
+    console.print(table)
+
+
+def show_scores(scores: dict[str, float], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+
+
+def show_decision(decision: Decision, console: Console) -> None:
+    """The verdict, its reasons, and where the model is."""
+    color = "green" if decision.verdict == "promote" else "red"
+    console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
+    for reason in decision.reasons:
+        console.print(f"  {reason}", markup=False)
+    if decision.test:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("sealed test", "model", "untrained", "chance"):
+            table.add_column(title, justify="left" if title == "sealed test" else "right")
+        for name, value in decision.test.items():
+            if name.endswith(("/accuracy", "/spearman")):
+                untrained, chance = decision.untrained.get(name), decision.chance.get(name)
+                table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
+        console.print(table)
+    if decision.folder:
+        console.print(f"model: {decision.folder}", markup=False)
+    if decision.registered:
+        console.print(f"registered: {decision.registered}", markup=False)
+
+
+def method_document(name: str) -> dict[str, Any]:
+    """A method's docstring, and its settings with type, default and source in the paper."""
+    method = load_method(name)
+    notes = field_notes(method.Config)
+    module = inspect.getmodule(method)
+    settings = [
+        {
+            "name": f.name,
+            "type": str(f.type),
+            "default": f.default if f.default is not dataclasses.MISSING else None,
+            "source": notes.get(f.name, f.metadata.get("source", "")),
+        }
+        for f in dataclasses.fields(method.Config)
+    ]
+    return {"name": name, "paper": inspect.cleandoc((module and module.__doc__) or ""), "settings": settings}
+
+
+def field_notes(record: type) -> dict[str, str]:
+    """The docstrings that stand under a dataclass's fields."""
+    source = textwrap.dedent(inspect.getsource(record))
+    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def show_methods(listed: dict[str, str], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    table.add_column("")
+    for name, text in listed.items():
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def show_method(document: dict[str, Any], console: Console) -> None:
+    console.print(document["paper"], markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("setting", "default", "type", "source"):
+        table.add_column(title, overflow="fold")
+    for setting in document["settings"]:
+        table.add_row(*(escape(str(setting[key])) for key in ("name", "default", "type", "source")))
+    console.print(table)

@@ -1,0 +1,1 @@
+"""From corpora to stores: clean pairs, tokens, teacher vectors, mined negatives."""

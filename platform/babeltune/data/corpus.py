@@ -1,0 +1,371 @@
+"""Cleans the sources of a sweep into one corpus: numbered texts, pairs of them, and dev tasks.
+
+The steps, in order and each counted per source: rows are read, long texts, pairs with equal sides and repeated pairs
+go, then every pair that shares a sentence with a dev or test set, then what is above a source's cap; last, some
+components of pairs that share sentences are held out. Sealed test texts are read for the comparison only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.data.prepared import IdTask, TextTask
+from babeltune.data.sources import Rows, language_pairs, read_graded, read_labelled, read_source
+from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
+from babeltune.data.translation import Translate
+from babeltune.errors import DataError
+from babeltune.records import Data, Source, Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+MIXED_SEED = 42
+"""Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Training pairs and dev tasks in text ids; an id numbers `texts`, one for every distinct (language, text)."""
+
+    texts: list[str]
+    languages: list[str]
+    """[texts] language code of each text."""
+    pairs: NDArray[np.int32]
+    """[pairs, 2] text ids, the anchor's first."""
+    groups: tuple[str, ...]
+    """Language pairs `anchor-other`, by first appearance."""
+    group_languages: tuple[tuple[str, str], ...]
+    """The same, apart."""
+    pair_groups: NDArray[np.int16]
+    """[pairs] index into `groups`."""
+    pair_sources: NDArray[np.int16]
+    """[pairs] index into `source_names`."""
+    source_names: tuple[str, ...]
+    weights: NDArray[np.float32]
+    """[pairs] weight of the pair's source."""
+    tasks: tuple[IdTask, ...]
+    """The dev sets, and `heldout` where the data are split."""
+    counts: dict[str, dict[str, int]]
+    """Per training source, in order: rows `dropped: <reason>`, `rows` left, the language `pairs` that they make, pairs
+    left after each step of `Cleaning`, then how many of these are `heldout` and how many `train`. Of eval sets and of
+    sources that only feed a pivot, the rows dropped, if any."""
+    overlap: dict[str, dict[str, int]]
+    """Per training source, the pairs removed for a sentence in each eval set `dev/<task>` or `test/<task>`; a pair may
+    count for several."""
+    digests: dict[str, str]
+    """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`. A machine's text is marked:
+    `synthetic:` comes before it."""
+
+    def unique_anchor_texts(self) -> int:
+        """How many distinct anchor sentences a teacher has to encode for the training pairs."""
+        return int(np.unique(self.pairs[:, 0]).size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRows:
+    """All that a dev or test set says, before subsets and `limit`: columns of text, and for STS the grades."""
+
+    task: Task
+    columns: dict[str, list[str]]
+    """Bitext and clustering: by language. STS: by the names of the two columns."""
+    grades: list[float] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    """Clustering: of each row."""
+    digest: str
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Broken rows by reason, where the source drops these."""
+
+
+def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None = None) -> Corpus:
+    """Reads and cleans all training sources and dev sets; relative paths start at `root`, and `translate` makes the
+    sources that are translations.
+
+    The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
+    its source says, and when no pair is left, saying which step removed what.
+    """
+    dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
+    evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
+    sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
+    cleaning = Cleaning(data, seed, sealed)
+    blocks: list[Block] = []
+    read: dict[str, Rows] = {}
+    for made in (None, "translate", "pivot"):  # what is made of others comes after them
+        for source in data.train:
+            if made == (source.format if source.format in ("translate", "pivot") else None):
+                read[source.name] = read_source(source, root, others=read, translate=translate)
+    for source in data.train:
+        rows = read[source.name]
+        cleaning.digests[source.name] = rows.digest
+        cleaning.count_dropped(source.name, rows.dropped)
+        if source.train:
+            blocks += cleaning.clean(source, rows)
+    for name, eval_rows in evals.items():
+        cleaning.digests[name] = eval_rows.digest
+        cleaning.count_dropped(name, eval_rows.dropped)
+    blocks = [block for block in blocks if len(block.rows)]
+    if not blocks:
+        raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
+    held_out = [np.zeros(len(block.rows), bool) for block in blocks]
+    if data.split is not None:
+        held_out = hold_out(blocks, data.split, seed)
+    for block, mask in zip(blocks, held_out, strict=True):
+        cleaning.count(block.source, HELDOUT, int(mask.sum()))
+        cleaning.count(block.source, "train", int((~mask).sum()))
+    train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
+    heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
+    dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
+    return numbered(train, [*dev_sets, *heldout_sets], cleaning)
+
+
+@dataclass
+class Cleaning:
+    """Takes a source's rows to the pairs that may be trained on, remembering what earlier sources had."""
+
+    data: Data
+    seed: int
+    sealed: Mapping[str, NDArray[np.uint64]]
+    """Eval set -> its sentence keys, sorted."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    overlap: dict[str, dict[str, int]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    seen: dict[tuple[str, str], NDArray[np.uint64]] = field(default_factory=dict)
+    """Pair keys by language pair."""
+    hits: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """Eval set -> [rows] which rows of the source that is being cleaned have a text in it, in any language."""
+
+    def count(self, source: Source, step: str, pairs: int) -> None:
+        """Adds pairs to what a source has left after a step."""
+        steps = self.counts.setdefault(source.name, {})
+        steps[step] = steps.get(step, 0) + pairs
+
+    def count_dropped(self, name: str, dropped: Mapping[str, int]) -> None:
+        """Counts the rows that were left out when a source or eval set was read, where there were any."""
+        for reason, rows in dropped.items():
+            self.counts.setdefault(name, {})[f"dropped: {reason}"] = rows
+
+    def clean(self, source: Source, rows: Rows) -> list[Block]:
+        """The source's pairs that are left after all steps, one block for each language pair."""
+        self.count(source, "rows", len(rows))
+        pairs = language_pairs(source, list(rows.columns), self.data.anchor_priority)
+        keys = {language: sentence_keys(texts) for language, texts in rows.columns.items()}
+        all_keys = np.stack(list(keys.values()), axis=1)
+        self.hits = {name: np.asarray(np.isin(all_keys, known).any(axis=1)) for name, known in self.sealed.items()}
+        self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
+        blocks = []
+        for anchor, other in pairs:
+            block = Block(
+                source=source,
+                group=(anchor, other),
+                anchors=rows.columns[anchor],
+                others=rows.columns[other],
+                rows=np.arange(len(rows)),
+                keys=np.stack([keys[anchor], keys[other]], axis=1),
+            )
+            self.count(source, "pairs", len(rows))
+            for step in (self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap):
+                block = block.keep(step(block))
+                self.count(source, step.__name__, len(block.rows))
+            blocks.append(block)
+        return blocks
+
+    def max_characters(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have no side that is too long."""
+        lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in (block.anchors, block.others)]
+        fits: NDArray[np.bool_] = np.maximum(*lengths)[block.rows] <= self.data.max_characters
+        return fits
+
+    def sides_differ(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs do not say the same on both sides (compared by `text_key`): those are not translations."""
+        differ: NDArray[np.bool_] = block.keys[:, 0] != block.keys[:, 1]
+        return differ
+
+    def distinct(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs are the first of their kind in their language pair, over all sources so far."""
+        keys = block.pair_keys()
+        mask = np.zeros(len(keys), bool)
+        mask[np.unique(keys, return_index=True)[1]] = True
+        earlier = self.seen.get(block.group, np.empty(0, np.uint64))
+        mask &= ~np.isin(keys, earlier)
+        self.seen[block.group] = np.concatenate([earlier, keys[mask]])
+        return mask
+
+    def no_overlap(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have no text of their row in any dev or test set, in whatever language: neither a side, nor
+        another translation of it, such as the English through which a pivot joined them."""
+        hit = np.zeros(len(block.rows), bool)
+        for name, rows in self.hits.items():
+            in_set = rows[block.rows]
+            self.overlap[block.source.name][name] += int(in_set.sum())
+            hit |= in_set
+        return ~hit
+
+    def cap(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
+        mask = np.ones(len(block.rows), bool)
+        if block.source.cap is not None and block.source.cap < len(mask):
+            ranks = block.pair_keys(salt_of(self.seed, "cap", block.source.name, *block.group))
+            mask[np.argsort(ranks, kind="stable")[block.source.cap :]] = False
+        return mask
+
+
+# --- Tasks ---------------------------------------------------------------------------------------------------------
+
+
+def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
+    """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
+
+    Raises `DataError` for text that cannot be read.
+    """
+    return [task for rows in read_eval(tasks, root) for task in subsets(rows, data.anchor_priority)]
+
+
+def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
+    """Everything that the tasks' files hold."""
+    found = []
+    for task in tasks:
+        if task.task == "bitext":
+            if task.source is None:
+                raise DataError(f"bitext task {task.name!r} has no source; name the files that hold its pairs")
+            rows = read_source(task.source, root, others={})
+            found.append(EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped))
+        elif task.task == "clustering":
+            rows, labels = read_labelled(task, root)
+            found.append(
+                EvalRows(task=task, columns=rows.columns, labels=labels, digest=rows.digest, dropped=rows.dropped)
+            )
+        else:
+            left, right, grades, digest = read_graded(task, root)
+            found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))
+    return found
+
+
+def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
+    """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
+    names = [rows.task.name for rows in found]
+    for rows in found:
+        name = f"{kind}/{rows.task.name}"
+        several = names.count(rows.task.name) > 1
+        yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
+
+
+def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+    """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
+    of each language."""
+    task = rows.task
+    if task.task == "clustering":
+        return clustering_subsets(rows)
+    if task.task == "sts" or task.source is None:
+        language = task.language or ""
+        sides = {language: (language, language, rows.columns["left"], rows.columns["right"])}
+    else:
+        sides = {
+            f"{other}-{anchor}": (other, anchor, rows.columns[other], rows.columns[anchor])
+            for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
+        }
+    return [
+        TextTask(
+            name=task.name,
+            kind=task.task,
+            subset=name,
+            left=tuple(left[: task.limit]),
+            right=tuple(right[: task.limit]),
+            scores=tuple(rows.grades[: task.limit]),
+            left_languages=(left_language,),
+            right_languages=(right_language,),
+            k=task.k,
+        )
+        for name, (left_language, right_language, left, right) in sides.items()
+    ]
+
+
+def clustering_subsets(rows: EvalRows) -> list[TextTask]:
+    """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
+    task, languages = rows.task, list(rows.columns)
+    chosen = {language: [language] * len(rows.labels) for language in languages}
+    if len(languages) > 1:
+        draws = np.random.default_rng(MIXED_SEED).integers(len(languages), size=len(rows.labels))
+        chosen["mixed"] = [languages[draw] for draw in draws]
+    return [
+        TextTask(
+            name=task.name,
+            kind=task.task,
+            subset=name,
+            left=tuple(rows.columns[language][row] for row, language in enumerate(of_rows[: task.limit])),
+            labels=tuple(rows.labels[: task.limit]),
+            left_languages=tuple(of_rows[: task.limit]) if name == "mixed" else (name,),
+        )
+        for name, of_rows in chosen.items()
+    ]
+
+
+def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
+    """The held-out pairs as bitext, one subset per language pair."""
+    sides: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for block in blocks:
+        if len(block.rows):
+            left, right = sides.setdefault(block.group, ([], []))
+            left += [block.others[i] for i in block.rows]
+            right += [block.anchors[i] for i in block.rows]
+    return [
+        TextTask(
+            name=HELDOUT,
+            kind="bitext",
+            subset=f"{other}-{anchor}",
+            left=tuple(left),
+            right=tuple(right),
+            left_languages=(other,),
+            right_languages=(anchor,),
+        )
+        for (anchor, other), (left, right) in sides.items()
+    ]
+
+
+# --- Numbers -------------------------------------------------------------------------------------------------------
+
+
+def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning) -> Corpus:
+    """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
+    numbers: dict[tuple[str, str], int] = {}
+
+    def number(text: str, language: str) -> int:
+        return numbers.setdefault((language, text), len(numbers))
+
+    groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
+    names = {name: index for index, name in enumerate(dict.fromkeys(block.source.name for block in train))}
+    sizes = [len(block.rows) for block in train]
+    pairs = [
+        [
+            [number(block.anchors[i], block.group[0]) for i in block.rows],
+            [number(block.others[i], block.group[1]) for i in block.rows],
+        ]
+        for block in train
+    ]
+    tasks = tuple(task.mapped(number) for task in dev)
+    return Corpus(
+        texts=[text for _, text in numbers],
+        languages=[language for language, _ in numbers],
+        pairs=np.concatenate([np.array(pair, np.int32).T for pair in pairs]),
+        groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
+        group_languages=tuple(groups),
+        pair_groups=np.repeat([groups[block.group] for block in train], sizes).astype(np.int16),
+        pair_sources=np.repeat([names[block.source.name] for block in train], sizes).astype(np.int16),
+        source_names=tuple(names),
+        weights=np.repeat([block.source.weight for block in train], sizes).astype(np.float32),
+        tasks=tasks,
+        counts=cleaning.counts,
+        overlap=cleaning.overlap,
+        digests=cleaning.digests,
+    )
+
+
+def words_of(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What each source has left after each step, in words."""
+    sources = (f"{name}: {', '.join(f'{step} {n}' for step, n in steps.items())}" for name, steps in counts.items())
+    return "; ".join(sources)

@@ -1,0 +1,264 @@
+"""Prepares a sweep once: corpus, tokens, teacher vectors and mined negatives, as stores that all trials share.
+
+Everything is content-addressed, so a second sweep over the same text and teacher finds its stores ready.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from babeltune.data.alignment import build_spans, build_words
+from babeltune.data.corpus import Corpus, build_corpus
+from babeltune.data.mining import mine_negatives
+from babeltune.data.prepared import Prepared, TokenSet
+from babeltune.data.shards import RunShards, run_here
+from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
+from babeltune.data.teacher import build_teacher_store, teacher_folder
+from babeltune.data.tokens import build_token_store, build_tokenizer, load_tokenizer, take_tokenizer, tokenizer_key
+from babeltune.data.translation import Translator
+from babeltune.records import Sweep, plain
+from babeltune.spec.space import possible_needs, preparations
+from babeltune.spec.sweep_file import data_root
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being built, how much is done, and of how much."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Reports no progress."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the methods that a sweep can propose ask for, together."""
+
+    sides: frozenset[str]
+    negatives: tuple[tuple[str, int, float], ...]
+    """Key, number per pair, and the teacher cosine that they stay below."""
+    frozen: bool = False
+    """Whether a method's encoder is the teacher: then it encodes every text, and its vectors are kept in fp32."""
+    trained: bool = True
+    """Whether a method trains a student, which reads tokens."""
+    words: bool = False
+    """Word-positioned samples."""
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> Wanted:
+        needs = [need for _, _, need in possible_needs(sweep)]
+        mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
+        sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
+        return cls(
+            sides=sides | {"source"} if mined else sides,
+            negatives=tuple(sorted(mined)),
+            frozen=any(need.frozen for need in needs),
+            trained=not all(need.frozen for need in needs),
+            words=any(need.words for need in needs),
+        )
+
+
+def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
+    """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing.
+
+    What a model has to translate is translated here, once for all sweeps of this storage.
+    """
+    progress("reading and cleaning the corpus", 0, 1)
+    translate = Translator(storage / "stores", sweep.seed, progress)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate)
+    progress("reading and cleaning the corpus", 1, 1)
+    return corpus
+
+
+def prepare(
+    sweep: Sweep,
+    storage: Path,
+    *,
+    corpus: Corpus | None = None,
+    run_shards: RunShards = run_here,
+    progress: Progress = silent,
+) -> Prepared:
+    """Builds or finds everything that the sweep's trials read; `corpus` is what `read_corpus` gave, if it was read.
+
+    Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
+    storage fails.
+    """
+    stores = storage / "stores"
+    stores.mkdir(parents=True, exist_ok=True)
+    corpus = corpus or read_corpus(sweep, storage, progress)
+    wanted = Wanted.of(sweep)
+    text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
+    words = align_words(sweep, corpus, stores, progress) if wanted.words else None
+    tokens = build_tokens(sweep, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
+    asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
+    teacher = build_teacher_store(
+        stores,
+        asked,
+        sweep.teacher,
+        exact=wanted.frozen,
+        run_shards=run_shards,
+        progress=lambda done, total: progress("encoding with the teacher", done, total),
+    )
+    matrix = open_matrix(teacher)
+    languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
+    description = {
+        **described(sweep, corpus, text_digest, teacher_rows),
+        "teacher": teacher.name,
+        "negatives": plain(wanted.negatives),
+        **({"words": words.name} if words else {}),
+    }
+
+    def write(folder: Path) -> Contents:
+        write_arrays(folder, corpus, teacher_rows, languages)
+        if wanted.negatives:
+            progress("mining hard negatives", 0, 1)
+            write_negatives(folder, corpus, wanted, matrix.rows(teacher_rows[corpus.pairs[:, 0]]), sweep.seed)
+            progress("mining hard negatives", 1, 1)
+        return Contents()
+
+    folder = build(stores, "prepared", description, write)
+    return Prepared(
+        folder=str(folder),
+        digest=key_of(description),
+        texts=len(corpus.texts),
+        groups=corpus.groups,
+        group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
+        group_languages=corpus.group_languages,
+        languages=languages,
+        text_digest=text_digest,
+        tokens=tokens,
+        teacher=str(teacher),
+        teacher_dim=matrix.width,
+        copy_anchor=sweep.teacher.target_side == "copy_anchor",
+        negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
+        tasks=corpus.tasks,
+        counts={"rows": corpus.counts, "overlap": corpus.overlap, "words": facts_of(words) if words else {}},
+        digests=corpus.digests,
+    )
+
+
+def align_words(sweep: Sweep, corpus: Corpus, stores: Path, progress: Progress) -> Path:
+    """The store of the corpus's word-positioned samples."""
+    progress("aligning words", 0, 1)
+    words = build_words(corpus, sweep.data.words, data_root(sweep), stores, sweep.seed)
+    progress("aligning words", 1, 1)
+    return words
+
+
+def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.int32]) -> dict[str, Any]:
+    """What of the corpus and of the teacher's settings a `Prepared` depends on."""
+    return {
+        "data": corpus.digests,
+        "texts": text_digest,
+        "arrays": [digest_of(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
+        "tasks": key_of({"tasks": plain(corpus.tasks)}),
+        "teacher_settings": plain(sweep.teacher),
+    }
+
+
+def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], languages: tuple[str, ...]) -> None:
+    """The arrays and texts that a `Prepared` names."""
+    np.save(folder / "pairs.npy", corpus.pairs)
+    np.save(folder / "groups.npy", corpus.pair_groups)
+    np.save(folder / "weights.npy", corpus.weights)
+    np.save(folder / "teacher_rows.npy", teacher_rows)
+    places = {language: place for place, language in enumerate(languages)}
+    np.save(folder / "languages.npy", np.array([places[language] for language in corpus.languages], np.int16))
+    (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
+
+
+def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[Any], seed: int) -> None:
+    """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
+    for key, k, below in wanted.negatives:
+        mined = mine_negatives(
+            vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=seed
+        )
+        np.save(folder / f"negatives-{key}.npy", mined)
+
+
+def digest_of(array: NDArray[Any]) -> str:
+    """SHA-256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def build_tokens(
+    sweep: Sweep,
+    corpus: Corpus,
+    text_digest: str,
+    stores: Path,
+    words: Path | None,
+    run_shards: RunShards,
+    progress: Progress,
+) -> dict[str, TokenSet]:
+    """A tokenizer and its token stores for every student that the sweep can propose, and the tokens of `words`.
+
+    A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
+    """
+    train_texts = [corpus.texts[i] for i in np.unique(corpus.pairs)]
+    students = preparations(sweep)
+    sets: dict[str, TokenSet] = {}
+    for number, student in enumerate(students, 1):
+        what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"
+        trained = None
+        if student.model is None:
+            progress("making the tokenizer", 0, 1)
+            if student.vocabulary == "teacher":
+                trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
+            else:
+                trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+            progress("making the tokenizer", 1, 1)
+        tokenizer = load_tokenizer(student, trained)
+        prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
+        train, evaluation = (
+            build_token_store(
+                stores,
+                corpus.texts,
+                tokenizer,
+                text,
+                student.max_tokens,
+                run_shards=run_shards,
+                progress=functools.partial(progress, what),
+            )
+            for text in (student.prompt, prompt)
+        )
+        spans = words and build_spans(words, corpus, tokenizer, student.prompt, student.max_tokens, stores)
+        sets[tokenizer_key(student, text_digest)] = TokenSet(
+            tokenizer=str(trained or student.model),
+            vocabulary=len(tokenizer),
+            pad=tokenizer.pad_token_id,
+            train=str(train),
+            evaluation=str(evaluation),
+            truncated=int(facts_of(train)["truncated"] or 0),
+            mask=tokenizer.mask_token_id,
+            special=tuple(sorted(tokenizer.all_special_ids)),
+            words=str(spans / "spans.npy") if spans else None,
+        )
+    return sets
+
+
+def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:
+    """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
+
+    Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts, which give the raw
+    teacher's row of the leaderboard. Equal sentences of two languages are asked once.
+    """
+    ids = {i for task in corpus.tasks for side in (task.left, task.right) for i in side}
+    if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
+        ids.update(np.unique(corpus.pairs[:, 0]).tolist())
+    if wanted.frozen or ("target" in wanted.sides and not copy_anchor):
+        ids.update(np.unique(corpus.pairs[:, 1]).tolist())
+    places: dict[str, int] = {}
+    rows = np.full(len(corpus.texts), -1, np.int32)
+    for i in sorted(ids):
+        rows[i] = places.setdefault(corpus.texts[i], len(places))
+    return list(places), rows

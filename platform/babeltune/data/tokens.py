@@ -1,0 +1,242 @@
+"""Tokens are computed once per sweep: the student's tokenizer, trained on the corpus or loaded, and its store.
+
+A token store holds the ids of every text, prompt and special tokens included and cut at `student.max_tokens`, end to
+end without padding: what a packed batch reads.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.errors import DataError, TeacherError
+from babeltune.models.hub import model_folder
+from babeltune.records import Student
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Ids 0 to 4 of a tokenizer trained here."""
+TRAINING_TEXTS = 100_000
+"""A tokenizer is trained on at most this many texts, drawn with a seed."""
+CHUNK = 16_384
+log = logging.getLogger(__name__)
+
+# A word with the blank before it and an apostrophe after it, a number, or a run of punctuation.
+_PIECE = r"▁?[\p{L}\p{M}]+['’]?|▁?\p{N}+|▁?[^▁\p{L}\p{M}\p{N}]+|▁"
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int, *, folder: Path, seed: int = 0) -> Path:
+    """The folder, now holding a tokenizer trained on the texts that transformers' `AutoTokenizer` loads.
+
+    Byte-pair encoding after NFKC, within words, numbers and runs of punctuation; text keeps its case, as XLM-R's and
+    LaBSE's does. On 20,000 to 100,000 sentences of five languages it gave 3-7 % fewer tokens than a unigram model,
+    trained 8 times faster, and, unlike it, to the same bytes every time. Above `TRAINING_TEXTS` texts a seeded sample
+    is read. A small corpus may give fewer tokens than asked for: `len(tokenizer)` is the number.
+
+    Raises `DataError` when there is no text, or the vocabulary cannot hold the special tokens.
+    """
+    if vocabulary <= len(SPECIAL):
+        raise DataError(f"student.vocabulary is {vocabulary}; it needs more than {len(SPECIAL)}, say 16000")
+    if not any(texts):
+        raise DataError("there is no text to train the tokenizer on; check data.train")
+    if len(texts) > TRAINING_TEXTS:
+        chosen = sorted(random.Random(seed).sample(range(len(texts)), TRAINING_TEXTS))
+        texts = [texts[i] for i in chosen]
+    tokenizer = _untrained()
+    alphabet = max(1, (vocabulary - len(SPECIAL)) // 2)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=list(SPECIAL), limit_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    if tokenizer.get_vocab_size() < vocabulary:
+        log.info("the corpus gave %d tokens of the %d asked for", tokenizer.get_vocab_size(), vocabulary)
+    from transformers import PreTrainedTokenizerFast
+
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+def _untrained() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]", fuse_unk=True))
+    blanks = normalizers.Replace(Regex(r"\s+"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), blanks, normalizers.Strip()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Metaspace(split=False), pre_tokenizers.Split(Regex(_PIECE), "isolated")]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def build_tokenizer(root: Path, texts: Sequence[str], vocabulary: int, *, seed: int = 0) -> Path:
+    """The folder of a tokenizer trained on these texts: a store, so it is trained once; raises as `train_tokenizer`."""
+    description = {
+        "texts": digest_of_texts(texts),
+        "vocabulary": vocabulary,
+        "seed": seed,
+        "training_texts": TRAINING_TEXTS,
+        "pipeline": _untrained().to_str(),
+    }
+
+    def write(folder: Path) -> Contents:
+        train_tokenizer(texts, vocabulary, folder=folder, seed=seed)
+        return Contents(facts={"vocabulary": Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()})
+
+    return build(root, "tokenizer", description, write, bytes_needed=vocabulary * 100)
+
+
+def take_tokenizer(root: Path, model: Path) -> Path:
+    """The folder of a model's own tokenizer, copied into a store, where every worker and a later export find it."""
+    tokenizer = load_tokenizer(Student(), model)
+    described = {"json": tokenizer.backend_tokenizer.to_str(), "special": sorted(tokenizer.all_special_tokens)}
+    description = {"model": key_of({**described, "pad": tokenizer.pad_token})}
+
+    def write(folder: Path) -> Contents:
+        tokenizer.save_pretrained(folder)
+        return Contents(facts={"vocabulary": len(tokenizer)})
+
+    return build(root, "tokenizer", description, write)
+
+
+def tokenizer_key(student: Student, corpus_digest: str) -> str:
+    """Equal for students that read the same tokens: same tokenizer, prompt and length. 16 hexadecimal digits.
+
+    All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`.
+    """
+    tokenizer = (
+        {"vocabulary": student.vocabulary, "corpus": corpus_digest}
+        if student.model is None
+        else {"model": student.model, "revision": student.revision}
+    )
+    return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens})[:16]
+
+
+def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizerFast:
+    """The student's own tokenizer, or for a student from scratch the one trained into the folder.
+
+    Raises `TeacherError` for a model that cannot be found or has no fast tokenizer.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if student.model is not None:
+        folder = model_folder(student.model, student.revision, setting="student.model")
+    if folder is None:
+        raise TeacherError("a student without student.model needs the folder of a tokenizer trained on the corpus")
+    name = student.model or str(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise TeacherError(
+            f"no tokenizer can be loaded from {name!r}: {str(error).splitlines()[0]}; name a model that has one, or "
+            "leave student.model out to train a student from scratch"
+        ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TeacherError(
+            f"the tokenizer of {name!r} has no tokenizer.json, so it cannot encode fast; use another model"
+        )
+    return tokenizer
+
+
+def bare_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """A copy of its fast core, which neither pads nor cuts."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def build_token_store(
+    root: Path,
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    max_tokens: int,
+    *,
+    run_shards: RunShards = run_here,
+    progress: Count = uncounted,
+) -> Path:
+    """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `store.open_ragged`.
+
+    A row has at most `max_tokens` ids, special tokens included; an empty text has just these. Ids are uint16 where
+    the vocabulary allows, else int32. The fact `truncated` counts the texts that were cut.
+    """
+    backend = bare_tokenizer(tokenizer)
+    values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
+    full = {
+        "texts": digest_of_texts(texts),
+        "tokenizer": key_of({"json": backend.to_str()}),
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "dtype": values_type,
+    }
+    backend.enable_truncation(max_tokens)
+
+    def write(folder: Path) -> Contents:
+        return _write_tokens(folder, texts, backend, prompt, np.dtype(values_type), run_shards, progress)
+
+    return build(root, "tokens", full, write, bytes_needed=len(texts) * (8 + 32 * np.dtype(values_type).itemsize))
+
+
+def _write_tokens(
+    folder: Path,
+    texts: Sequence[str],
+    backend: Tokenizer,
+    prompt: str,
+    dtype: np.dtype[Any],
+    run_shards: RunShards,
+    progress: Count,
+) -> Contents:
+    work = folder / "work"
+    work.mkdir()
+    backend.save(str(work / "tokenizer.json"))
+    parts = [work / f"{number:05}" for number in range(-(-len(texts) // CHUNK))]
+    for number, part in enumerate(parts):
+        write_texts(part.with_suffix(".json"), texts[number * CHUNK : (number + 1) * CHUNK])
+    arguments = [(str(work / "tokenizer.json"), str(part), prompt, dtype.str) for part in parts]
+    count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
+    with (folder / "values.bin").open("wb") as values:
+        for part in parts:
+            with part.with_suffix(".ids").open("rb") as ids:
+                shutil.copyfileobj(ids, values)
+    lengths = [np.zeros(1, "<i8"), *(np.fromfile(part.with_suffix(".lengths"), "<i8") for part in parts)]
+    truncated = sum(int(part.with_suffix(".truncated").read_text(encoding="ascii")) for part in parts)
+    shutil.rmtree(work)
+    offsets = np.cumsum(np.concatenate(lengths), dtype="<i8")
+    offsets.tofile(folder / "offsets.bin")
+    tokens = int(offsets[-1])
+    return Contents(
+        arrays={
+            "values": Array(dtype.str, 0, (("values.bin", tokens),)),
+            "offsets": Array("<i8", 0, (("offsets.bin", len(offsets)),)),
+        },
+        facts={"sentences": len(texts), "tokens": tokens, "truncated": truncated},
+    )
+
+
+def tokenize_shard(tokenizer_file: str, part: str, prompt: str, dtype: str) -> int:
+    """Writes ids, lengths and the number of texts cut beside the texts of `part`; returns how many texts there were."""
+    backend = Tokenizer.from_file(tokenizer_file)
+    texts = read_texts(f"{part}.json")
+    encodings = backend.encode_batch_fast([prompt + text for text in texts])
+    ids = [encoding.ids for encoding in encodings]
+    np.fromiter(chain.from_iterable(ids), dtype).tofile(f"{part}.ids")
+    np.array([len(row) for row in ids], "<i8").tofile(f"{part}.lengths")
+    longest = (backend.truncation or {}).get("max_length")
+    cut = sum(bool(e.overflowing) for e, row in zip(encodings, ids, strict=True) if len(row) == longest)
+    Path(f"{part}.truncated").write_text(str(cut), encoding="ascii")
+    return len(texts)

@@ -1,0 +1,1 @@
+"""Sweeps: the search, warm lanes, and what a sweep leaves on disk."""

@@ -1,0 +1,39 @@
+"""The two rows of every leaderboard that no trial made: the untrained student and the raw teacher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.data.prepared import Prepared
+from babeltune.data.store import open_matrix
+from babeltune.evaluation.evaluate import evaluate
+from babeltune.losses.gather import Ranks
+from babeltune.records import Trial
+from babeltune.training.learner import make_method, make_student
+from babeltune.training.loop import dev_scores
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
+    """Dev metrics of the trial's student and layers before the first step."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    encoder = make_student(trial, prepared).to(device)
+    method = make_method(trial, prepared, encoder).to(device)
+    return dev_scores(encoder, method, trial, prepared, Ranks(), device)
+
+
+def teacher_scores(prepared: Prepared) -> dict[str, float]:
+    """Dev metrics of the teacher's own vectors, in every language, known to it or not."""
+    assert prepared.teacher is not None
+    matrix, rows = open_matrix(Path(prepared.teacher)), prepared.teacher_rows()
+
+    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        return matrix.rows(rows[ids]).astype(np.float32)
+
+    return evaluate(prepared.tasks, embed)

@@ -1,0 +1,68 @@
+"""What a result depends on besides the sweep file: code, package versions, the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import babeltune
+
+PINNED = (
+    *("torch", "ray", "optuna", "transformers", "sentence-transformers", "tokenizers", "safetensors"),
+    *("datasets", "numpy"),
+)
+"""Packages whose version can change a trial's numbers."""
+PACKAGES = (
+    *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
+    *("ray", "optuna", "mlflow", "datasets", "pandas"),
+)
+
+
+def code_digest() -> str:
+    """SHA-256 over the source files of both packages, but for those that only show results."""
+    import babeltune_methods
+
+    shown = {"cli.py", "view.py", "card.py", "plan.py"}
+    digest = hashlib.sha256()
+    for package in (babeltune, babeltune_methods):
+        folder = Path(package.__path__[0])
+        for path in sorted(path for path in folder.rglob("*.py") if path.name not in shown):
+            digest.update(path.relative_to(folder).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def deciding_facts() -> dict[str, str]:
+    """What must not change between two submissions of one sweep: the code and the packages that compute."""
+    return {"code": code_digest(), **{name: version(name) for name in PINNED}}
+
+
+def environment_facts() -> dict[str, str]:
+    """What a result depends on besides the sweep file: git commit, package versions, platform, CPU count."""
+    facts = {"git.commit": _commit(), "python": platform.python_version(), "platform": platform.platform()}
+    facts["cpus"] = str(os.cpu_count())
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            facts[f"version.{package}"] = version(package)
+    return facts
+
+
+def _commit() -> str:
+    """The commit of the source tree, `+dirty` with uncommitted changes; `none` where installed from a wheel."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return "none"
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"

@@ -1,0 +1,114 @@
+"""What happens in a sweep, told to MLflow and to the trials' outcome files."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from babeltune.data.prepared import Prepared
+from babeltune.data.store import facts_of
+from babeltune.engine.environment import environment_facts
+from babeltune.engine.ledger import State, SweepFolder, outcome, trial_row
+from babeltune.method import load_method, make_config
+from babeltune.records import Point, Scalar, Sweep, plain, report_from
+from babeltune.tracking.tracker import Status, Tracker
+
+
+def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:
+    """Waits a minute for MLflow and records what it has not taken."""
+    tracker.flush(60)
+    unsent, trouble = tracker.waiting(), tracker.trouble
+    folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
+    tracker.close(timeout=0 if unsent else 10)
+
+
+class Tracking:
+    """Writes what happens to MLflow and to the trials' outcome files."""
+
+    def __init__(
+        self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker, world: dict[str, Scalar]
+    ) -> None:
+        """`world` holds the tags that say how every trial runs: its world size and backend."""
+        self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
+        self.world = world
+        self.facts: dict[int, dict[str, Scalar]] = {}
+        self.open: set[int] = set()
+        """Trials that began and have not ended."""
+        self.complete = False
+        """Whether the sweep ended with all of its trials."""
+
+    def __enter__(self) -> Tracking:
+        facts = environment_facts()
+        digests = {f"digest.{k}": v for k, v in self.prepared.digests.items()}
+        overlap = {
+            f"overlap.{source}.{test}": str(n)
+            for source, tests in self.prepared.counts["overlap"].items()
+            for test, n in tests.items()
+        }
+        rows = {
+            f"rows.{source}.{step}": str(n)
+            for source, steps in self.prepared.counts["rows"].items()
+            for step, n in steps.items()
+        }
+        self.tags = {**facts, "data": self.prepared.digest, **digests}
+        params = {key: value for key, value in plain(self.sweep).items() if key != "data"}
+        texts = {f"truncated.{key}": str(tokens.truncated) for key, tokens in self.prepared.tokens.items()}
+        texts |= {f"words.{name}": str(n) for name, n in self.prepared.counts.get("words", {}).items()}
+        if self.prepared.teacher:
+            taught = facts_of(Path(self.prepared.teacher))
+            texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}
+        spec = {"babeltune.spec": json.dumps(plain(self.sweep), ensure_ascii=False)}
+        self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
+        for name, scores in self.folder.baselines().items():
+            self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
+            self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=scores)])
+            self.tracker.end_trial(name, "FINISHED", {})
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number in sorted(self.open):
+            self.end(number, "stopped", "")
+        kind = error[0]
+        stopped = kind is KeyboardInterrupt or (kind is None and not self.complete)
+        self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if kind is None else "FAILED")
+        close_tracker(self.tracker, self.folder)
+
+    def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
+        """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
+        if kind == "start":
+            return self.start(number)
+        if kind == "report":
+            report = report_from(info)
+            now = report.points[-1].time_ms if report.points else int(time.time() * 1000)
+            scores = Point(step=report.step, time_ms=now, values=report.metrics)
+            self.tracker.metrics(number, [*report.points, scores])
+            self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
+            run = self.tracker.run_id(number)
+            return {"mlflow_run": run} if run else None
+        self.end(number, info["state"], info.get("reason") or "")
+        return None
+
+    def start(self, number: int) -> dict[str, Scalar] | None:
+        trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
+        self.open.add(number)
+        outcome(self.folder.trial(number), "running")
+        settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
+        settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
+        searched = {f"search.{key}": value for key, value in trial["params"].items()}
+        method = load_method(trial["method"])
+        config = make_config(method, trial["config"])
+        negatives = method.negatives(config, trial["training"]["global_batch"])
+        tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
+        self.tracker.start_trial(number, {**settings, **searched}, tags)
+        return None
+
+    def end(self, number: int, state: State, reason: str) -> None:
+        place = self.folder.trial(number)
+        self.open.discard(number)
+        outcome(place, state, reason)
+        row = trial_row(place, self.sweep.objectives[0])
+        status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
+        tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
+        self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})

@@ -1,0 +1,248 @@
+"""A sweep's folder: where everything of a sweep is, and the leaderboard that is read from it.
+
+    <storage>/sweeps/<id>/
+        sweep.json  prepared.json  facts.json  baselines.json  state.json
+        study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
+        trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
+
+Any process that sees the storage can read it while the sweep runs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from babeltune.data.store import write_json
+from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
+from babeltune.records import Objective, Report, Scalar, Sweep, plain
+from babeltune.spec.sweep_file import sweep_from
+from babeltune.training.checkpoint import PROGRESS, best_report, read_reports
+
+State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The paths of one sweep."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def prepared(self) -> Path:
+        return self.path / "prepared.json"
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.db"
+
+    @property
+    def stop_request(self) -> Path:
+        """`babeltune stop` makes this file; the driver sees it."""
+        return self.path / "stop"
+
+    def trial(self, number: int) -> Path:
+        return self.path / "trials" / f"t{number:04d}"
+
+    def trials(self) -> list[Path]:
+        parent = self.path / "trials"
+        return sorted(parent.glob("t[0-9]*")) if parent.exists() else []
+
+    def read(self, name: str) -> Any:
+        """The JSON file of that name; None where it is not there yet."""
+        path = self.path / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value)
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """The dev scores of the untrained student and the raw teacher; empty before they are made."""
+        scores: dict[str, dict[str, float]] = (self.read("baselines.json") or {}).get("scores", {})
+        return scores
+
+    def sweep(self) -> Sweep:
+        values = self.read("sweep.json")
+        if values is None:
+            raise SweepError(f"{self.path} has no sweep.json; it is not a sweep's folder")
+        return sweep_from(values)
+
+    def set_state(self, state: str, **more: Scalar) -> None:
+        self.write("state.json", {"state": state, "time": time.time(), **more})
+
+    def state(self) -> str:
+        values = self.read("state.json")
+        return str(values["state"]) if values else "new"
+
+
+def sweep_folders(storage: Path) -> list[SweepFolder]:
+    """All sweeps of a storage, the latest first."""
+    if storage.exists() and not storage.is_dir():
+        raise SpecError(f"the storage {storage} is not a folder; set BABELTUNE_HOME, or `storage` in the cluster file")
+    parent = storage / "sweeps"
+    found = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
+    return sorted(found, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
+
+
+def find_sweep(storage: Path, name: str | None) -> SweepFolder:
+    """The sweep with this id, the beginning of one, or this name (its latest), or the latest of all.
+
+    Raises `UnknownNameError` that names the nearest.
+    """
+    folders = sweep_folders(storage)
+    if not folders:
+        raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
+    if name is None:
+        return folders[0]
+    for folder in folders:
+        if name in (folder.id, folder.id.rpartition("-")[0]):
+            return folder
+    ids = [folder.id for folder in folders]
+    begun = [folder for folder in folders if name and folder.id.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
+    names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
+    raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
+
+
+def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
+    """A sweep, or one trial of it named `<sweep>/t0007` or `<sweep>/7`."""
+    sweep, _, trial = name.partition("/")
+    folder = find_sweep(storage, sweep)
+    if not trial:
+        return folder, None
+    number = trial.removeprefix("t")
+    if not number.isdigit() or not folder.trial(int(number)).exists():
+        have = ", ".join(p.name for p in folder.trials()) or "none yet"
+        raise UnknownNameError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
+    return folder, int(number)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the leaderboard: a trial or a baseline."""
+
+    name: str
+    state: State
+    params: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the best report by the first objective."""
+    reports: int = 0
+    step: int = 0
+    steps: int | None = None
+    """Of the whole training, where it has begun."""
+    loss: float | None = None
+    """At the latest step of a trial that runs."""
+    pairs: int = 0
+    seconds: float = 0.0
+    best: int | None = None
+    """The best report's number: its checkpoint is what promotion takes."""
+    reason: str = ""
+    warning: str = ""
+    """What the method found amiss with the training, such as labels that are nearly flat."""
+    front: bool = False
+    """With several objectives: no other trial is better in one and as good in all (the Pareto front)."""
+
+
+def trial_row(path: Path, objective: Objective) -> Row:
+    """The leaderboard's line of the trial in this folder."""
+    trial = json.loads((path / "trial.json").read_text(encoding="utf-8"))
+    outcome, now = _read(path / "outcome.json"), _read(path / PROGRESS)
+    reports = read_reports(path)
+    best: Report | None = best_report(reports, objective.metric, objective.goal)
+    last = reports[-1] if reports else None
+    return Row(
+        name=path.name,
+        state=outcome.get("state", "running"),
+        params=trial["params"],
+        metrics=scores_of(best) if best else {},
+        reports=len(reports),
+        step=max(last.step if last else 0, now.get("step", 0)),
+        steps=now.get("steps"),
+        loss=now.get("loss") if outcome.get("state", "running") == "running" else None,
+        pairs=last.pairs if last else 0,
+        seconds=last.seconds if last else 0.0,
+        best=best.index if best else None,
+        reason=outcome.get("reason", ""),
+        warning=str(last.facts.get("warning", "")) if last else "",
+    )
+
+
+def scores_of(report: Report) -> dict[str, float]:
+    """A report's metrics, and the loss, terms and diagnostics (`train/…`) of the steps before it."""
+    return {**(report.points[-1].values if report.points else {}), **report.metrics}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in the file; empty where there is none."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return values
+
+
+def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
+    """The names of the trials that no other one dominates: as good in every objective, and better in one."""
+    names = [o.metric for o in objectives]
+    scored = {
+        row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
+        for row in rows
+        if row.best is not None and all(name in row.metrics for name in names)
+    }
+
+    def dominated(mine: list[float]) -> bool:
+        return any(other != mine and all(o >= m for o, m in zip(other, mine, strict=True)) for other in scored.values())
+
+    return {name for name, values in scored.items() if not dominated(values)}
+
+
+def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
+    """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last."""
+    sweep = folder.sweep()
+    objective = sweep.objectives[0]
+    rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
+    if len(sweep.objectives) > 1:
+        front = pareto_front(rows, sweep.objectives)
+        rows = [replace(row, front=row.name in front) for row in rows]
+    for name, scores in folder.baselines().items():
+        rows.append(Row(name=name, state="finished", metrics=scores))
+    known = {key for row in rows for key in row.metrics}
+    if metric is not None and metric not in known and known:
+        raise UnknownNameError(
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
+        )
+    order = best_first(sweep, metric or objective.metric)
+    return sorted(rows, key=lambda row: (order(row.metrics), row.name))
+
+
+def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tuple[bool, float]]:
+    """Sorts scores by this metric, the best first and those without it last."""
+    goal = next((o.goal for o in sweep.objectives if o.metric == metric), None)
+    low = goal == "minimize" if goal else metric.endswith(("error", "loss"))
+    return lambda scores: (metric not in scores, scores.get(metric, 0.0) * (1 if low else -1))
+
+
+def winner(folder: SweepFolder) -> Row:
+    """The best finished trial by the first objective, which is on the front of all of them.
+
+    Raises `SweepError` when none has finished.
+    """
+    for row in leaderboard(folder):
+        if row.state == "finished" and row.best is not None:
+            return row
+    states = {path.name: trial_row(path, folder.sweep().objectives[0]).state for path in folder.trials()}
+    raise SweepError(
+        f"sweep {folder.id} has no finished trial to promote; states: {states or 'no trials'}; "
+        f"`babeltune resume {folder.id}` goes on"
+    )
+
+
+def outcome(folder: Path, state: State, reason: str = "", **more: Scalar) -> None:
+    """Records how a trial ended."""
+    write_json(folder / "outcome.json", plain({"state": state, "reason": reason, "time": time.time(), **more}))

@@ -1,0 +1,1 @@
+"""Math that several papers share, exact across ranks and small in memory."""

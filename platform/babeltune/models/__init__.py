@@ -1,0 +1,1 @@
+"""Students: where their files are, their shapes, and how they run without padding."""

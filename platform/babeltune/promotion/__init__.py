@@ -1,0 +1,1 @@
+"""From the best checkpoint to a registered sentence-transformers model."""

@@ -1,0 +1,97 @@
+"""The model card of a promoted model. Every number in it comes from the run or from the promotion."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import babeltune
+from babeltune.method import needs_of
+
+if TYPE_CHECKING:
+    from babeltune.data.prepared import Prepared
+    from babeltune.promotion.judge import Decision
+    from babeltune.records import Report, Sweep, Trial
+
+
+def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> str:
+    """A Markdown table of metrics, with more columns for other models."""
+    names = ["this model", *others]
+    lines = [f"## {title}", "", f"| metric | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for metric, value in scores.items():
+        cells = [f"{value:.4f}", *(f"{o[metric]:.4f}" if metric in o else "" for o in others.values())]
+        lines.append(f"| {metric} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def caution(sweep: Sweep, prepared: Prepared, decision: Decision) -> str:
+    """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
+    metric = sweep.objectives[0].metric
+    value = decision.dev.get(metric, math.nan)
+    among = sum(len(t.left) for t in prepared.tasks if t.kind == "bitext" and metric.startswith(f"dev/{t.name}/"))
+    error = ""
+    if metric.endswith("accuracy") and among and 0 <= value <= 1:
+        error = f" Over {among} sentences its standard error is about {math.sqrt(value * (1 - value) / among):.4f}."
+    return (
+        f"The trial was chosen among up to {sweep.budget.trials} by `{metric}`, so that number flatters it: the best "
+        f"of many equally good trials looks one or two standard errors better than it is.{error}\n"
+    )
+
+
+def routes(trial: Trial, prepared: Prepared) -> list[str]:
+    """How to choose the language, of a model that has layers for each."""
+    if not needs_of(trial.method, trial.config).per_language:
+        return []
+    first, *others = prepared.trained_languages
+    named = ", ".join(f"`{language}`" for language in (first, *others))
+    return [
+        f"It has layers for each language ({named}): name a text's as `task`, such as",
+        f'`encode(texts, task="{(others or [first])[0]}")`. Without it, texts take the layers of `{first}`.',
+        "",
+    ]
+
+
+def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
+    """The README of the exported folder: what it is, how it was trained, on what, and what it scored."""
+    languages = sorted({language for group in prepared.groups for language in group.split("-")})
+    settings = {**trial.config, "method": trial.method, "learning_rate": trial.training.learning_rate}
+    settings |= {"global_batch": trial.training.global_batch, "pairs seen": report.pairs, "steps": report.step}
+    settings |= {"seed": trial.seed, "teacher": sweep.teacher.model, **trial.params}
+    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
+    groups = "\n".join(
+        f"| {group} | {count} |" for group, count in zip(prepared.groups, prepared.group_rows, strict=True)
+    )
+    parts = [
+        "---",
+        "library_name: sentence-transformers",
+        "pipeline_tag: sentence-similarity",
+        f"language: [{', '.join(languages)}]",
+        "---",
+        "",
+        f"# {sweep.promotion.name or sweep.name}",
+        "",
+        f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
+        f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}.",
+        "",
+        "```python",
+        "from sentence_transformers import SentenceTransformer",
+        "",
+        'vectors = SentenceTransformer("this-folder").encode(["Good morning.", "Bonjour."])',
+        "```",
+        "",
+        *routes(trial, prepared),
+        f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
+        f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
+        f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
+        table("Dev sets, scored from this folder in a fresh process", decision.dev),
+        caution(sweep, prepared, decision),
+    ]
+    if decision.test:
+        parts.append(
+            table(
+                "Sealed test sets",
+                decision.test,
+                **{"untrained student": decision.untrained, "chance": decision.chance},
+            )
+        )
+    return "\n".join(parts)

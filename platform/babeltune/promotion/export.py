@@ -1,0 +1,248 @@
+"""Writes a trained encoder as a sentence-transformers folder, and reads one back.
+
+The folder holds JSON, the tokenizer and safetensors: nothing in it runs code when loaded. Plain
+`SentenceTransformer(folder).encode(texts)` gives the encoder's vectors, prompt included. A trained student is written
+in the form that every sentence-transformers release since 2.3 reads. A method's layers follow the encoder as `Dense`
+modules; layers for each language are the routes of a `Router` (release 5 on), of which `encode(texts, task=language)`
+chooses one, and the first is the default.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from babeltune.data.prepared import Prepared
+from babeltune.data.teacher import load_teacher
+from babeltune.data.tokens import load_tokenizer
+from babeltune.errors import CheckpointError
+from babeltune.method import EVERY, Method
+from babeltune.models.dense import check_modules
+from babeltune.models.encoder import Encoder, FrozenEncoder, build_student
+from babeltune.models.hub import pooling_of, quiet
+from babeltune.records import Evaluation, Student, Sweep, Trial
+from babeltune.training.reader import token_set
+
+KIND = "sentence_transformers.models."
+"""Of modules, under the name that every release knows."""
+LINEAR = "linear.Identity"
+SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
+"""What an exported folder may hold."""
+
+
+def as_used(student: Student, evaluation: Evaluation) -> Student:
+    """The student as it is scored and handed over: the evaluation prompt is the model's prompt."""
+    return student if evaluation.prompt is None else replace(student, prompt=evaluation.prompt)
+
+
+def export_trial(
+    sweep: Sweep, trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder, method: Method, folder: Path
+) -> None:
+    """Writes a trial's encoder and the layers that its method keeps; raises as `export` does."""
+    layers = method.layers()
+    if isinstance(encoder, FrozenEncoder):
+        teacher = load_teacher(sweep.teacher)
+
+        def write(draft: Path) -> None:
+            teacher.save(draft)
+            _append_layers(draft, layers)
+
+        _write_whole(write, folder)
+        return
+    student, tokens = as_used(trial.student, sweep.evaluation), token_set(trial, prepared)
+    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
+    export(encoder, tokenizer, student, folder, layers=layers)
+
+
+def export(
+    encoder: Encoder,
+    tokenizer: PreTrainedTokenizerBase | Path,
+    student: Student,
+    folder: Path,
+    *,
+    layers: Mapping[str, nn.Sequential] | None = None,
+    card: str = "",
+) -> None:
+    """Writes `encoder` and what follows it (`Method.layers`) to `folder`, whole or not at all.
+
+    `tokenizer` is loaded, or a folder; `card` is its README.
+
+    Raises:
+        CheckpointError: the folder exists, or something but text and safetensors would be written.
+    """
+
+    def write(draft: Path) -> None:
+        _write(encoder, tokenizer, student, draft)
+        _append_layers(draft, layers or {})
+        (draft / "README.md").write_text(card, encoding="utf-8")
+
+    _write_whole(write, folder)
+
+
+def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
+    """The folder as `write` fills it, or nothing."""
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        write(draft)
+        unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in SAFE]
+        if unsafe:
+            raise CheckpointError(
+                f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(SAFE))} are allowed"
+            )
+        draft.chmod(0o755)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student]:
+    """The encoder, tokenizer and settings of a folder that `export` wrote.
+
+    Raises:
+        CheckpointError: a file is missing.
+        TeacherError: the weights are missing or do not fit.
+    """
+    modules = _read(folder / "modules.json")
+    check_modules(modules, str(folder))
+    kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
+    settings = _read(folder / "config_sentence_transformers.json")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts, chosen = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    student = Student(
+        model=str(folder),
+        max_tokens=_read(folder / "sentence_bert_config.json")["max_seq_length"],
+        pooling=pooling_of(_read(folder / kinds["Pooling"] / "config.json")),
+        projection=_read(folder / kinds["Dense"] / "config.json")["out_features"] if "Dense" in kinds else None,
+        normalize="Normalize" in kinds,
+        prompt=prompts[chosen] if chosen else "",
+    )
+    encoder = build_student(
+        student, vocabulary_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, teacher_dim=None, seed=0
+    )
+    return encoder, tokenizer, student
+
+
+def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path) -> None:
+    with quiet():
+        encoder.backbone.save_pretrained(folder)
+    loaded = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+    loaded.save_pretrained(folder)
+    width = encoder.backbone.config.hidden_size
+    _json(folder / "sentence_bert_config.json", {"max_seq_length": student.max_tokens, "do_lower_case": False})
+    modes = {
+        f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")
+    }
+    _json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if encoder.projection is not None:
+        _write_dense(encoder.projection, "activation.Tanh" if encoder.tanh else LINEAR, folder / "2_Dense")
+        modules.append(("2_Dense", "Dense"))
+    if encoder.normalize:
+        path = f"{len(modules)}_Normalize"
+        (folder / path).mkdir()
+        modules.append((path, "Normalize"))
+    _json(
+        folder / "modules.json",
+        [{"idx": i, "name": str(i), "path": path, "type": f"{KIND}{kind}"} for i, (path, kind) in enumerate(modules)],
+    )
+    _json(
+        folder / "config_sentence_transformers.json",
+        {
+            "prompts": {"default": student.prompt} if student.prompt else {},
+            "default_prompt_name": "default" if student.prompt else None,
+            "similarity_fn_name": "cosine",
+        },
+    )
+
+
+def _append_layers(folder: Path, layers: Mapping[str, nn.Sequential]) -> None:
+    """Puts the layers, and an L2 norm, after the modules of a sentence-transformers folder."""
+    if not layers:
+        return
+    modules = _read(folder / "modules.json")
+
+    def append(kind: str) -> Path:
+        path = f"{len(modules)}_{kind}"
+        modules.append({"idx": len(modules), "name": str(len(modules)), "path": path, "type": f"{KIND}{kind}"})
+        (folder / path).mkdir()
+        return folder / path
+
+    if EVERY in layers:
+        for linear, activation in _dense_layers(layers[EVERY]):
+            _write_dense(linear, activation, append("Dense"))
+    else:
+        _write_routes(layers, append("Router"))
+    append("Normalize")
+    _json(folder / "modules.json", modules)
+
+
+def _write_routes(layers: Mapping[str, nn.Sequential], folder: Path) -> None:
+    """A `Router` with a route for each language."""
+    routes: dict[str, list[str]] = {language: [] for language in layers}
+    for language, layer in layers.items():
+        for linear, activation in _dense_layers(layer):
+            name = f"{language}_{len(routes[language])}_Dense"
+            _write_dense(linear, activation, folder / name)
+            routes[language].append(name)
+    _json(
+        folder / "router_config.json",
+        {
+            "types": {name: f"{KIND}Dense" for names in routes.values() for name in names},
+            "structure": routes,
+            "parameters": {"default_route": next(iter(routes)), "allow_empty_key": True},
+        },
+    )
+
+
+def _dense_layers(layers: nn.Sequential) -> list[tuple[nn.Linear, str]]:
+    """Each linear layer with the activation after it; dropout does nothing in a model that is used."""
+    found: list[tuple[nn.Linear, str]] = []
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            found.append((layer, LINEAR))
+        elif isinstance(layer, nn.ReLU) and found and found[-1][1] == LINEAR:
+            found[-1] = (found[-1][0], "activation.ReLU")
+        elif not isinstance(layer, nn.Dropout):
+            raise CheckpointError(
+                f"a method's layers hold {type(layer).__name__} ({layers}); only linear layers, each with or without a "
+                "ReLU after it, and dropout can be exported"
+            )
+    return found
+
+
+def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
+    _json(
+        folder / "config.json",
+        {
+            "in_features": linear.in_features,
+            "out_features": linear.out_features,
+            "bias": linear.bias is not None,
+            "activation_function": f"torch.nn.modules.{activation}",
+        },
+    )
+    weights = {f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in linear.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
+
+
+def _json(path: Path, values: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} is no exported encoder: {path.name} is missing") from error

@@ -1,0 +1,121 @@
+"""Scores model folders with plain sentence-transformers, in a process of its own.
+
+Promotion trusts no number that this process does not reproduce: it shares no state with training, and knows a model
+only by its exported folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from babeltune.data.prepared import TextTask, tasks_from
+from babeltune.errors import PromotionError, TeacherError
+from babeltune.evaluation.evaluate import evaluate_texts
+from babeltune.records import plain
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Scores = dict[str, float]
+
+
+class Rescorer:
+    """The process, from `with` to the end of its block: it loads its libraries at once, and then answers requests."""
+
+    def __enter__(self) -> Self:
+        self._words: IO[str] = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "babeltune.promotion.rescore"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            text=True,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+        self._words.close()
+
+    def __call__(
+        self, models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
+    ) -> dict[str, Scores]:
+        """The metrics of each model (name -> folder or hub id) on the tasks.
+
+        `prompt` is put before every sentence; without it, the model's own one is. Raises `PromotionError` with the
+        process's last words when it fails.
+        """
+        asked = {"models": models, "tasks": plain(list(tasks)), "prefix": prefix, "prompt": prompt}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = self._process.wait()
+            self._words.seek(0)
+            words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
+            reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])
+            raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
+        scores: dict[str, Scores] = json.loads(answer)
+        return scores
+
+
+def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> Scores:
+    """The metrics of a sentence-transformers model that is a folder or a hub id; `TeacherError` when it is neither."""
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        loaded = SentenceTransformer(model, trust_remote_code=False)  # on a GPU where there is one
+    except (OSError, ValueError) as error:
+        raise TeacherError(
+            f"{model!r} cannot be loaded as a sentence-transformers model: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+    routes = {language for module in loaded for language in getattr(module, "sub_modules", ())}
+
+    def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
+        """A model with layers for each language is told the language where it has layers for it."""
+        tasks = [language if language in routes else None for language in languages]
+        rows: dict[int, NDArray[np.float32]] = {}
+        for task in set(tasks):
+            chosen = [row for row, other in enumerate(tasks) if other == task]
+            vectors = loaded.encode(
+                [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=64, show_progress_bar=False
+            )
+            rows |= zip(chosen, vectors, strict=True)
+        return np.stack([rows[row] for row in range(len(texts))])
+
+    return evaluate_texts(tasks, encode, prefix)
+
+
+def main() -> None:
+    """Answers requests, a line of JSON each, until there are no more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    importlib.import_module("sentence_transformers")  # before the first request comes
+    for line in sys.stdin:
+        asked: dict[str, Any] = json.loads(line)
+        tasks = tasks_from(asked["tasks"])
+        found = {name: score(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()}
+        answers.write(json.dumps(found) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What a user asks for: sweep and cluster files, read, checked and planned."""

@@ -1,0 +1,129 @@
+"""Bounds of single values: what a well-typed section must also satisfy.
+
+Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from babeltune.data.translation import Translation
+from babeltune.errors import nearest
+from babeltune.models.presets import PRESETS
+from babeltune.records import (
+    Budget,
+    Data,
+    Gate,
+    Sampler,
+    Sampling,
+    Scheduler,
+    Source,
+    Split,
+    Student,
+    Task,
+    Teacher,
+    Training,
+    Words,
+)
+
+Key = tuple[str | int, ...]
+Problem = tuple[Key, str]
+
+POOLER_OR_PROJECTION = (
+    "student.pooling pooler has a dense layer of its own; leave the projection out, or set student.pooling to cls"
+)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition on one value, and its words."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def at_least(low: float) -> Bound:
+    return Bound(f"at least {low:g}", lambda value: value >= low)
+
+
+positive = Bound("greater than 0", lambda value: value > 0)
+share = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
+between_0_and_1 = Bound("greater than 0 and at most 1", lambda value: 0 < value <= 1)
+not_empty = Bound("not empty", bool)
+
+BOUNDS: dict[type[Any], dict[str, Bound]] = {
+    Training: {
+        "pairs": at_least(1),
+        "reports": at_least(1),
+        "global_batch": at_least(2),
+        "chunk": at_least(1),
+        "learning_rate": positive,
+        "warmup": share,
+        "weight_decay": at_least(0),
+        "beta1": share,
+        "beta2": share,
+        "epsilon": positive,
+        "clip": positive,
+        "patience": at_least(1),
+    },
+    Student: {
+        "model": not_empty,
+        "layers": at_least(1),
+        "width": at_least(1),
+        "heads": at_least(1),
+        "feed_forward": at_least(1),
+        "preset": Bound(f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__),
+        "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
+        "dropout": share,
+        "max_tokens": at_least(3),
+        "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
+    },
+    Teacher: {"model": not_empty, "languages": not_empty, "max_tokens": at_least(3)},
+    Sampling: {"temperature": positive},
+    Split: {"pairs": at_least(1)},
+    Source: {"cap": at_least(1), "weight": positive},
+    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": at_least(3)},
+    Task: {"limit": at_least(1), "k": at_least(1)},
+    Words: {"least": share, "stop_words": at_least(0)},
+    Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
+    Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
+    Sampler: {"startup": at_least(0)},
+    Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
+    Budget: {"trials": at_least(1), "minutes": positive, "workers": at_least(1)},
+}
+
+
+def record_problems(key: Key, record: Any) -> Iterator[Problem]:
+    """One section's values against `BOUNDS`, and its fields against one another."""
+    for name, bound in BOUNDS.get(type(record), {}).items():
+        value = getattr(record, name)
+        if value is not None and not bound.holds(value):
+            near = nearest(value, PRESETS) if name == "preset" else ""
+            yield (*key, name), f"{value!r} must be {bound.words}{near}"
+    if isinstance(record, Student):
+        yield from student_problems(key, record)
+    if isinstance(record, Teacher) and any(not language for language in record.languages):
+        yield (*key, "languages"), "a language code must not be empty"
+
+
+def student_problems(key: Key, student: Student) -> Iterator[Problem]:
+    """The fields that must fit together."""
+    if student.model is None and student.heads >= 1 and student.width % student.heads:
+        yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
+    if student.model is None and student.revision is not None:
+        yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
+    if student.model is not None and student.preset is not None:
+        yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    if student.pooling == "pooler" and student.projection is not None:
+        yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
+
+
+def repeated(names: list[str], key: Callable[[int], Key]) -> Iterator[Problem]:
+    """Names that were used before."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield key(index), f"{name!r} is used twice; give each its own name"

@@ -1,0 +1,248 @@
+"""What the data section must satisfy: sources that can be read, pairs that exist, tasks that can be scored.
+
+Pure, as `bounds.py` is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from babeltune.data.translation import translation_problems
+from babeltune.errors import nearest
+from babeltune.records import Data, Source, Task, Words
+from babeltune.spec.bounds import NAME, Key, Problem, record_problems, repeated
+
+
+def data_problems(data: Data) -> Iterator[Problem]:
+    """Sources, tasks, and what they say of one another."""
+    yield from record_problems(("data",), data)
+    yield from record_problems(("data", "sampling"), data.sampling)
+    yield from words_problems(("data", "words"), data.words)
+    if data.split is not None:
+        yield from record_problems(("data", "split"), data.split)
+        if all(source.synthetic for source in data.train if source.train):
+            yield ("data", "split"), "needs a training source that is not synthetic"
+    names = [source.name for source in data.train]
+    yield from repeated(names, lambda index: ("data", "train", index, "name"))
+    if data.train and not any(source.train for source in data.train):
+        yield ("data", "train"), "every source has `train: false`; nothing would be trained on"
+    by_name = {source.name: source for source in data.train}
+    for index, source in enumerate(data.train):
+        yield from source_problems(("data", "train", index), source, by_name)
+    files = [source for source in data.train if source.format != "pivot"]
+    there = sorted({language for source in files for language in languages(source, by_name)})
+    if there and not set(there) & set(data.anchor_priority):
+        yield (
+            ("data", "anchor_priority"),
+            f"none of {', '.join(data.anchor_priority)} is a language of data.train; allowed: {', '.join(there)}"
+            f"{nearest(data.anchor_priority[0] if data.anchor_priority else '', there)}",
+        )
+    for kind, tasks in (("dev", data.dev), ("test", data.test)):
+        yield from repeated_tasks(kind, tasks)
+        for index, task in enumerate(tasks):
+            yield from task_problems(("data", kind, index), task, data)
+
+
+def words_problems(key: Key, words: Words) -> Iterator[Problem]:
+    """How words are aligned: bounds, and lexicons where they are read."""
+    yield from record_problems(key, words)
+    if (words.align == "lexicon") != bool(words.lexicon):
+        has = "lists none" if not words.lexicon else f"lists {len(words.lexicon)}, which {words.align!r} does not read"
+        yield (*key, "lexicon"), f"{has}; give `align: lexicon` and the lexicons together, or neither"
+    for index, lexicon in enumerate(words.lexicon):
+        yield from source_problems((*key, "lexicon", index), lexicon, {})
+
+
+def repeated_tasks(kind: str, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks of one name are one set in several files: their kind agrees, and their sources have names of their own."""
+    for index, task in enumerate(tasks):
+        for earlier in tasks[:index]:
+            if earlier.name == task.name and (earlier.task != task.task or parts_of(earlier) == parts_of(task)):
+                problem = (
+                    f"{task.name!r} is used twice; give each its own name, or name their sources apart if it is one set"
+                )
+                yield ("data", kind, index, "name"), problem
+                break
+
+
+def parts_of(task: Task) -> str | None:
+    """What tells tasks of one name apart."""
+    return task.language if task.source is None else task.source.name
+
+
+def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
+    """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
+    if not NAME.fullmatch(source.name):
+        yield (*key, "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
+    yield from record_problems(key, source)
+    shape = list(shape_problems(key, source, others))
+    yield from shape
+    if shape:
+        return
+    known = languages(source, others)
+    if len(known) < least and source.train:
+        yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
+    if isinstance(source.pairs, tuple):
+        if not source.pairs:
+            yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"
+        for index, pair in enumerate(source.pairs):
+            if split_pair(pair, known) is None:
+                offered = [f"{a}-{b}" for a in known for b in known if a != b]
+                yield (
+                    (*key, "pairs", index),
+                    f"{pair!r} is not two languages of {source.name!r} joined by `-`; "
+                    f"languages: {', '.join(known)}{nearest(pair, offered)}",
+                )
+
+
+FIELDS_OF = {
+    "path": ("path", "columns"),
+    "paths": ("paths",),
+    "dataset": ("dataset", "columns"),
+    "pivot": ("left", "right"),
+    "translate": ("translation",),
+}
+LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
+
+
+def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether the fields that say where text lies go together, and with the format."""
+    given = {name for name in LOCATIONS if getattr(source, name) is not None}
+    alone = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",), "translate": ("translate",)}
+    shapes = alone.get(source.format, ("path", "paths"))
+    wanted = [set(FIELDS_OF[shape]) for shape in shapes]
+    if given not in wanted:
+        rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
+        has = ", ".join(sorted(given)) or "none of them"
+        yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
+        return
+    if source.where and source.columns is None:
+        yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
+    if source.paths is not None:
+        if source.format == "moses" and source.join not in ("id", "line"):
+            yield (*key, "join"), f"{source.join!r} is not possible; Moses files are joined by line"
+        elif source.format != "moses" and source.join not in ("id", "line"):
+            yield (
+                (*key, "join"),
+                f"{source.join!r} is not possible; allowed: id, line{nearest(source.join, ['id', 'line'])}",
+            )
+        elif source.format != "moses" and source.join == "id" and source.id is None:
+            yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
+    if source.format == "pivot":
+        yield from pivot_problems(key, source, others)
+    if source.translation is not None:
+        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+        yield from translation_problems((*key, "translation"), source.translation, read)
+        yield from record_problems((*key, "translation"), source.translation)
+
+
+def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether a pivot's two sources exist and share what joins them."""
+    names = [name for name, other in others.items() if other.format != "pivot"]
+    for side in ("left", "right"):
+        name = getattr(source, side)
+        if name not in names:
+            why = "is a pivot itself" if name in others else "is not a training source"
+            yield (*key, side), f"{name!r} {why}; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
+            return
+    if source.left == source.right:
+        yield (*key, "right"), f"{source.right!r} is also the left source; name another"
+        return
+    left, right = (languages(others[name], others) for name in (source.left or "", source.right or ""))
+    if source.join == "id":
+        for side in ("left", "right"):
+            if others[getattr(source, side)].id is None:
+                yield (
+                    (*key, side),
+                    f"source {getattr(source, side)!r} has no `id` column; name it there, or join on a language",
+                )
+    elif source.join not in set(left) & set(right):
+        shared = [language for language in left if language in right]
+        yield (
+            (*key, "join"),
+            f"{source.join!r} is not in both; allowed: id{''.join(f', {s}' for s in shared)}"
+            f"{nearest(source.join, ['id', *shared])}",
+        )
+
+
+def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
+    """The languages that a source holds, in the order in which it names them."""
+    if source.format == "pivot":
+        sides = [others[name] for name in (source.left, source.right) if name in others]
+        return tuple(dict.fromkeys(language for side in sides for language in languages(side, others)))
+    if source.translation is not None:
+        return source.translation.original, source.translation.into
+    return tuple(source.columns or source.paths or ())
+
+
+def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
+    """The two languages of `a-b`, either of which may hold a `-`; None when they are not two known ones."""
+    codes = set(known)
+    for index, character in enumerate(pair):
+        left, right = pair[:index], pair[index + 1 :]
+        if character == "-" and left in codes and right in codes and left != right:
+            return left, right
+    return None
+
+
+def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The (anchor, other) language pairs that a source yields, each once.
+
+    The anchor comes first in `priority`; languages that are not in it come last, alphabetically.
+    """
+    known = languages(source, others)
+    ranks = {language: rank for rank, language in enumerate(priority)}
+    ordered = sorted(known, key=lambda language: (ranks.get(language, len(ranks)), language))
+    if source.pairs == "anchor":
+        return tuple((ordered[0], other) for other in known if other != ordered[0])
+    pairs = tuple(itertools.combinations(ordered, 2))
+    if source.pairs == "all":
+        return pairs
+    listed = [split_pair(pair, known) or ("", "") for pair in source.pairs]
+    return tuple(dict.fromkeys(found for pair in listed for found in (pair, pair[::-1]) if found in pairs))
+
+
+def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
+    """One dev or test task: the fields of its kind."""
+    if not NAME.fullmatch(task.name) or task.name == "heldout":
+        rule = "is kept for `data.split`" if task.name == "heldout" else "must be letters, digits, `_`, `.` or `-`"
+        yield (*key, "name"), f"{task.name!r} {rule}"
+    yield from record_problems(key, task)
+    if task.task != "sts":
+        if task.source is None:
+            yield key, f"{task.task} task {task.name!r} needs a source"
+        elif task.source.format in ("pivot", "translate"):
+            words = f"{task.source.format!r} is for training; give the task files that hold the languages"
+            yield (*key, "source", "format"), words
+        else:
+            yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
+            if task.task == "clustering":
+                yield from clustering_problems((*key, "source"), task.source)
+        if task.path is not None or task.language is not None:
+            yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
+    else:
+        if (task.path is None) == (task.source is None) or task.language is None:
+            both = "; it has both" if task.path is not None and task.source is not None else ""
+            yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
+        elif task.source is not None:
+            yield from graded_problems((*key, "source"), task, task.source)
+
+
+def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:
+    """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
+    if source.format in ("pivot", "translate", "moses") or source.paths is not None:
+        yield (*key, "format"), "graded pairs are one file or data set: tsv, jsonl, parquet or hub"
+    elif source.columns is not None or source.id is not None:
+        named = "columns" if source.columns is not None else "id"
+        yield (*key, named), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"
+    else:
+        yield from source_problems(key, task.graded(), {})
+
+
+def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
+    """Whether a source's rows can have a label each."""
+    if source.format == "moses":
+        yield (*key, "format"), "'moses' has one column; give the task files with a column of labels too"
+    elif source.paths is not None and source.id is None:
+        yield (*key, "id"), "must name the column that tells rows apart, so that each text finds its label"

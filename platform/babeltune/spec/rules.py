@@ -1,0 +1,85 @@
+"""What a well-typed sweep must also satisfy: ranges of numbers, names that exist, fields that go together.
+
+Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from babeltune.errors import nearest
+from babeltune.records import Parameter, Sweep
+from babeltune.spec.bounds import NAME, Key, Problem, record_problems, repeated
+from babeltune.spec.data_rules import data_problems
+
+KINDS = ("float", "int", "log_float", "log_int", "choice", "const")
+RANGES = ("float", "int", "log_float", "log_int")
+
+
+def problems(sweep: Sweep) -> Iterator[Problem]:
+    """Everything about the sweep that its types could not say."""
+    if not NAME.fullmatch(sweep.name):
+        yield (
+            ("name",),
+            f"{sweep.name!r} must be letters, digits, `_`, `.` or `-`, at most 80, beginning with one of the first two",
+        )
+    if not 0 <= sweep.seed < 2**32:
+        yield ("seed",), f"{sweep.seed} must be at least 0 and below 2**32"
+    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget"):
+        yield from record_problems((section,), getattr(sweep, section))
+    yield from data_problems(sweep.data)
+    for name, parameter in sweep.parameters.items():
+        yield from parameter_problems(("parameters", name), parameter)
+    if not sweep.objectives:
+        yield ("objectives",), "must name at least one metric, such as {metric: dev/everyday/accuracy}"
+    yield from gate_problems(sweep)
+    metrics = [objective.metric for objective in sweep.objectives]
+    yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
+    if sweep.scheduler.kind == "asha" and sweep.scheduler.grace > sweep.training.reports:
+        yield (
+            ("scheduler", "grace"),
+            f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
+        )
+
+
+def gate_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Promotion's name, and its gates' tests and multiples."""
+    name = sweep.promotion.name
+    if name is not None and not NAME.fullmatch(name):
+        yield ("promotion", "name"), f"{name!r} must be letters, digits, `_`, `.` or `-`"
+    tests = [task.name for task in sweep.data.test if task.task == "bitext"]
+    for index, gate in enumerate(sweep.promotion.gates):
+        key: Key = ("promotion", "gates", index)
+        yield from record_problems(key, gate)
+        if gate.test not in tests:
+            yield (
+                (*key, "test"),
+                f"{gate.test!r} is not a bitext task of data.test; allowed: {', '.join(tests) or 'none'}"
+                f"{nearest(gate.test, tests)}; an overlay that replaces data.test replaces promotion.gates too",
+            )
+
+
+def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
+    """One searched setting by itself."""
+    for kind in RANGES:
+        bounds = getattr(parameter, kind)
+        if bounds is None:
+            continue
+        low, high = bounds
+        if not low < high:
+            yield (*key, kind), f"[{low}, {high}]: the first must be below the second; for one value use const"
+        if kind.startswith("log") and low <= 0:
+            yield (*key, kind), f"[{low}, {high}]: both must be greater than 0 on a logarithmic scale"
+        if kind.endswith("int") and not (isinstance(low, int) and isinstance(high, int)):
+            yield (*key, kind), f"[{low}, {high}]: both must be whole numbers"
+    if parameter.choice is not None:
+        if not parameter.choice:
+            yield (*key, "choice"), "must offer at least one value"
+        distinct = {(type(value), value) for value in parameter.choice}
+        if len(distinct) < len(parameter.choice):
+            yield (*key, "choice"), f"{list(parameter.choice)} offers a value twice; keep one"
+
+
+def kind_of(parameter: Parameter) -> str:
+    """Which of the kinds the parameter is; `const` where no other is given."""
+    return next((kind for kind in KINDS[:-1] if getattr(parameter, kind) is not None), "const")

@@ -1,0 +1,256 @@
+"""Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
+
+The file comes first, then whole sections from `--with` files, then single keys from `--set`. Everything that is wrong
+is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import babeltune
+from babeltune.errors import BabeltuneError, SpecError
+from babeltune.models.presets import FIELDS
+from babeltune.records import Data, Sweep, plain
+from babeltune.spec.bounds import Problem
+from babeltune.spec.checks import method_problems
+from babeltune.spec.document import (
+    Document,
+    Key,
+    assign,
+    describe,
+    expand,
+    find_file,
+    read_document,
+    repository,
+    validate,
+)
+from babeltune.spec.goals import dev_metrics
+from babeltune.spec.reach import reach_problems
+from babeltune.spec.rules import KINDS, problems
+
+__all__ = [
+    "check_method",
+    "check_reachable",
+    "data_root",
+    "dev_metrics",
+    "find_file",
+    "read_data",
+    "read_sweep",
+    "repository",
+    "sweep_from",
+    "sweep_id",
+]
+
+BUNDLED_ROOT = "bundled:"
+"""The `data.root` of the corpus that comes with the package."""
+PATHS = ("path", "paths", "model", "dataset")
+"""Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
+the same on two machines."""
+SECTIONS = ("data", "student", "teacher")
+REGISTERED = "models:/"
+"""Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
+NOT_DECIDING = ("budget", "description", "promotion")
+
+
+def read_sweep(
+    path: str | Path,
+    *,
+    overlays: Sequence[str | Path] = (),
+    assignments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    check: bool = True,
+    reach: bool = False,
+    fetch: Callable[[str], str] | None = None,
+) -> Sweep:
+    """The sweep of that file with these overlays and assignments.
+
+    `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
+    and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
+    stands in the sweep in place of `models:/NAME@ALIAS`. Raises `SpecError` naming every problem.
+    """
+    document = read_document(find_file(path))
+    for overlay in overlays:
+        _overlay(document, read_document(find_file(overlay)))
+    for assignment in assignments:
+        assign(document, assignment)
+    _fetch_models(document, fetch)
+    sweep = _typed(document, environ)
+    _refuse(problems(sweep), document.error)
+    if check:
+        _refuse(method_problems(sweep), document.error)
+    if reach:
+        _refuse(_reach(sweep, environ), document.error)
+    return sweep
+
+
+def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
+    """The `data` section of a sweep file or of a file made for `--with`, and its root. Raises `SpecError`."""
+    document = read_document(find_file(path))
+    if "data" not in document.values:
+        raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
+    rest: dict[str, Any] = {"name": "data", "method": "none", "objectives": []}
+    sweep = _typed(Document(rest | {"data": document.values["data"]}, document.places), environ)
+    _refuse((problem for problem in problems(sweep) if problem[0][0] == "data"), document.error)
+    return sweep.data, data_root(sweep, environ)
+
+
+def sweep_from(values: Mapping[str, Any]) -> Sweep:
+    """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
+    try:
+        return TypeAdapter(Sweep).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
+
+
+def sweep_id(sweep: Sweep) -> str:
+    """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
+
+    Budget, description and promotion are left out; `data.root` counts as it is written. The order of keys, and
+    whether a default was written out, do not count.
+    """
+    deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
+    text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def _canonical(value: Any) -> Any:
+    """The value with whole floats as integers: 1.0 and 1 are one setting."""
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder where the sweep's relative paths start. Raises `SpecError` when it does not exist."""
+    written = sweep.data.root
+    if written == BUNDLED_ROOT:
+        return Path(babeltune.__file__).resolve().parent / "bundled"
+    root = ((repository() or Path.cwd()) / Path(expand(written, environ)).expanduser()).resolve()
+    if not root.is_dir():
+        raise SpecError(
+            f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
+        )
+    return root
+
+
+def check_method(sweep: Sweep) -> None:
+    """Checks parameters, fixed settings, objectives and points against every method that can be proposed, and the
+    teacher's languages and width against what those methods need. Raises `SpecError` naming every problem."""
+    _refuse(method_problems(sweep), Document(plain(sweep)).error)
+
+
+def check_reachable(sweep: Sweep, environ: Mapping[str, str] | None = None) -> None:
+    """Checks that models and data sets are folders, in the local cache, or on a hub that answers within seconds.
+
+    Raises `SpecError` naming each one that is not, and what to do.
+    """
+    _refuse(_reach(sweep, environ), Document(plain(sweep)).error)
+
+
+def _reach(sweep: Sweep, environ: Mapping[str, str] | None) -> list[Problem]:
+    try:
+        root = data_root(sweep, environ)
+    except SpecError as error:
+        return [(("data", "root"), str(error).removeprefix("data.root: "))]
+    return list(reach_problems(sweep, root, environ))
+
+
+def _refuse(found: Iterable[Problem], error: Callable[[Key, str], str]) -> None:
+    lines = list(dict.fromkeys(error(key, problem) for key, problem in found))
+    if lines:
+        raise SpecError("\n".join(lines))
+
+
+def _overlay(document: Document, overlay: Document) -> None:
+    """Replaces whole sections."""
+    for key, value in overlay.values.items():
+        places = {old[1:]: place for old, place in overlay.places.items() if old[0] == key}
+        document.put((key,), value, places)
+
+
+def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
+    """Puts folders in place of the registered models that student and teacher name."""
+    choices = document.get(("parameters", "student.model", "choice"))
+    keys: list[Key] = [("student", "model"), ("teacher", "model")]
+    keys += [("parameters", "student.model", "choice", i) for i in range(len(choices or ()))]
+    for key in keys:
+        name = document.get(key)
+        if not isinstance(name, str) or not name.startswith(REGISTERED):
+            continue
+        if fetch is None:
+            raise SpecError(document.error(key, f"{name!r} is in a registry, which is not asked here; name a folder"))
+        try:
+            folder = fetch(name)
+        except BabeltuneError as error:
+            raise SpecError(document.error(key, str(error))) from error
+        document.put(key, folder, {(): document.place(key)})
+
+
+def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
+    """The document as a `Sweep`, with the variables in its paths replaced."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        lines += _prepare_values(document, (section,), document.values.get(section), environ)
+    lines += _kind_problems(document) + _preset_problems(document)
+    try:
+        sweep = validate(document, Sweep)
+    except SpecError as error:
+        raise SpecError("\n".join([*lines, str(error)])) from error
+    if lines:
+        raise SpecError("\n".join(lines))
+    return sweep
+
+
+def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[str, str] | None) -> list[str]:
+    """Replaces variables in paths and makes column numbers text, in place; the problems met."""
+    lines: list[str] = []
+    items: Iterable[tuple[Any, Any]] = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for part, item in list(items):
+        here = (*key, part)
+        if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
+            try:
+                value[part] = expand(item, environ)
+            except SpecError as error:
+                lines.append(document.error(here, str(error)))
+        elif key[-1] == "columns" and isinstance(item, int) and not isinstance(item, bool):
+            value[part] = str(item)
+        else:
+            lines += _prepare_values(document, here, item, environ)
+    return lines
+
+
+def _preset_problems(document: Document) -> list[str]:
+    """A shape beside the preset that decides it; looked at as written, where a default can be told from nothing."""
+    student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
+    written = student if isinstance(student, dict) else {}
+    choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
+    if written.get("preset") is None and None in choices:
+        return []
+    given = [name for name in FIELDS if name in written]
+    return [document.error(("student", name), "student.preset decides it; leave one of the two out") for name in given]
+
+
+def _kind_problems(document: Document) -> list[str]:
+    """Parameters that have no kind or several; looked at as written, where `const: null` can be told from nothing."""
+    parameters = document.values.get("parameters")
+    lines = []
+    for name, parameter in parameters.items() if isinstance(parameters, dict) else ():
+        if not isinstance(parameter, dict):
+            continue
+        given = [kind for kind in KINDS if kind in parameter]
+        unknown = [key for key in parameter if key not in (*KINDS, "when")]
+        if len(given) != 1 and not unknown:
+            has = " and ".join(given) or describe(parameter)
+            lines.append(document.error(("parameters", name), f"has {has}; give exactly one of {', '.join(KINDS)}"))
+    return lines

@@ -1,0 +1,1 @@
+"""What happens, told to MLflow; its registry of models."""

@@ -1,0 +1,145 @@
+"""The model registry of MLflow: a promoted model becomes a version of a registered model, found by its alias."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from babeltune.errors import PromotionError, UnknownNameError, nearest
+from babeltune.tracking.mlflow_store import (
+    METRICS_PER_BATCH,
+    SWEEP,
+    TRIAL,
+    experiment_id,
+    first_line,
+    name_of,
+    open_client,
+    quotable,
+    slices,
+    text_of,
+    without_password,
+)
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version in the model registry."""
+
+    version: str
+    run_id: str
+    source: str
+    tags: dict[str, str]
+
+
+def register(uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, Any]) -> str:
+    """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
+
+    The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
+    that registering the same files again gives the same version. `PromotionError` says what the store refused.
+    """
+    path = f"model-{_digest(folder)}"
+    source = f"runs:/{run_id}/{path}"
+    with _promotion(uri, f"register {name!r}"):
+        client = open_client(uri)
+        if not client.search_registered_models(f"name = '{quotable(name)}'"):
+            client.create_registered_model(name)
+        known = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
+        if not known:
+            client.log_artifacts(run_id, str(folder), path)
+            words = {name_of(key): text_of(value) for key, value in tags.items()}
+            known = [client.create_model_version(name, source, run_id=run_id, tags=words)]
+        client.set_registered_model_alias(name, alias, known[0].version)
+        return str(known[0].version)
+
+
+def champion_of(uri: str, name: str, alias: str) -> Registered | None:
+    """The version that `alias` points to, or None where there is no such model or alias."""
+    with _promotion(uri, f"look up {name!r}"):
+        client = open_client(uri)
+        models = client.search_registered_models(f"name = '{quotable(name)}'")
+        if not models or alias not in models[0].aliases:
+            return None
+        found = client.get_model_version_by_alias(name, alias)
+        return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
+
+
+def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
+    """MLflow's id of a trial's run; `PromotionError` when the store does not have it."""
+    with _promotion(uri, f"look up the run of {sweep}/{number}"):
+        client = open_client(uri)
+        which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{TRIAL}` = '{number}'"
+        found = client.search_runs([experiment_id(client, experiment)], which, max_results=1)
+    if not found:
+        raise PromotionError(
+            f"{without_password(uri)} has no run of {sweep}/{number}; `babeltune resume {sweep}` sends what is missing"
+        )
+    return str(found[0].info.run_id)
+
+
+def trial_of_run(uri: str, run_id: str) -> str:
+    """The trial, `SWEEP/t0007`, that a run of MLflow recorded; `PromotionError` for a run that is not a trial's."""
+    with _promotion(uri, f"look up the run {run_id}"):
+        tags: dict[str, str] = open_client(uri).get_run(run_id).data.tags
+    sweep, trial = tags.get(SWEEP), tags.get(TRIAL, "")
+    if sweep is None or not trial.isdecimal():
+        raise PromotionError(f"the run {run_id} in {without_password(uri)} is no trial of a sweep; name a trial's run")
+    return f"{sweep}/t{int(trial):04d}"
+
+
+def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int) -> None:
+    """Adds the metrics of sealed tests to a trial's run; they exist only after a promotion."""
+    from mlflow.entities import Metric
+
+    with _promotion(uri, "log the test metrics"):
+        now = time.time_ns() // 1_000_000
+        metrics = [Metric(name_of(name), float(value), now, step) for name, value in scores.items()]
+        for part in slices(metrics, METRICS_PER_BATCH):
+            open_client(uri).log_batch(run_id, part)
+
+
+def fetch(uri: str, model: str, folder: Path) -> Path:
+    """The files of a registered model, `models:/NAME@ALIAS`, in a folder below `folder` that their content names."""
+    name, _, alias = model.removeprefix("models:/").partition("@")
+    version = champion_of(uri, name, alias)
+    if version is None:
+        with _promotion(uri, "list the models"):
+            there = [f"models:/{m.name}@{a}" for m in open_client(uri).search_registered_models() for a in m.aliases]
+        raise UnknownNameError(
+            f"{without_password(uri)} has no {model}; there: {', '.join(there) or 'none'}{nearest(model, there)}; "
+            "`babeltune promote` registers one"
+        )
+    wanted = folder / version.source.rpartition("/")[2]
+    if wanted.is_dir() and wanted.name == f"model-{_digest(wanted)}":
+        return wanted
+    with _promotion(uri, f"fetch {model!r}"):
+        from mlflow.artifacts import download_artifacts
+
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(download_artifacts(artifact_uri=version.source, dst_path=str(folder), tracking_uri=uri))
+
+
+@contextlib.contextmanager
+def _promotion(uri: str, what: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        raise PromotionError(
+            f"cannot {what} in the MLflow store {without_password(uri)}: {first_line(error)}; "
+            "check that it answers (`babeltune ui`), then promote again"
+        ) from error
+
+
+def _digest(folder: Path) -> str:
+    """12 hexadecimal digits that name the folder's files and their content."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,288 @@
+"""The tracker: a sweep becomes a parent run of MLflow, its trials child runs.
+
+The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a
+local file, the *spool*; a background thread reads on from where the store last acknowledged it and sends what it
+finds, in batches. A dead server means that the spool grows and the thread tries again; opening a spool again replays
+what was not acknowledged. Memory stays bounded because the file is the queue.
+
+Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's
+SQL stores key a metric by (run, name, time, step, value), so a batch sent again adds nothing. Runs are looked up by
+their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from babeltune.records import Point
+from babeltune.tracking.mlflow_store import (
+    ENTRIES_PER_BATCH,
+    METRICS_PER_BATCH,
+    ROLE,
+    SWEEP,
+    TAG_CHARACTERS,
+    TRIAL,
+    cut,
+    experiment_id,
+    first_line,
+    flattened,
+    metrics_of,
+    name_of,
+    open_client,
+    quotable,
+    slices,
+    text_of,
+    without_password,
+)
+from babeltune.tracking.spool import Spool
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Key = int | str
+"""A trial's number, or the name of a run that is not a trial: `untrained`, `teacher`, `promotion`."""
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+PARENT = ""
+"""The key of the sweep's own run."""
+
+LINGER_S = 0.2
+"""How long the sender lets events gather."""
+RETRY_S = (0.5, 30.0)
+"""The first and the longest wait after a failure; it doubles in between."""
+READ_BYTES = 1 << 20
+"""Spool bytes that are sent before they are acknowledged."""
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE"})
+_log = logging.getLogger(__name__)
+
+
+class Tracker:
+    """Writes one sweep to MLflow without ever waiting for it. One process at a time writes a spool.
+
+    `uri` is MLflow's tracking URI, `spool` the file to append to (its folder is made), `experiment` the experiment's
+    name. Only `flush` and `close` wait for the store, and nothing raises because of it: what is wrong now is
+    in `trouble`; what the store refused for good is counted in `refused`, logged, and still in the spool.
+    """
+
+    def __init__(self, uri: str, spool: Path, experiment: str) -> None:
+        self.uri, self.experiment = uri, experiment
+        self.trouble: str | None = None
+        self.refused = 0
+        self._spool = Spool(spool, f"{uri}\n{experiment}")
+        self._changed = threading.Condition()
+        self._flush_to = self._flushes = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._send_forever, name="babeltune-track", daemon=True)
+        self._thread.start()
+
+    def start_sweep(self, name: str, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
+        """Opens the parent run, or goes on with the one of this name. Before any other event of a spool."""
+        self._put({"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags})
+
+    def start_trial(self, number: Key, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
+        """Opens a child run, or goes on with it; nested `params` become dotted names."""
+        self._put({"do": "start", "key": _key(number), "params": params, "tags": tags})
+
+    def metrics(self, number: Key | None, points: Sequence[Point]) -> None:
+        """Adds points to a child run, or with None to the sweep's own run."""
+        self._put({"do": "metrics", "key": _key(number), "points": [[p.step, p.time_ms, p.values] for p in points]})
+
+    def end_trial(self, number: Key, status: Status, tags: Mapping[str, Any]) -> None:
+        """Ends a child run; a pruned trial is FINISHED with a tag that says so."""
+        self._put({"do": "end", "key": _key(number), "status": status, "tags": tags})
+
+    def end_sweep(self, status: Status, tags: Mapping[str, Any] | None = None) -> None:
+        """Ends the parent run."""
+        self._put({"do": "end", "key": PARENT, "status": status, "tags": tags or {}})
+
+    def run_id(self, number: Key | None) -> str | None:
+        """MLflow's id of a child run (None: of the parent), once the store has made it."""
+        found: str | None = self._spool.memo.get("runs", {}).get(_key(number))
+        return found
+
+    def waiting(self) -> int:
+        """Spool bytes that the store has not acknowledged."""
+        return self._spool.waiting()
+
+    def flush(self, timeout: float) -> bool:
+        """Waits up to `timeout` seconds until all that was put so far is acknowledged; says whether it was."""
+        with self._changed:
+            goal = self._flush_to = self._spool.size
+            self._flushes += 1
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: self._spool.offset >= goal, timeout)
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Flushes, then stops sending. What is left stays in the spool for the next `Tracker` on it."""
+        done = self.flush(timeout)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(1.0)
+        with self._changed:
+            self._spool.close()
+        return done
+
+    def _put(self, event: dict[str, Any]) -> None:
+        """Spools one event. Disk trouble is logged: it must not stop a training step."""
+        with self._changed:
+            try:
+                self._spool.append({**event, "time_ms": time.time_ns() // 1_000_000})
+            except (OSError, TypeError, ValueError) as error:
+                self.trouble = f"the spool {self._spool.path} cannot be written: {error}"
+                _log.error("%s; an event is lost", self.trouble)
+            self._changed.notify_all()
+
+    def _send_forever(self) -> None:
+        sender: _Sender | None = None
+        wait, longest = RETRY_S
+        while self._await_events():
+            try:
+                sender = sender or _Sender(open_client(self.uri), self._spool.memo, self.experiment)
+                lines = self._spool.unsent(READ_BYTES)
+                refused = sender.send(lines)
+                with self._changed:
+                    self._spool.acknowledge(lines)
+                    self.refused, self.trouble = self.refused + refused, None
+                    self._changed.notify_all()
+                wait = RETRY_S[0]
+            except Exception as error:  # a server may fail in any way, and the trials go on
+                self.trouble = f"{without_password(self.uri)} does not take events: {first_line(error)}"
+                first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
+                _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
+                if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+                    self._spool.forget()  # the store lost our runs: send everything again
+                sender = None
+                self._pause(wait)
+                wait = min(wait * 2, longest)
+
+    def _await_events(self) -> bool:
+        """Waits for unsent events and lets them gather; False once the tracker closes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self.waiting() > 0)
+            self._changed.wait_for(
+                lambda: self._closing or self._flush_to > self._spool.offset or self.waiting() >= READ_BYTES, LINGER_S
+            )
+            return not self._closing
+
+    def _pause(self, seconds: float) -> None:
+        """Waits; a new flush or closing ends it."""
+        with self._changed:
+            flushes = self._flushes
+            self._changed.wait_for(lambda: self._closing or self._flushes > flushes, seconds)
+
+
+class _Sender:
+    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name and its runs' ids."""
+
+    def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
+        self.client, self.memo = client, memo
+        self.runs: dict[str, str] = memo.setdefault("runs", {})
+        self.experiment_id = experiment_id(client, experiment)
+        self.pending: dict[str, list[Any]] = {}
+        self.refused = 0
+        if PARENT in self.runs:
+            client.get_run(self.runs[PARENT])  # raises when the store has lost it
+
+    def send(self, lines: Sequence[bytes]) -> int:
+        """Sends all, a run's metrics together; returns how many requests were refused for good.
+
+        Raises whatever is worth another try, of all the lines.
+        """
+        self.pending, self.refused = {}, 0
+        for line in lines:
+            try:
+                event = json.loads(line)
+                key, metrics = event["key"], metrics_of(event.get("points", ()))
+                STATUSES.index(event.get("status", "FINISHED"))
+            except (ValueError, TypeError, KeyError) as error:
+                self._refuse(f"not an event ({error}): {line[:80]!r}")
+                continue
+            if event["do"] == "start":
+                self._start(key, event)
+            elif key not in self.runs:
+                self._refuse(f"run {key!r} was never started")
+            elif event["do"] == "metrics":
+                self.pending.setdefault(key, []).extend(metrics)
+            else:
+                self._end(key, event)
+        for key in list(self.pending):
+            self._send_metrics(key)
+        return self.refused
+
+    def _start(self, key: str, event: dict[str, Any]) -> None:
+        sweep = self.memo["sweep"] = event.get("sweep", self.memo.get("sweep", ""))
+        tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
+        if key:
+            tags |= {TRIAL: key} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
+        name = sweep if not key else f"trial-{int(key):04d}" if key.isdecimal() else key
+        which = f"tags.`{TRIAL}` = '{key}'" if key else f"tags.`{ROLE}` = 'sweep'"
+        found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP}` = '{sweep}' and {which}", max_results=1)
+        run = (
+            found[0]
+            if found
+            else self.client.create_run(
+                self.experiment_id,
+                start_time=event["time_ms"],
+                tags={ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {})},
+                run_name=name,
+            )
+        )
+        self.runs[key] = run.info.run_id
+        self._send_tags(key, tags)
+        self._send_params(key, flattened(event["params"]), run.data.params)
+        if found:
+            self._try(self.client.update_run, run.info.run_id, "RUNNING")
+
+    def _end(self, key: str, event: dict[str, Any]) -> None:
+        self._send_metrics(key)
+        self._send_tags(key, event["tags"])
+        self._try(self.client.set_terminated, self.runs[key], event["status"], event["time_ms"])
+
+    def _send_metrics(self, key: str) -> None:
+        for metrics in slices(self.pending.pop(key, []), METRICS_PER_BATCH):
+            self._try(self.client.log_batch, self.runs[key], metrics)
+
+    def _send_params(self, key: str, values: Mapping[str, str], known: Mapping[str, str]) -> None:
+        """Adds the parameters. MLflow never changes one: a value that differs from the run's becomes a tag."""
+        from mlflow.entities import Param
+
+        new = [Param(name, value) for name, value in values.items() if name not in known]
+        for params in slices(new, ENTRIES_PER_BATCH):
+            self._try(self.client.log_batch, self.runs[key], (), params)
+        changed = {name: value for name, value in values.items() if known.get(name, value) != value}
+        if changed:
+            self._send_tags(key, {"babeltune.changed_params": changed})
+
+    def _send_tags(self, key: str, tags: Mapping[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        entries = [RunTag(name_of(name), cut(text_of(value), TAG_CHARACTERS)) for name, value in tags.items()]
+        for part in slices(entries, ENTRIES_PER_BATCH):
+            self._try(self.client.log_batch, self.runs[key], (), (), part)
+
+    def _try(self, request: Callable[..., Any], *arguments: Any) -> None:
+        """Makes a request; what the store refuses for good is counted, not repeated for ever."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            request(*arguments)
+        except MlflowException as error:
+            if error.error_code not in _REFUSALS:
+                raise
+            self._refuse(first_line(error))
+
+    def _refuse(self, reason: str) -> None:
+        self.refused += 1
+        _log.error("MLflow refused a request, which stays in the spool only: %s", reason)
+
+
+def _key(number: Key | None) -> str:
+    return PARENT if number is None else quotable(str(number))

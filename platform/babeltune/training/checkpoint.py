@@ -1,0 +1,150 @@
+"""A trial's checkpoints and their ledger: safetensors and JSON, written atomically, checked by digest.
+
+    trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
+    trials/t0007/reports.jsonl         one line per report, written after its checkpoint
+    trials/t0007/progress.json         step and loss of this moment
+
+The number of a checkpoint is the report's. The best one by the first objective and the last one are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from babeltune.errors import CheckpointError
+from babeltune.records import Report, plain, report_from
+
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+
+
+def digest_of(path: Path) -> str:
+    """The file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
+    """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        for name, values in tensors.items():
+            save_file(
+                {k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, temporary / f"{name}.safetensors"
+            )
+        (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        files = {path.name: digest_of(path) for path in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.replace(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint {folder} could not be written ({error}); free space or make the storage writable, "
+            "then `babeltune resume`"
+        ) from error
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """`CheckpointError` unless every file is there and has the digest that the manifest recorded."""
+    try:
+        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        for name, expected in files.items():
+            found = digest_of(folder / name)
+            if found != expected:
+                raise CheckpointError(f"checkpoint file {folder / name} has SHA-256 {found}, recorded was {expected}")
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """The verified tensors and state of a checkpoint."""
+    verify_checkpoint(folder)
+    tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+    return tensors, json.loads((folder / "state.json").read_text(encoding="utf-8"))
+
+
+def checkpoint_folder(trial_folder: Path, index: int) -> Path:
+    """Where the checkpoint of report `index` lives."""
+    return trial_folder / "checkpoints" / f"{index:06d}"
+
+
+def read_reports(trial_folder: Path) -> list[Report]:
+    """The trial's reports in order; a line cut off by a crash and what follows it are ignored."""
+    path = trial_folder / "reports.jsonl"
+    reports: list[Report] = []
+    if not path.exists():
+        return reports
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            report = report_from(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            break
+        if report.index == len(reports) + 1:
+            reports.append(report)
+    return reports
+
+
+def write_reports(trial_folder: Path, reports: list[Report]) -> None:
+    """Rewrites the trial's reports, all or nothing."""
+    trial_folder.mkdir(parents=True, exist_ok=True)
+    temporary = trial_folder / f".reports.{os.getpid()}"
+    lines = (json.dumps(plain(report), ensure_ascii=False) + "\n" for report in reports)
+    temporary.write_text("".join(lines), encoding="utf-8")
+    temporary.replace(trial_folder / "reports.jsonl")
+
+
+def last_good(trial_folder: Path) -> list[Report]:
+    """The reports up to the newest one whose checkpoint verifies; an altered or missing checkpoint is passed over."""
+    reports = read_reports(trial_folder)
+    while reports:
+        try:
+            verify_checkpoint(checkpoint_folder(trial_folder, reports[-1].index))
+            return reports
+        except CheckpointError:
+            reports.pop()
+    return reports
+
+
+def best_report(reports: list[Report], metric: str, goal: str) -> Report | None:
+    """The report with the best value of the metric; the earliest of equals."""
+    scored = [r for r in reports if metric in r.metrics]
+    sign = 1 if goal == "maximize" else -1
+    return max(scored, key=lambda r: (sign * r.metrics[metric], -r.index), default=None)
+
+
+def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
+    """Removes all checkpoints but these, and what crashed writers left."""
+    parent = trial_folder / "checkpoints"
+    for path in parent.iterdir() if parent.exists() else ():
+        if path.name.startswith(".") or (path.name.isdigit() and int(path.name) not in keep):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
+    """Optimizer state as named tensors: `<parameter>/<state>`; `names` maps a parameter's id to its name."""
+    return {
+        f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Puts back what `optimizer_tensors` saved."""
+    for name, parameter in module.named_parameters():
+        prefix = f"{name}/"
+        state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+        if state:
+            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

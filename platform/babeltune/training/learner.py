@@ -1,0 +1,178 @@
+"""One optimizer step: the student and its method, forward, backward over all ranks, and the update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from babeltune.data.store import open_matrix
+from babeltune.errors import TrainingError
+from babeltune.losses.gather import Ranks
+from babeltune.losses.gradcache import CachedEncode
+from babeltune.method import Batch, Method, Tokens, load_method, make_config, needs_of
+from babeltune.models.encoder import Encoder, FrozenEncoder, build_student
+from babeltune.training.reader import token_set
+from babeltune.training.sampler import local_sizes
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from babeltune.data.prepared import Prepared
+    from babeltune.records import Training, Trial
+
+
+def learning_rate_at(training: Training, seen: int) -> float:
+    """The learning rate after `seen` pairs: warm-up, then linear decay or half a cosine to zero."""
+    warm = training.warmup * training.pairs
+    if seen < warm:
+        return training.learning_rate * seen / warm
+    if training.schedule == "constant":
+        return training.learning_rate
+    progress = min(1.0, (seen - warm) / max(1.0, training.pairs - warm))
+    factor = 1 - progress if training.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return training.learning_rate * factor
+
+
+def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
+    """Fused AdamW; vectors (biases, norms, temperatures) are not decayed."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]],
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        fused=True,
+    )
+
+
+@dataclass(frozen=True)
+class AutocastEncode:
+    """The encoder as methods see it: run under autocast, answering in fp32. Implements `Encode`."""
+
+    encoder: Encoder | FrozenEncoder
+    autocast: torch.autocast
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        with self.autocast:
+            vectors: Tensor = self.encoder(tokens)
+        return vectors.float()
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        with self.autocast:
+            return self.student.states(tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        return self.student.word_embeddings
+
+    @property
+    def student(self) -> Encoder:
+        """The encoder, where it is one that is trained: a frozen one has no token states."""
+        assert isinstance(self.encoder, Encoder)
+        return self.encoder
+
+
+@dataclass
+class Learner:
+    """What one optimizer step needs and changes."""
+
+    encoder: Encoder | FrozenEncoder
+    method: Method
+    training: Training
+    ranks: Ranks
+    device: torch.device
+    optimizer: torch.optim.AdamW = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
+        self.optimizer = make_optimizer(self.module, self.training)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+
+    def backward(self, batch: Batch) -> dict[str, float]:
+        """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
+        training = self.training
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
+        encode = AutocastEncode(self.encoder, autocast)
+        self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
+        self.optimizer.zero_grad(set_to_none=True)
+        frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
+        cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
+        loss = self.method.loss(cached or encode, batch, self.ranks)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        if cached:
+            cached.backward()
+        self.ranks.sum_gradients(self.parameters)
+        shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
+        return self.ranks.sum_scalars(shares)
+
+    def update(self, seen: int) -> float:
+        """One clipped AdamW update at the learning rate of `seen` pairs; returns the gradient's norm."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.training.clip or math.inf)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate_at(self.training, seen)
+        self.optimizer.step()
+        return float(norm)
+
+    def step(self, batch: Batch, seen: int) -> dict[str, float]:
+        """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite."""
+        values = self.backward(batch)
+        if not math.isfinite(values["loss"]):
+            raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
+        values["gradient_norm"] = self.update(seen)
+        if not math.isfinite(values["gradient_norm"]):
+            raise TrainingError(f"gradient norm is {values['gradient_norm']}; lower training.learning_rate")
+        return values
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of dropout and other randomness within one step on one rank."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
+    """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
+    needs = needs_of(trial.method, trial.config)
+    if needs.frozen:
+        assert prepared.teacher is not None
+        return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
+    tokens = token_set(trial, prepared)
+    return build_student(
+        trial.student,
+        vocabulary_size=tokens.vocabulary,
+        pad_token_id=tokens.pad,
+        teacher_dim=prepared.teacher_dim,
+        seed=trial.seed,
+        projected=needs.vectors,
+    )
+
+
+def make_method(trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder) -> Method:
+    """The untrained method of a trial on this encoder; the same weights on every rank."""
+    method = load_method(trial.method)
+    config = make_config(method, trial.config)
+    needs = method.needs(config)
+    sizes: dict[str, Any] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
+    if needs.per_language:
+        sizes["languages"] = prepared.trained_languages
+    if needs.states:
+        assert isinstance(encoder, Encoder)
+        sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        return method(config, **sizes)
+
+
+def make_learner(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Learner:
+    """The untrained learner of a trial."""
+    encoder = make_student(trial, prepared)
+    return Learner(encoder, make_method(trial, prepared, encoder), trial.training, ranks, device)

@@ -1,0 +1,330 @@
+"""Trains one configuration on this rank's share of every global batch: the loop that all trials run.
+
+It needs only torch and transformers, so it runs in a lane's worker, under a profiler, or alone:
+`python -m babeltune.train FILE`. Randomness inside a step is a function of (seed, step, rank) and the
+batches are a function of (seed, step), so a trial resumes exactly from its tensors and its step number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from babeltune.data.store import open_ragged, write_json
+from babeltune.errors import CheckpointError, TrainingError
+from babeltune.evaluation.evaluate import evaluate
+from babeltune.losses.gather import Ranks
+from babeltune.machine import give_back_memory
+from babeltune.method import Method, load_method, make_config
+from babeltune.models.encoder import Encoder, FrozenEncoder, TextIds, encode_all
+from babeltune.records import Point, Report, Scalar, Trial, plain
+from babeltune.training.checkpoint import (
+    PROGRESS,
+    best_report,
+    checkpoint_folder,
+    last_good,
+    load_checkpoint,
+    optimizer_tensors,
+    prune_checkpoints,
+    restore_optimizer,
+    save_checkpoint,
+    write_reports,
+)
+from babeltune.training.learner import learning_rate_at, make_learner, step_seed
+from babeltune.training.reader import make_reader, token_set
+from babeltune.training.sampler import Schedule, local_sizes, own_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.prepared import Prepared
+
+POINTS_PER_REPORT = 20
+PROGRESS_EVERY = 2.0
+"""Seconds between notes of how far a trial is."""
+CLEAN_EVERY = 20.0
+"""Seconds between returns of freed memory."""
+COLLAPSED = 0.99
+"""A trial ends whose vectors of different dev sentences have at least this mean cosine."""
+
+
+class Reporter(Protocol):
+    """Where reports go. Every rank calls it; rank 0's report counts; all ranks receive the same verdict."""
+
+    def report(self, report: dict[str, Any]) -> bool:
+        """Hands over a plain `Report`; True means go on."""
+        ...
+
+
+def dev_scores(
+    encoder: Encoder | FrozenEncoder,
+    method: Method,
+    trial: Trial,
+    prepared: Prepared,
+    ranks: Ranks,
+    device: torch.device,
+) -> dict[str, float]:
+    """All dev metrics of the student with its method's layers. The ranks share the unique sentences and get all the
+    scores."""
+    frozen = isinstance(encoder, FrozenEncoder)
+    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    languages = prepared.text_languages()
+
+    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        order = np.random.default_rng(0).permutation(len(ids))
+        mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        ranks.set_sizes(local_sizes(len(ids), ranks.world))
+        with torch.no_grad():
+            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
+            vectors = ranks(finished).cpu().numpy()
+        restored = np.empty_like(vectors)
+        restored[order] = vectors
+        return restored
+
+    return evaluate(prepared.tasks, embed)
+
+
+@dataclass
+class Meter:
+    """Means of the training values since the last point, the least of those named `…_least`, and the points since the
+    last report."""
+
+    every: int
+    points: list[Point] = field(default_factory=list)
+    since: dict[str, list[float]] = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, step: int, values: Mapping[str, float], learning_rate: float, *, flush: bool) -> None:
+        for key, value in values.items():
+            self.since.setdefault(key, []).append(value)
+        self.count += 1
+        if self.count >= self.every or flush:
+            found = {
+                f"train/{key}": min(those) if key.endswith("_least") else sum(those) / self.count
+                for key, those in self.since.items()
+            }
+            found["train/learning_rate"] = learning_rate
+            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=found))
+            self.since, self.count = {}, 0
+
+    def take(self) -> tuple[Point, ...]:
+        points, self.points = tuple(self.points), []
+        return points
+
+
+class Run:
+    """One trial on one rank, from its last checkpoint to its end."""
+
+    def __init__(
+        self, trial: Trial, prepared: Prepared, folder: Path, reporter: Reporter, ranks: Ranks, device: torch.device
+    ) -> None:
+        self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
+        self.ranks, self.device = ranks, device
+        self.learner = make_learner(trial, prepared, ranks, device)
+        self.reader = make_reader(trial, prepared, device)
+        method = load_method(trial.method)
+        config = make_config(method, trial.config)
+        self.needs = method.needs(config)
+        usable = self.reader.usable()
+        self.schedule = Schedule(
+            prepared.pair_groups(),
+            prepared.pair_weights(),
+            trial.sampling,
+            global_batch=trial.training.global_batch,
+            total_pairs=trial.training.pairs,
+            seed=trial.seed,
+            order=self.reader.target_lengths() if self.needs.order == "length" else None,
+            only=usable,
+        )
+        self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
+        batches = self.schedule.counts.sum(axis=1)
+        kept = [self.learner.encoder, *self.learner.method.layers().values()]
+        self.noted = self.cleaned = -math.inf
+        self.facts: dict[str, Scalar] = {
+            "world_size": ranks.world,
+            "backend": ranks.backend,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "effective_negatives": method.negatives(config, int(np.median(batches))),
+            "effective_negatives_least": method.negatives(config, int(batches.min())),
+            "student_parameters": sum(p.numel() for module in kept for p in module.parameters()),
+            "packed": self.learner.encoder.packs,
+        }
+        if usable is not None and self.reader.words is not None:
+            self.facts |= {
+                "word_samples": len(self.reader.words),
+                "pairs_without_words": len(self.reader.pairs) - len(usable),
+            }
+        self.reports = self.resume()
+        if not self.reports and self.needs.warm_up:
+            self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
+
+    def resume(self) -> list[Report]:
+        """Puts back the newest good checkpoint; returns the reports made up to it."""
+        reports = last_good(self.folder)
+        if reports:
+            tensors, state = load_checkpoint(checkpoint_folder(self.folder, reports[-1].index))
+            self.check_same(state)
+            weights = {f"student.{k}": v for k, v in tensors["student"].items()}
+            weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
+            self.learner.module.load_state_dict(weights)
+            restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
+        return reports
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
+        return {"trial": plain(self.trial), "prepared": self.prepared.digest}
+
+    def check_same(self, state: Mapping[str, Any]) -> None:
+        """Refuses to go on from a checkpoint of other settings or data."""
+        for name, value in self.identity().items():
+            if state.get(name) != value:
+                other = "trial" if name == "trial" else "data set or teacher"
+                raise CheckpointError(
+                    f"{self.folder} holds checkpoints of another {other}; name another folder, or remove this one"
+                )
+
+    def save(self, report: Report) -> None:
+        """Writes the checkpoint and then its line in the ledger; keeps the best and the last."""
+        self.reports.append(report)
+        if self.ranks.rank:
+            return
+        tensors = {
+            "student": dict(self.learner.encoder.state_dict()),
+            "optimizer": optimizer_tensors(self.learner.optimizer, self.names),
+        }
+        if method_state := dict(self.learner.method.state_dict()):
+            tensors["method"] = method_state
+        state = {**self.identity(), "step": report.step, "pairs": report.pairs, "metrics": report.metrics}
+        save_checkpoint(checkpoint_folder(self.folder, report.index), tensors, state)
+        write_reports(self.folder, self.reports)
+        objective = self.trial.objectives[0]
+        best = best_report(self.reports, objective.metric, objective.goal)
+        prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
+
+    def out_of_patience(self, metrics: dict[str, float]) -> bool:
+        """Whether the first objective has not improved for `training.patience` reports."""
+        patience, objective = self.trial.training.patience, self.trial.objectives[0]
+        if patience is None:
+            return False
+        draft = Report(index=len(self.reports) + 1, step=0, pairs=0, seconds=0, metrics=metrics)
+        best = best_report([*self.reports, draft], objective.metric, objective.goal)
+        return best is not None and draft.index - best.index >= patience
+
+    def train(self) -> list[Report]:
+        """Trains to the end or until the verdict is to stop; returns all reports."""
+        trial, schedule = self.trial, self.schedule
+        milestones = schedule.milestones(trial.training.reports)
+        done = self.reports[-1].step if self.reports else 0
+        spent = self.reports[-1].seconds if self.reports else 0.0
+        if self.reports and self.reports[-1].last:
+            self.reporter.report(plain(self.reports[-1]))
+            return self.reports
+        self.note_progress(done, {})
+        for index in range(len(self.reports) + 1, len(milestones) + 1):
+            started = time.perf_counter()
+            end = milestones[index - 1]
+            meter = Meter(every=max(1, (end - done) // POINTS_PER_REPORT))
+            for step in range(done, end):
+                self.one_step(step, meter, flush=step + 1 == end)
+            trained = time.perf_counter() - started
+            metrics = dev_scores(
+                self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
+            )
+            spent += time.perf_counter() - started
+            pairs = int(schedule.seen[end - 1])
+            points = meter.take()
+            report = Report(
+                index=index,
+                step=end,
+                pairs=pairs,
+                seconds=spent,
+                metrics={
+                    **metrics,
+                    "train/pairs": pairs,
+                    "train/pairs_per_second": (pairs - self.seen(done)) / trained,
+                },
+                points=points,
+                checkpoint=str(checkpoint_folder(self.folder, index)),
+                last=index == len(milestones) or self.out_of_patience(metrics),
+                facts={**self.facts, **self.warning(points), **self.collapse(metrics)},
+            )
+            self.save(report)
+            done = end
+            if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
+                break
+        return self.reports
+
+    def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
+        """The fact `collapsed`, where the student gives different sentences nearly the same vector.
+
+        A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
+        """
+        needs = self.needs
+        shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
+        cosine = metrics.get("dev/mean_cosine", 0.0)
+        if cosine < COLLAPSED or not shaped:
+            return {}
+        return {
+            "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "
+            "lower training.learning_rate or raise the temperature"
+        }
+
+    def warning(self, points: tuple[Point, ...]) -> dict[str, Scalar]:
+        """The fact `warning`, where the method has one about the latest of these points."""
+        values = points[-1].values if points else {}
+        means = {name.removeprefix("train/"): value for name, value in values.items()}
+        words = load_method(self.trial.method).warning(means)
+        return {"warning": words} if words else {}
+
+    def keep_house(self) -> None:
+        """Gives freed memory back now and then; at every step the system would be busy handing it out again."""
+        if time.monotonic() - self.cleaned > CLEAN_EVERY:
+            give_back_memory()
+            self.cleaned = time.monotonic()
+
+    def note_progress(self, step: int, values: Mapping[str, float]) -> None:
+        """Leaves step and loss in `progress.json` now and then, for who looks on between reports."""
+        now = time.monotonic()
+        if self.ranks.rank or now - self.noted < PROGRESS_EVERY:
+            return
+        self.noted = now
+        with contextlib.suppress(OSError):  # a checkpoint will say what the disk refuses
+            write_json(self.folder / PROGRESS, {"step": step, "steps": len(self.schedule), "loss": values.get("loss")})
+
+    def seen(self, steps: int) -> int:
+        return int(self.schedule.seen[steps - 1]) if steps else 0
+
+    def one_step(self, step: int, meter: Meter, *, flush: bool) -> None:
+        """Global batch `step`, with its own randomness."""
+        rows = self.schedule.rows(step)
+        torch.manual_seed(step_seed(self.trial.seed, step, self.ranks.rank))
+        rank, world, total = self.ranks.rank, self.ranks.world, len(rows)
+        batch = self.reader.batch(own_rows(rows, rank, world), total, step=step, first=rank * total // world)
+        seen = (self.seen(step) + self.seen(step + 1)) // 2
+        try:
+            values = self.learner.step(batch, seen)
+        except TrainingError as error:
+            raise TrainingError(f"step {step + 1}: {error}") from error
+        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen), flush=flush)
+        self.note_progress(step + 1, values)
+        self.keep_house()
+
+
+def train(
+    trial: Trial, prepared: Prepared, folder: Path, reporter: Reporter, ranks: Ranks, device: torch.device
+) -> list[Report]:
+    """Trains one trial on this rank, resuming from `folder`; returns its reports.
+
+    Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike.
+    """
+    return Run(trial, prepared, folder, reporter, ranks, device).train()

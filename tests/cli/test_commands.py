@@ -1,0 +1,415 @@
+"""The command line as people and programs meet it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import ray
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from babeltune.cli import app, main
+from babeltune.cli.advice import about_memory, about_precision
+from babeltune.cli.plan import spec_yaml
+from babeltune.engine.ledger import SweepFolder, sweep_folders
+from babeltune.engine.sweep import only_driver
+from babeltune.spec.sweep_file import read_sweep
+from toy_trials import groups_held
+
+pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
+COMMANDS = sorted(get_command(app).commands)
+
+
+@pytest.fixture
+def home(searched, monkeypatch):
+    """The default cluster's storage is the finished sweep's: (sweep's folder)."""
+    _, folder = searched
+    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
+    return folder
+
+
+def call(monkeypatch, capsys, *arguments):
+    """Exit code, standard output and standard error of a command in this process."""
+    monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    captured = capsys.readouterr()
+    code = ended.value.code
+    return 0 if code is None else code, captured.out, captured.err
+
+
+@pytest.fixture
+def babeltune(monkeypatch, capsys):
+    return lambda *arguments: call(monkeypatch, capsys, *arguments)
+
+
+def test_the_commands_are_those_that_are_promised():
+    promised = ["evaluate", "methods", "plan", "promote", "resume", "runs", "status", "stop", "submit", "ui"]
+    assert promised == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_prints_json(command):
+    result = CliRunner().invoke(app, [command, "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    assert "--json" in result.output
+    options = [p for p in get_command(app).commands[command].params if p.name != "help"]
+    assert all(p.help for p in options), "every option says what it does"
+
+
+def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
+    code, _, err = babeltune("promot")
+    assert code == 2
+    assert "promote" in err
+
+
+def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, tiny_file):
+    code, out, _ = babeltune("plan", tiny_file, "--trials", 2, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["id"].startswith("tiny-")
+    assert len(plan["trials"]) == 2
+    assert sum(plan["pairs"].values()) > 300
+    code, out, _ = babeltune("plan", tiny_file)
+    assert code == 0
+    assert plan["id"] in out
+
+
+def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babeltune, tiny_file, tmp_path):
+    text = tiny_file.read_text(encoding="utf-8").replace("  kind: none", "").replace("{kind: none}", "{knid: none}")
+    path = tmp_path / "broken.yaml"
+    path.write_text(text, encoding="utf-8")
+    line = 1 + text.splitlines().index("scheduler: {knid: none}")
+    code, out, err = babeltune("plan", path)
+    assert code == 2
+    assert not out
+    assert f"{path}:{line}" in err
+    assert "knid" in err
+    assert "kind" in err
+    assert "Traceback" not in err
+
+
+def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune, tiny_file):
+    code, _, err = babeltune("plan", tiny_file, "--set", "training.pairs=many")
+    assert code == 2
+    assert "training.pairs" in err
+
+
+def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_file, monkeypatch):
+    sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
+    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: False)
+    assert not [*about_precision(sweep)]
+    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: True)
+    assert "--set training.precision=fp32" in next(iter(about_precision(sweep)))
+    assert not [*about_precision(read_sweep(tiny_file))]
+
+
+def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
+    code, _, err = babeltune("plan", tiny_file, "--set", "training.learning_rate=1e-3")
+    assert code == 0
+    assert "training.learning_rate is searched" in err
+    assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
+    fixed = "parameters.training.learning_rate={const: 1e-3}"
+    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed)[2]
+
+
+def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
+    assert not [*about_memory(read_sweep(tiny_file))]
+    huge = read_sweep(tiny_file, assignments=["parameters.student.width={choice: [32, 1048576]}"])
+    assert "M weights" in next(iter(about_memory(huge)))
+
+
+def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
+    code, _, err = babeltune("plan", "search_spaces")
+    assert code == 2
+    assert "search_spaces is a folder; name a file in it, such as" in " ".join(err.split())
+
+
+def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
+    code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
+    assert code == 2
+    assert "no file 'nosuch.yaml'; shipped: clusters/local.yaml" in " ".join(err.split())
+
+
+def test_a_storage_that_is_a_file_is_not_called_empty(babeltune, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "file"))
+    for command in ("runs", "status"):
+        code, _, err = babeltune(command)
+        assert code == 2
+        assert "file is not a folder" in " ".join(err.split())
+
+
+def test_a_file_that_does_not_exist_names_the_nearest(babeltune):
+    code, _, err = babeltune("plan", "search_spaces/quickstrat.yaml")
+    assert code == 2
+    assert "search_spaces/quickstart.yaml" in err
+
+
+def test_an_unknown_method_sweep_trial_or_metric_names_the_nearest(babeltune, home):
+    for arguments, near in (
+        (("methods", "soft_contrastiv"), "soft_contrastive"),
+        (("status", "serched"), "searched"),
+        (("promote", "searchd"), "searched"),
+        (("evaluate", "searchd/t0000", "--with", "search_spaces/quickstart.yaml"), "searched"),
+        (("runs", "searched", "--sort", "dev/everyday/acuracy"), "dev/everyday/accuracy"),
+    ):
+        code, _, err = babeltune(*arguments)
+        assert code == 2, arguments
+        assert f"did you mean '{near}'" in err
+    code, _, err = babeltune("promote", "searched/t0042")
+    assert code == 2
+    assert "t0003" in err
+
+
+def test_methods_are_listed_and_described(babeltune):
+    code, out, _ = babeltune("methods", "--json")
+    assert code == 0
+    assert {"soft_contrastive", "mse_distillation", "translation_ranking"} <= set(json.loads(out))
+    code, out, _ = babeltune("methods", "soft_contrastive", "--json")
+    assert {s["name"] for s in json.loads(out)["settings"]} >= {"temperature", "labels"}
+    assert babeltune("methods")[0] == babeltune("methods", "mse_distillation")[0] == 0
+
+
+def test_status_and_runs_show_the_finished_sweep(babeltune, home):
+    code, out, _ = babeltune("status", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["sweep"], document["state"]) == (home.id, "finished")
+    names = {row["name"] for row in document["leaderboard"]}
+    assert names == {"t0000", "t0001", "t0002", "t0003", "teacher", "untrained"}
+    code, out, _ = babeltune("runs", "searched", "--sort", "dev/sts/spearman", "--json")
+    scores = [row["metrics"].get("dev/sts/spearman", -2) for row in json.loads(out)]
+    assert scores == sorted(scores, reverse=True)
+    code, out, _ = babeltune("runs", "--json")
+    assert [d["sweep"] for d in json.loads(out)] == [home.id]
+    for arguments in (("status",), ("runs",), ("runs", "searched")):
+        code, out, _ = babeltune(*arguments)
+        assert code == 0
+        assert "t000" in out
+
+
+def test_a_sweep_that_does_not_run_cannot_be_stopped(babeltune, home):
+    code, _, err = babeltune("stop", "searched")
+    assert code == 1
+    assert "finished" in err
+    assert not home.stop_request.exists()
+
+
+def drive(folder, until):
+    """Another driver of the sweep, until then."""
+
+    def hold():
+        with only_driver(folder):
+            driving.set()
+            while not until():
+                time.sleep(0.05)
+
+    driving, thread = threading.Event(), threading.Thread(target=hold)
+    thread.start()
+    assert driving.wait(30)
+    return thread
+
+
+def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, tiny_file, monkeypatch):
+    sweep, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    again, end = tiny_file.parent / "again.yaml", time.monotonic() + 3
+    again.write_text(spec_yaml(sweep), encoding="utf-8")
+    other = drive(folder, lambda: time.monotonic() > end)
+    code, out, err = babeltune("submit", again, "--json")
+    other.join(30)
+    assert code == 0, err
+    assert f"sweep {folder.id} is running in another process; showing it" in " ".join(err.split())
+    assert json.loads(out)["state"] == "finished"
+    other = drive(folder, folder.stop_request.exists)
+    code, out, _ = babeltune("stop", folder.id, "--json")
+    other.join(30)
+    assert (code, json.loads(out)) == (0, {"sweep": folder.id, "stopped": True})
+    other = drive(folder, lambda: time.monotonic() > end + 6)
+    code, out, _ = babeltune("stop", folder.id, "--wait", "0")
+    other.join(30)
+    assert code == 0
+    assert "has not yet" in " ".join(out.split())
+
+
+def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
+    before = (home.path / "results.jsonl").read_bytes()
+    code, out, _ = babeltune("resume", "searched", "--json")
+    assert code == 0
+    assert json.loads(out)["state"] == "finished"
+    assert (home.path / "results.jsonl").read_bytes() == before
+
+
+def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    folder.path.rename(folder.path.with_name("searched-0123456789"))
+    code, _, err = babeltune("resume", "searched")
+    assert code == 1
+    assert "another version" in err
+    assert [f.id for f in sweep_folders(Path(cluster.storage))] == ["searched-0123456789"]
+
+
+@pytest.mark.usefixtures("one_scoring_process")
+def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tiny_file, tmp_path):
+    from babeltune.promotion.promote import export_model, find_candidate
+
+    code, out, _ = babeltune("evaluate", "searched/t0002", "--with", tiny_file, "--json")
+    assert code == 0
+    of_trial = json.loads(out)
+    candidate = find_candidate("searched/t0002", home.path.parents[1])
+    assert of_trial["dev/everyday/accuracy"] == pytest.approx(
+        candidate.report.metrics["dev/everyday/accuracy"], abs=3e-3
+    )
+    export_model(candidate, tmp_path / "model")
+    code, out, _ = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--json")
+    assert code == 0
+    assert json.loads(out) == pytest.approx(of_trial)
+    code, out, _ = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--prompt", "a b c d e: ", "--json")
+    assert code == 0
+    assert json.loads(out) != pytest.approx(of_trial)
+
+
+@pytest.mark.usefixtures("one_scoring_process")
+def test_evaluate_on_sealed_tests_records_the_opening(babeltune, copied, tiny_file, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    code, out, _ = babeltune("evaluate", "searched/t0002", "--with", tiny_file, "--test", "--json")
+    assert code == 0
+    assert all(name.startswith(("test/everyday/", "test/mean_cosine")) for name in json.loads(out))
+    (opening,) = (folder.path / "openings.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(opening)["tests"] == ["everyday"]
+
+
+def test_a_model_that_does_not_exist_is_a_wrong_name(babeltune, home, tiny_file, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code, _, err = babeltune("evaluate", "./no/such/folder", "--with", tiny_file)
+    assert code == 2
+    assert "no/such/folder" in err
+
+
+def test_evaluate_refuses_pickled_weights_before_any_test_is_opened(babeltune, tiny_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    dense = tmp_path / "model" / "2_Dense"
+    dense.mkdir(parents=True)
+    (tmp_path / "model" / "model.safetensors").touch()
+    (dense / "pytorch_model.bin").touch()
+    code, _, err = babeltune("evaluate", tmp_path / "model", "--with", tiny_file, "--test")
+    assert code == 2
+    assert "has pickled weights, 2_Dense/pytorch_model.bin" in err
+    assert not list(tmp_path.rglob("openings.jsonl"))
+
+
+def test_the_installed_command_answers():
+    command = [str(Path(sys.executable).with_name("babeltune")), "methods", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "soft_contrastive" in json.loads(done.stdout)
+
+
+# With processes of their own
+
+
+def wait_for(condition, process, seconds=400):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.1)
+
+
+def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it(
+    searched, ray_cluster, tiny_file, tmp_path
+):
+    _, folder = searched
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    (storage / "stores").symlink_to(folder.path.parents[1] / "stores")
+    environment = {**os.environ, "BABELTUNE_HOME": str(storage), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "babeltune.cli", "submit", str(tiny_file), "--json"]
+    command += ["--set", "training.pairs=9600", "--set", "training.reports=10", "--trials", "1"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: any(f.trial(0).joinpath("reports.jsonl").exists() for f in sweep_folders(storage)), process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    sweep = sweep_folders(storage)[0]
+    assert f"babeltune resume {sweep.id}" in err
+    assert "Traceback" not in err
+    assert not out
+    assert sweep.state() == "interrupted"
+    before = reports_of(sweep)
+    assert 1 <= len(before) < 10
+    there, held = tmp_path / "there.yaml", groups_held()
+    there.write_text(f"address: {ray.get_runtime_context().gcs_address}\nstorage: {storage}\nlanes: 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--cluster", str(there), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["state"] == "finished"
+    row = next(r for r in document["leaderboard"] if r["name"] == "t0000")
+    assert (row["state"], row["reports"]) == ("finished", 10)
+    after = reports_of(sweep)
+    assert after[: len(before)] == before, "what was done is kept"
+    assert [p.name for p in sweep.trials()] == ["t0000"]
+    assert groups_held() == held, "the cluster is left as it was"
+
+
+def reports_of(sweep: SweepFolder):
+    lines = (sweep.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["metrics"]["dev/everyday/accuracy"] for line in lines]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
+    port = free_port()
+    command = [sys.executable, "-m", "babeltune.cli", "ui", "--port", str(port), "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+
+        def answers():
+            try:
+                return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+            except OSError:
+                return False
+
+        wait_for(answers, process)
+        said = "".join(iter(lambda: process.stdout.readline().rstrip(), "}")) + "}"
+        assert json.loads(said)["url"] == url
+        asked = urllib.request.Request(
+            f"{url}/api/2.0/mlflow/experiments/search",
+            data=json.dumps({"max_results": 10}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            names = [e["name"] for e in json.load(answer)["experiments"]]
+        assert "searched" in names
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)

@@ -1,0 +1,79 @@
+"""The plan: what it counts, what it prints, and that the spec it prints is the sweep."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from babeltune.cli.plan import describe, render, spec_yaml, student_parameters
+from babeltune.models.encoder import build_student
+from babeltune.records import Parameter, Student, Sweep, Teacher
+from babeltune.spec.document import read_document, validate
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+
+COUNTS = {"natural": {"rows": 300, "pairs": 1200, "distinct": 1190}, "templates": {"rows": 1487, "pairs": 5948}}
+PAIRS = {"eng-fra": 1700, "eng-kor": 1600}
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return read_sweep("search_spaces/quickstart.yaml", check=False)
+
+
+def test_the_printed_spec_reads_back_as_the_same_sweep(sweep, tmp_path):
+    path = tmp_path / "again.yaml"
+    path.write_text(spec_yaml(sweep), encoding="utf-8")
+    assert read_sweep(path, check=False) == sweep
+
+
+@settings(deadline=None)
+@given(st.sampled_from([None, 1, 0.5, True, "12e4", "null", "no", "1_0", ".5", "é: #"]))
+def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value):
+    text = "version: 1\nname: x\nmethod: m\nobjectives: []\ndata: {train: []}\n"
+    path = tmp_path_factory.mktemp("plan") / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    first = validate(read_document(path), Sweep)
+    given = replace(
+        first,
+        parameters={"p": Parameter(const=value, when={"q": "12e4"}), "q": Parameter(choice=(value, "other"))},
+        config={"a": value},
+        student=Student(revision="12e4", prompt="query: "),
+        training=replace(first.training, clip=None),
+    )
+    path.write_text(spec_yaml(given), encoding="utf-8")
+    assert validate(read_document(path), Sweep) == given
+
+
+def test_the_plan_says_id_trials_pairs_and_work(sweep):
+    report = describe(sweep, counts=COUNTS, pairs=PAIRS, teacher_sentences=1234, samples=3)
+    assert report.id == sweep_id(sweep)
+    assert len(report.trials) == 3
+    assert report.total_pairs == 3300
+    assert report.budget_pairs == sweep.budget.trials * sweep.training.pairs
+    assert report.default.steps == -(-sweep.training.pairs // sweep.training.global_batch)
+    assert report == describe(sweep, counts=COUNTS, pairs=PAIRS, teacher_sentences=1234, samples=3)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render(report))
+    text = console.export_text()
+    for words in (report.id, "rows 300 · pairs 1,200 · distinct 1,190", "eng-fra 1,700", "1,234 sentences", "sample 2"):
+        assert words in text
+    assert yaml.safe_load(report.spec)["name"] == sweep.name
+    assert "aligned words" not in text
+    report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
+    console.print(render(report))
+    assert "samples 12,345 · pairs 3,000 · pairs without 300" in console.export_text()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "pooler"])
+def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling):
+    student = Student(layers=2, width=64, heads=4, feed_forward=128, vocabulary=500, max_tokens=64, pooling=pooling)
+    built = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    real = sum(parameter.numel() for parameter in built.parameters())
+    assert student_parameters(student, Teacher()) == pytest.approx(real, rel=0.005)
+    assert student_parameters(Student(model="some/model"), Teacher()) is None

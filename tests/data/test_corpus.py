@@ -1,0 +1,494 @@
+"""The corpus holds what its sources say, once, and shares no sentence with what it is measured on."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.data.corpus import Corpus, build_corpus, read_tasks
+from babeltune.data.sources import text_key
+from babeltune.data.split import components, sentence_keys
+from babeltune.errors import DataError
+from babeltune.records import Data, Source, Split, Task
+from babeltune.spec.sweep_file import read_data
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+REAL = (REPOSITORY / os.environ.get("BABELTUNE_DATA", "../shared/data")).resolve()
+Table = list[tuple[str, ...]]
+
+
+def source(root: Path, name: str, languages: str, rows: Table, **settings: object) -> Source:
+    codes = languages.split()
+    lines = ["\t".join(["id", *codes]), *("\t".join([str(i), *row]) for i, row in enumerate(rows))]
+    (root / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = {code: code for code in codes}
+    return Source(**{"name": name, "path": f"{name}.tsv", "id": "id", "columns": columns, **settings})
+
+
+def numbered(prefix: str, count: int) -> Table:
+    return [(f"{prefix} English {i}", f"{prefix} français {i}") for i in range(count)]
+
+
+def pairs(corpus: Corpus, group: str | None = None) -> list[tuple[str, str]]:
+    chosen = (
+        range(len(corpus.pairs)) if group is None else np.flatnonzero(corpus.pair_groups == corpus.groups.index(group))
+    )
+    return [(corpus.texts[corpus.pairs[i, 0]], corpus.texts[corpus.pairs[i, 1]]) for i in chosen]
+
+
+def sides(corpus: Corpus, name: str) -> set[str]:
+    ids = itertools.chain.from_iterable((*t.left, *t.right) for t in corpus.tasks if t.name == name)
+    return {corpus.texts[i] for i in ids}
+
+
+def build(root: Path, *train: Source, seed: int = 0, **settings: object) -> Corpus:
+    return build_corpus(Data(train=train, **settings), root, seed)
+
+
+# --- shape ---------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_numbered_by_first_appearance_with_the_anchor_first(tmp_path):
+    first = source(tmp_path, "first", "fra eng", [("Oui.", "Yes."), ("Non.", "No.")], weight=2)
+    second = source(tmp_path, "second", "kor eng", [("네.", "Yes.")])
+    dev = Task(name="d", source=source(tmp_path, "d", "fra eng", [("Merci.", "Thanks.")]))
+    corpus = build(tmp_path, first, second, dev=(dev,))
+    assert corpus.texts == ["Yes.", "No.", "Oui.", "Non.", "네.", "Merci.", "Thanks."]
+    assert corpus.languages == ["eng", "eng", "fra", "fra", "kor", "fra", "eng"]
+    assert corpus.pairs.tolist() == [[0, 2], [1, 3], [0, 4]]
+    assert corpus.groups == ("eng-fra", "eng-kor")
+    assert corpus.pair_groups.tolist() == [0, 0, 1]
+    assert corpus.source_names == ("first", "second")
+    assert corpus.pair_sources.tolist() == [0, 0, 1]
+    assert corpus.weights.tolist() == [2, 2, 1]
+    assert corpus.unique_anchor_texts() == 2
+    dtypes = [a.dtype for a in (corpus.pairs, corpus.pair_groups, corpus.pair_sources, corpus.weights)]
+    assert dtypes == [np.int32, np.int16, np.int16, np.float32]
+    (task,) = corpus.tasks
+    assert (task.name, task.kind, task.subset, task.left, task.right) == ("d", "bitext", "fra-eng", (5,), (6,))
+    assert set(corpus.digests) == {"first", "second", "dev/d"}
+
+
+def test_a_text_that_two_languages_share_has_two_numbers(tmp_path):
+    many = source(tmp_path, "s", "eng fra spa", [("No way", "Bien non", "No"), ("No", "Non", "Que no")])
+    corpus = build(tmp_path, many)
+    assert sorted(zip(corpus.languages, corpus.texts, strict=True)).count(("spa", "No")) == 1
+    assert ("eng", "No") in zip(corpus.languages, corpus.texts, strict=True)
+
+
+def test_a_source_of_several_languages_gives_the_pairs_that_it_names(tmp_path):
+    rows = [("Yes", "Oui", "네")]
+    assert build(tmp_path, source(tmp_path, "s", "eng fra kor", rows)).groups == ("eng-fra", "eng-kor")
+    assert build(tmp_path, source(tmp_path, "s", "eng fra kor", rows, pairs="all")).groups == (
+        "eng-fra",
+        "eng-kor",
+        "fra-kor",
+    )
+    assert build(tmp_path, source(tmp_path, "s", "eng fra kor", rows, pairs=("kor-fra",))).groups == ("fra-kor",)
+
+
+def test_pairs_without_english_come_through_a_pivot_wherever_it_stands(tmp_path):
+    fra = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
+    kor = source(tmp_path, "b", "kor eng", [("아니", "no!")])
+    pivot = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
+    for order in itertools.permutations([fra, kor, pivot]):
+        corpus = build(tmp_path, *order)
+        assert pairs(corpus, "fra-kor") == [("Non", "아니")]
+        assert set(corpus.groups) == {"fra-kor", "eng-kor"}
+        assert set(corpus.counts) == {"b", "p"}
+
+
+def test_the_corpus_is_the_same_in_every_process_and_depends_on_the_seed_where_it_draws(tmp_path):
+    rows = source(tmp_path, "s", "eng fra", numbered("x", 100), cap=20)
+    first, second, other = (build(tmp_path, rows, seed=seed) for seed in (3, 3, 4))
+    assert pairs(first) == pairs(second) != pairs(other)
+
+
+# --- cleaning ------------------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_counted(tmp_path):
+    rows = [
+        ("Good morning.", "Bonjour."),
+        ("Good morning!", "BONJOUR"),  # a repetition
+        ("Tom.", "TOM"),  # both sides say the same
+        ("long " * 10, "longue"),
+        ("In the dev set.", "Unique."),
+        *numbered("n", 5),
+    ]
+    train = source(tmp_path, "s", "eng fra", rows, cap=4)
+    train = replace(train, on_error="drop")
+    with (tmp_path / "s.tsv").open("a") as file:
+        file.write("broken\n")
+    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("in the DEV set", "Autre.")]))
+    corpus = build(tmp_path, train, dev=(dev,), max_characters=40)
+    assert corpus.counts == {
+        "s": {
+            "dropped: column count": 1,
+            "rows": 10,
+            "pairs": 10,
+            "max_characters": 9,
+            "sides_differ": 8,
+            "distinct": 7,
+            "no_overlap": 6,
+            "cap": 4,
+            "heldout": 0,
+            "train": 4,
+        }
+    }
+    assert corpus.overlap == {"s": {"dev/d": 1}}
+    assert len(corpus.pairs) == 4
+
+
+def test_the_first_source_wins_a_repeated_pair_of_the_same_languages_only(tmp_path):
+    first = source(tmp_path, "a", "eng fra", [("Yes", "Oui")])
+    second = source(tmp_path, "b", "fra eng", [("oui!", "YES"), ("Ouais", "Yes")])
+    third = source(tmp_path, "c", "eng spa", [("Yes", "Oui")])
+    corpus = build(tmp_path, first, second, third)
+    assert pairs(corpus) == [("Yes", "Oui"), ("Yes", "Ouais"), ("Yes", "Oui")]
+    assert [corpus.counts[name]["distinct"] for name in "abc"] == [1, 1, 1]
+
+
+def test_a_cap_holds_per_language_pair_and_its_draw_ignores_other_sources(tmp_path):
+    rows = [(f"English {i}", f"français {i}", f"한국어 {i}") for i in range(60)]
+    capped = source(tmp_path, "s", "eng fra kor", rows, cap=10)
+    alone = build(tmp_path, capped)
+    assert [len(pairs(alone, group)) for group in alone.groups] == [10, 10]
+    assert [a for a, _ in pairs(alone, "eng-fra")] != [a for a, _ in pairs(alone, "eng-kor")]
+    beside = build(tmp_path, source(tmp_path, "t", "eng fra", numbered("t", 30)), capped)
+    assert set(pairs(alone, "eng-kor")) == set(pairs(beside, "eng-kor"))
+    drawn = set(pairs(alone, "eng-fra"))
+    shorter = build(tmp_path, source(tmp_path, "s", "eng fra kor", [r for r in rows if r[:2] != min(drawn)], cap=10))
+    assert len(drawn - set(pairs(shorter, "eng-fra"))) == 1, "one row less must not change the rest of the draw"
+
+
+def test_an_empty_corpus_is_an_error_that_says_which_step_removed_what(tmp_path):
+    train = source(tmp_path, "s", "eng fra", [("Yes", "Oui"), ("Tom", "Tom")])
+    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("Yes", "Si")]))
+    for split in (None, Split(pairs=5)):
+        with pytest.raises(DataError, match=r"no pairs are left to train on; s: .*sides_differ 1.*no_overlap 0"):
+            build(tmp_path, train, dev=(dev,), split=split)
+
+
+TEXTS = st.sampled_from(["Yes", "yes!", "ＹＥＳ", "No", "no .", "Tom", "A", "a?", "が", "が", "...", "?"])
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=12), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_repeating_rows_and_sources_adds_nothing(rows, times):
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        try:
+            once = build(root, source(root, "a", "eng fra", rows))
+        except DataError:
+            assert all(text_key(a) == text_key(b) for a, b in rows)
+            return
+        again = build(
+            root, source(root, "a", "eng fra", rows * times), source(root, "b", "fra eng", [(b, a) for a, b in rows])
+        )
+    assert pairs(again) == pairs(once)
+    keys = [(text_key(a), text_key(b)) for a, b in pairs(once)]
+    assert (
+        sorted(set(keys))
+        == sorted(keys)
+        == sorted({(text_key(a), text_key(b)) for a, b in rows if text_key(a) != text_key(b)})
+    )
+
+
+# --- overlap (D35) -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "place"), [("dev", "eng"), ("dev", "fra"), ("test", "eng"), ("test", "fra")])
+def test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set(tmp_path, kind, place):
+    row = {"eng": ("IS it  sealed", "Autre chose."), "fra": ("Something else.", "est-ce scellé")}[place]
+    train = source(tmp_path, "s", "eng fra", [row, ("Kept.", "Gardé.")])
+    task = Task(name="t", source=source(tmp_path, "t", "fra eng", [("Est-ce scellé ?", "Is it sealed?")]))
+    corpus = build(tmp_path, train, **{kind: (task,)})
+    assert pairs(corpus) == [("Kept.", "Gardé.")]
+    assert corpus.overlap == {"s": {f"{kind}/t": 1}}
+
+
+def test_english_as_the_second_language_is_filtered_too(tmp_path):
+    """METHODS D35: neither the order of columns nor the anchor priority decides which side is compared."""
+    train = source(tmp_path, "s", "fra eng", [("Autre.", "is it sealed"), ("Gardé.", "Kept.")])
+    test = Task(name="t", source=source(tmp_path, "t", "kor eng", [("봉인되었나요?", "Is it sealed?")]))
+    corpus = build(tmp_path, train, test=(test,), anchor_priority=("fra", "eng"))
+    assert corpus.groups == ("fra-eng",)
+    assert pairs(corpus) == [("Gardé.", "Kept.")]
+
+
+def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(tmp_path):
+    a = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
+    b = source(tmp_path, "b", "kor eng", [("네", "Yes"), ("아니", "No")], train=False)
+    pivot = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs="all")
+    test = Task(name="t", source=source(tmp_path, "t", "spa eng", [("Sí", "Yes")]))
+    corpus = build(tmp_path, a, b, pivot, test=(test,))
+    assert pairs(corpus, "eng-fra") == [("No", "Non")]
+    assert pairs(corpus, "eng-kor") == [("No", "아니")]
+    assert pairs(corpus, "fra-kor") == [("Non", "아니")], "its English is sealed"
+
+
+def test_sentences_of_graded_pairs_and_of_rows_beyond_a_limit_are_sealed_too(tmp_path):
+    (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\nFirst one.\tSecond one.\t3\n")
+    sts = Task(name="sts", task="sts", path="sts.tsv", language="eng")
+    long = Task(name="long", source=source(tmp_path, "l", "eng fra", numbered("eval", 9)), limit=2)
+    rows = [("second ONE", "Le second."), ("eval English 8", "Le huitième."), ("Kept.", "Gardé.")]
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(sts,), test=(long,))
+    assert pairs(corpus) == [("Kept.", "Gardé.")]
+    assert corpus.overlap["s"] == {"dev/sts": 1, "test/long": 1}
+
+
+def test_sealed_test_texts_are_not_in_the_corpus(tmp_path):
+    test = Task(name="t", source=source(tmp_path, "t", "eng fra", [("Sealed.", "Scellé.")]))
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", [("Kept.", "Gardé.")]), test=(test,))
+    assert corpus.texts == ["Kept.", "Gardé."]
+    assert corpus.tasks == ()
+    assert "test/t" in corpus.digests
+
+
+# --- split (D36) ---------------------------------------------------------------------------------------------------
+
+
+def heldout_share(corpus: Corpus) -> dict[str, int]:
+    return {task.subset: len(task.left) for task in corpus.tasks if task.name == "heldout"}
+
+
+def test_a_split_holds_out_rows_of_every_language_pair_without_sharing_a_sentence(tmp_path):
+    """METHODS D36: the same English stands in eng-fra and eng-kor, so it is held out in both or in neither."""
+    fra = source(tmp_path, "a", "eng fra", [(f"English {i}", f"français {i}") for i in range(400)])
+    kor = source(tmp_path, "b", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(200, 600)])
+    corpus = build(tmp_path, fra, kor, split=Split(pairs=50))
+    assert heldout_share(corpus) == {"fra-eng": 50, "kor-eng": 50}
+    trained = {text_key(text) for pair in pairs(corpus) for text in pair}
+    assert not trained & {text_key(text) for text in sides(corpus, "heldout")}
+    assert len(corpus.pairs) == 700
+    assert [corpus.counts[name]["heldout"] for name in "ab"] == [50, 50]
+    assert [corpus.counts[name]["train"] for name in "ab"] == [350, 350]
+
+
+def test_a_split_is_the_same_under_its_seed_and_another_under_another(tmp_path):
+    rows = source(tmp_path, "a", "eng fra", numbered("x", 200))
+    first, second, other = (build(tmp_path, rows, seed=seed, split=Split(pairs=20)) for seed in (1, 1, 2))
+    assert sides(first, "heldout") == sides(second, "heldout") != sides(other, "heldout")
+
+
+def test_synthetic_rows_and_what_shares_sentences_with_them_are_never_held_out(tmp_path):
+    natural = source(tmp_path, "a", "eng fra", numbered("x", 100))
+    rows = [(f"x English {i}", f"synthétique {i}") for i in range(80)]
+    made = source(tmp_path, "b", "eng fra", rows, synthetic=True)
+    corpus = build(tmp_path, natural, made, split=Split(pairs=50))
+    allowed = {text for i in range(80, 100) for text in (f"x English {i}", f"x français {i}")}
+    assert sides(corpus, "heldout")
+    assert sides(corpus, "heldout") <= allowed
+
+
+def test_a_small_language_pair_keeps_most_of_its_training_text(tmp_path):
+    corpus = build(tmp_path, source(tmp_path, "a", "eng fra", numbered("x", 100)), split=Split(pairs=500))
+    assert heldout_share(corpus) == {"fra-eng": 20}
+
+
+def test_a_split_that_can_hold_nothing_out_is_an_error(tmp_path):
+    one_component = source(tmp_path, "a", "eng fra", [("Yes", f"Oui {i}") for i in range(50)])
+    with pytest.raises(DataError, match="none of 50 pairs can be held out"):
+        build(tmp_path, one_component, split=Split(pairs=5))
+
+
+NODES = st.integers(0, 12)
+
+
+@given(st.lists(st.tuples(NODES, NODES), max_size=30))
+@settings(max_examples=150, deadline=None)
+def test_components_are_those_of_plain_search(edges):
+    keys = np.array(edges, np.uint64).reshape(-1, 2) * np.uint64(2**59 + 7)
+    found = components(keys)
+    linked = [{i} for i in range(len(edges))]
+    for i, j in itertools.product(range(len(edges)), repeat=2):
+        if set(edges[i]) & set(edges[j]):
+            linked[i].add(j)
+    for i in range(len(edges)):
+        reached, frontier = {i}, [i]
+        while frontier:
+            fresh = linked[frontier.pop()] - reached
+            reached |= fresh
+            frontier += fresh
+        assert found[i] == min(reached)
+
+
+@given(st.lists(st.tuples(NODES, NODES, st.sampled_from(["fra", "kor"])), min_size=1, max_size=40), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_split_never_shares_a_sentence_with_training(rows, seed):
+    spread = [(f"w{i} English {i // 2}", f"mot {i // 2}") for i in range(60)]
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        sources = [source(root, "base", "eng fra", spread)]
+        for code in ("fra", "kor"):
+            chosen = [(f"English {a}", f"{code} {b}") for a, b, language in rows if language == code]
+            sources += [source(root, code, f"eng {code}", chosen)] if chosen else []
+        corpus = build(root, *sources, split=Split(pairs=8), seed=seed)
+    trained = {text_key(text) for pair in pairs(corpus) for text in pair}
+    assert not trained & {text_key(text) for text in sides(corpus, "heldout")}
+    assert all(size <= 8 for size in heldout_share(corpus).values())
+
+
+# --- tasks ---------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_read_as_texts_with_the_anchor_on_the_right(tmp_path):
+    rows = [("Yes", "Oui", "네"), ("No", "Non", "아니"), ("Thanks", "Merci", "고마워")]
+    bitext = Task(name="b", source=source(tmp_path, "b", "eng fra kor", rows), limit=2, k=3)
+    (tmp_path / "sts.tsv").write_text("id\tsentence1\tsentence2\tscore\n1\tA\tB\t3.5\n2\tC\tD\t0\n")
+    sts = Task(name="g", task="sts", path="sts.tsv", language="eng", limit=1)
+    fra, kor, graded = read_tasks([bitext, sts], tmp_path, Data(train=()))
+    assert (fra.name, fra.kind, fra.subset, fra.k) == ("b", "bitext", "fra-eng", 3)
+    assert (fra.left, fra.right) == (("Oui", "Non"), ("Yes", "No"))
+    assert (kor.subset, kor.left) == ("kor-eng", ("네", "아니"))
+    assert (graded.kind, graded.subset, graded.left, graded.right, graded.scores) == (
+        "sts",
+        "eng",
+        ("A",),
+        ("B",),
+        (3.5,),
+    )
+
+
+def topics(root: Path, name: str, rows: list[tuple[str, str, str]]) -> str:
+    lines = ["id\tcategory\ttext", *("\t".join(row) for row in rows)]
+    (root / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return f"{name}.tsv"
+
+
+def test_topics_are_read_in_each_language_and_mixed(tmp_path):
+    rows = [(str(i), "travel" if i % 3 else "health", f"English {i}") for i in range(40)]
+    paths = {
+        "eng": topics(tmp_path, "eng", rows),
+        "zho": topics(tmp_path, "zho", [(i, c, f"中文 {i}") for i, c, _ in reversed(rows)]),
+    }
+    task = Task(name="sib", task="clustering", source=Source(name="sib", id="id", paths=paths), label="category")
+    eng, zho, mixed = read_tasks([task], tmp_path, Data(train=()))
+    assert [t.subset for t in (eng, zho, mixed)] == ["eng", "zho", "mixed"]
+    assert (eng.kind, eng.left[1], zho.left[1], zho.left_languages) == ("clustering", "English 1", "中文 1", ("zho",))
+    assert eng.labels == zho.labels == mixed.labels == tuple(category for _, category, _ in rows)
+    for text, language, both in zip(
+        mixed.left, mixed.left_languages, zip(eng.left, zho.left, strict=True), strict=True
+    ):
+        assert text == both[("eng", "zho").index(language)]
+    assert 10 < mixed.left_languages.count("eng") < 30, "each row in one language, drawn"
+    assert read_tasks([task], tmp_path, Data(train=()))[2] == mixed
+    first = read_tasks([replace(task, limit=7)], tmp_path, Data(train=()))[2]
+    assert (first.left, first.labels) == (mixed.left[:7], mixed.labels[:7])
+
+
+def test_topics_of_one_table_and_one_language_have_no_mixture(tmp_path):
+    path = topics(tmp_path, "one", [("1", "a", "First."), ("2", "b", "Second.")])
+    task = Task(
+        name="t", task="clustering", source=Source(name="t", path=path, columns={"eng": "text"}), label="category"
+    )
+    (eng,) = read_tasks([task], tmp_path, Data(train=()))
+    assert (eng.left, eng.labels, eng.right) == (("First.", "Second."), ("a", "b"), ())
+
+
+def test_topic_texts_are_kept_out_of_training_in_every_language(tmp_path):
+    paths = {code: topics(tmp_path, code, [("1", "a", f"{code} one"), ("2", "b", "two")]) for code in ("eng", "fra")}
+    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    rows = [("ENG one!", "Autre."), ("Other.", "fra one"), ("Kept.", "Gardé.")]
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", rows), dev=(task,))
+    assert pairs(corpus) == [("Kept.", "Gardé.")]
+    assert corpus.overlap["s"] == {"dev/t": 2}
+    assert {t.subset for t in corpus.tasks} == {"eng", "fra", "mixed"}
+
+
+def test_topics_that_differ_between_languages_are_refused(tmp_path):
+    paths = {
+        "eng": topics(tmp_path, "eng", [("1", "a", "One")]),
+        "fra": topics(tmp_path, "fra", [("1", "b", "Un")]),
+    }
+    task = Task(name="t", task="clustering", source=Source(name="t", id="id", paths=paths), label="category")
+    with pytest.raises(DataError, match=r"row '1' needs one label in column 'category', .* it has a, b"):
+        read_tasks([task], tmp_path, Data(train=()))
+
+
+def test_repeated_sentences_of_a_task_stay(tmp_path):
+    dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("Hi", "Salut"), ("Hi", "Coucou")]))
+    corpus = build(tmp_path, source(tmp_path, "s", "eng fra", [("Yes", "Oui")]), dev=(dev,))
+    (task,) = corpus.tasks
+    assert task.right[0] == task.right[1]
+
+
+def test_keys_are_equal_exactly_where_text_keys_are():
+    texts = ["Yes.", "yes", "No", "ＮＯ!", "...", "?"]
+    keys = sentence_keys(texts)
+    assert keys.dtype == np.uint64
+    for (a, x), (b, y) in itertools.product(zip(texts, keys, strict=True), repeat=2):
+        assert (x == y) == (text_key(a) == text_key(b))
+    assert sentence_keys([]).shape == (0,)
+
+
+# --- real data -----------------------------------------------------------------------------------------------------
+
+
+needs_real_data = pytest.mark.skipif(
+    not REAL.is_dir(), reason=f"the real corpora are not at {REAL}; set BABELTUNE_DATA"
+)
+
+
+@needs_real_data
+def test_the_benchmark_overlay_names_files_and_columns_that_exist():
+    data, root = read_data(REPOSITORY / "benchmarks/data/en_fra_rus_jpn_kor.yaml")
+    tasks = read_tasks([*data.dev, *data.test], root, data)
+    assert {task.subset for task in tasks} == {"fra-eng", "rus-eng", "jpn-eng", "kor-eng", "eng", "kor"}
+    for train in data.train:
+        with gzip.open(root / (train.path or ""), "rt", encoding="utf-8") as file:
+            assert set((train.columns or {}).values()) | {"id"} == set(file.readline().rstrip("\n").split("\t"))
+
+
+@needs_real_data
+def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
+    def pair(folder: str, code: str, suffix: str = ".tsv.gz") -> Source:
+        path = f"{folder}/{code}-eng{suffix}"
+        return Source(name=f"{folder}_{code}", path=path, id="id", columns={code: code, "eng": "eng"})
+
+    multiway = Source(name="n", id="id", paths={code: f"ntrex/{code}.tsv.gz" for code in ("eng", "kor", "jpn")})
+    data = Data(
+        train=(pair("tatoeba_challenge", "kor"), replace(pair("sts_parallel", "kor"), cap=2000)),
+        dev=(
+            Task(name="ntrex", source=multiway, limit=1000),
+            Task(name="stsb", task="sts", path="stsb/eng.dev.tsv", language="eng"),
+        ),
+        test=(Task(name="tatoeba_kor", source=pair("tatoeba", "kor", ".tsv")),),
+        split=Split(pairs=100),
+    )
+    corpus = build_corpus(data, REAL, 0)
+    assert corpus.counts["tatoeba_challenge_kor"]["rows"] == 1467
+    assert corpus.counts["sts_parallel_kor"]["cap"] == 2000
+    sizes = {(task.name, task.subset): len(task.left) for task in corpus.tasks}
+    assert sizes == {
+        ("ntrex", "kor-eng"): 1000,
+        ("ntrex", "jpn-eng"): 1000,
+        ("stsb", "eng"): 1500,
+        ("heldout", "kor-eng"): 100,
+    }
+    sealed = read_tasks(data.test, REAL, data)
+    evals = {text_key(text) for task in sealed for text in (*task.left, *task.right)}
+    evals |= {text_key(corpus.texts[i]) for task in corpus.tasks for i in (*task.left, *task.right)}
+    assert not evals & {text_key(text) for pair in pairs(corpus) for text in pair}
+
+
+@needs_real_data
+def test_real_topics_are_in_two_languages_and_mixed():
+    paths = {"eng": "sib200/eng_Latn.tsv.gz", "zho": "sib200/zho_Hans.tsv.gz"}
+    source = Source(name="sib200", id="id", paths=paths)
+    eng, zho, mixed = read_tasks(
+        [Task(name="sib200", task="clustering", source=source, label="category")], REAL, Data(train=())
+    )
+    assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
+    assert len(set(mixed.labels)) == 7
+    assert 200 < mixed.left_languages.count("zho") < 310

@@ -1,0 +1,466 @@
+"""Every format is read, and every way in which text can be broken is an error with its place, or counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import string
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
+from babeltune.errors import DataError
+from babeltune.records import Source, Task
+
+TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
+ENGLISH, FRENCH = ["Good morning.", "Thank you."], ["Bonjour.", "Merci."]
+RECORDS = [
+    {"id": 1, "translation": {"en": "Good morning.", "fr": "Bonjour."}},
+    {"id": 2, "translation": {"en": "Thank you.", "fr": "Merci."}},
+]
+COLUMNS = {"eng": "translation.en", "fra": "translation.fr"}
+
+
+def put(folder: Path, name: str, content: str | bytes) -> str:
+    raw = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    return name
+
+
+def table(path: str, **settings: object) -> Source:
+    return Source(**{"name": "s", "path": path, "columns": {"eng": "eng", "fra": "fra"}, **settings})
+
+
+def lines(folder: Path, **contents: str | bytes) -> Source:
+    paths = {language: put(folder, f"{language}.txt", content) for language, content in contents.items()}
+    return Source(name="s", format="moses", paths=paths)
+
+
+def read(source: Source, root: Path, **others: Rows) -> Rows:
+    return read_source(source, root, others=others)
+
+
+def refused(source: Source, root: Path, **others: Rows) -> str:
+    with pytest.raises(DataError) as caught:
+        read(source, root, **others)
+    return str(caught.value)
+
+
+def dropped(source: Source, root: Path) -> dict[str, int]:
+    return read(dataclasses.replace(source, on_error="drop"), root).dropped
+
+
+# --- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz"])
+def test_a_table_is_read_by_column_name_and_its_digest_is_that_of_the_unpacked_content(tmp_path, name):
+    rows = read(table(put(tmp_path, name, TABLE), id="id"), tmp_path)
+    assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}
+    assert rows.ids == ["a", "b"]
+    assert rows.digest == hashlib.sha256(TABLE.encode()).hexdigest()
+    assert rows.dropped == {}
+    assert len(rows) == 2
+
+
+def test_gzip_is_recognised_by_content_not_by_name(tmp_path):
+    (tmp_path / "t.tsv").write_bytes(gzip.compress(TABLE.encode()))
+    assert read(table("t.tsv"), tmp_path).columns["fra"] == FRENCH
+
+
+def test_quotes_have_no_meaning_in_a_table(tmp_path):
+    rows = read(table(put(tmp_path, "t.tsv", 'eng\tfra\n"Yes\tOui"\n"a" b\tc\n')), tmp_path)
+    assert rows.columns == {"eng": ['"Yes', '"a" b'], "fra": ['Oui"', "c"]}
+
+
+def test_a_table_without_header_is_read_by_column_number(tmp_path):
+    source = table(put(tmp_path, "t.tsv", "x\tYes\tOui\ny\tNo\tNon\n"), header=False, columns={"eng": "1", "fra": "2"})
+    assert read(source, tmp_path).columns == {"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}
+
+
+@pytest.mark.parametrize("id_name", [None, "id"])
+def test_a_filter_keeps_the_rows_that_have_its_values(tmp_path, id_name):
+    put(tmp_path, "t.tsv", TABLE + "a\tGood day.\tBonne journée.\n")
+    found = read(table("t.tsv", where={"id": "a"}, id=id_name), tmp_path)
+    assert found.columns == {"eng": ["Good morning.", "Good day."], "fra": ["Bonjour.", "Bonne journée."]}
+    assert found.ids == (["a", "a"] if id_name else [])
+    assert "no column 'ix'" in refused(table("t.tsv", where={"ix": "a"}), tmp_path)
+    assert "has no rows" in refused(table("t.tsv", where={"id": "c"}), tmp_path)
+
+
+def test_windows_line_ends_and_byte_order_mark_are_no_part_of_the_text(tmp_path):
+    rows = read(table(put(tmp_path, "t.tsv", b"\xef\xbb\xbfeng\tfra\r\nYes\tOui\r\n")), tmp_path)
+    assert rows.columns == {"eng": ["Yes"], "fra": ["Oui"]}
+
+
+def test_unicode_line_separators_do_not_end_a_line(tmp_path):
+    rows = read(table(put(tmp_path, "t.tsv", "eng\tfra\nYes\u2028indeed\x85\tOui\x1d!\n")), tmp_path)
+    assert rows.columns == {"eng": ["Yes\u2028indeed"], "fra": ["Oui\x1d!"]}
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_json_lines_are_read_through_dotted_columns(tmp_path, name):
+    path = put(tmp_path, name, "".join(json.dumps(record) + "\n" for record in RECORDS))
+    rows = read(table(path, format="jsonl", columns=COLUMNS, id="id"), tmp_path)
+    assert (rows.columns, rows.ids) == ({"eng": ENGLISH, "fra": FRENCH}, ["1", "2"])
+
+
+def test_parquet_is_read_through_dotted_columns(tmp_path):
+    parquet.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "t.parquet")
+    rows = read(table("t.parquet", format="parquet", columns=COLUMNS, id="id"), tmp_path)
+    assert (rows.columns, rows.ids) == ({"eng": ENGLISH, "fra": FRENCH}, ["1", "2"])
+    assert rows.digest == hashlib.sha256((tmp_path / "t.parquet").read_bytes()).hexdigest()
+
+
+def test_parquet_dictionary_columns_and_several_batches_are_read(tmp_path):
+    texts = [f"text {i}" for i in range(10_050)]
+    content = pa.table({"eng": texts, "fra": pa.array(texts).dictionary_encode()})
+    parquet.write_table(content, tmp_path / "t.parquet")
+    assert read(table("t.parquet", format="parquet"), tmp_path).columns == {"eng": texts, "fra": texts}
+
+
+def test_moses_files_are_joined_by_line(tmp_path):
+    rows = read(lines(tmp_path, eng="Good morning.\nThank you.\n", fra="Bonjour.\nMerci."), tmp_path)
+    assert rows.columns == {"eng": ENGLISH, "fra": FRENCH}
+    assert rows.ids == []
+
+
+def test_several_tables_are_joined_on_their_id_in_the_first_ones_order(tmp_path):
+    eng = put(tmp_path, "eng.tsv.gz", "id\ttext\n2\tThank you.\n1\tGood morning.\n9\tOnly here.\n")
+    fra = put(tmp_path, "fra.tsv.gz", "id\ttext\n1\tBonjour.\n2\tMerci.\n")
+    rows = read(Source(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
+    assert rows.columns == {"eng": ENGLISH[::-1], "fra": FRENCH[::-1]}
+    assert rows.ids == ["2", "1"]
+    assert rows.dropped == {"id not in every file": 1}
+
+
+def test_several_tables_are_joined_by_line(tmp_path):
+    paths = {"eng": put(tmp_path, "e.tsv", "text\nYes\nNo\n"), "fra": put(tmp_path, "f.tsv", "text\nOui\nNon\n")}
+    assert read(Source(name="s", paths=paths, join="line"), tmp_path).columns["fra"] == ["Oui", "Non"]
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+
+
+def hub(name: str, **settings: object) -> Source:
+    return Source(**{"name": "s", "format": "hub", "dataset": name, "columns": COLUMNS, "id": "id", **settings})
+
+
+def test_a_saved_data_set_is_read_by_split_with_its_translation_column(tmp_path, offline):
+    features = datasets.Features(
+        {"id": datasets.Value("int64"), "translation": datasets.Translation(languages=("en", "fr"))}
+    )
+    train = datasets.Dataset.from_list(RECORDS, features=features)
+    datasets.DatasetDict({"train": train, "validation": train.select([1])}).save_to_disk(str(tmp_path / "saved"))
+    assert read(hub("saved"), tmp_path).columns == {"eng": ENGLISH, "fra": FRENCH}
+    rows = read(hub("saved", split="validation"), tmp_path)
+    assert (rows.columns["fra"], rows.ids) == (["Merci."], ["2"])
+    assert "did you mean 'validation'?" in refused(hub("saved", split="valid"), tmp_path)
+    assert "did you mean 'translation.en'?" in refused(hub("saved", columns={"eng": "translation.eng"}), tmp_path)
+
+
+def test_a_single_saved_split_and_a_folder_of_files_are_read_as_data_sets(tmp_path, offline, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.Dataset.from_list(RECORDS).save_to_disk(str(tmp_path / "saved"))
+    saved = read(hub("saved"), tmp_path)
+    (tmp_path / "files").mkdir()
+    parquet.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "files" / "train.parquet")
+    loaded = read(hub("files"), tmp_path)
+    assert saved.columns == loaded.columns == {"eng": ENGLISH, "fra": FRENCH}
+    assert saved.digest == loaded.digest
+
+
+def test_a_data_set_that_cannot_be_reached_is_an_error_that_names_it(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    assert "'nobody/nothing' of source 's' cannot be loaded" in refused(hub("nobody/nothing"), tmp_path)
+
+
+def test_the_heavy_readers_are_imported_only_when_they_read():
+    heavy = "{'pyarrow', 'datasets', 'pandas', 'torch'}"
+    code = f"import babeltune.data.sources, sys; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# --- broken input --------------------------------------------------------------------------------------------------
+
+BROKEN_ROWS = {
+    "column count": (b"Yes\tOui\tSi", "3 columns in 'Yes\\tOui\\tSi', where line 1 has 2"),
+    "empty side": (b"Yes\t ", "nothing in 'fra'"),
+    "not UTF-8": (b"Yes\tOu\xe9", "'Yes\\tOu\\\\xe9' at byte 6"),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN_ROWS)
+def test_a_broken_row_of_a_table_is_an_error_with_file_and_line_or_dropped_and_counted(tmp_path, reason):
+    raw, words = BROKEN_ROWS[reason]
+    source = table(put(tmp_path, "t.tsv", b"eng\tfra\nA\tB\n" + raw + b"\nC\tD\n"))
+    message = refused(source, tmp_path)
+    assert message.startswith(f"{tmp_path / 't.tsv'}:3: {reason}: ")
+    assert words in message
+    assert "`on_error: drop` in source 's'" in message
+    assert dropped(source, tmp_path) == {reason: 1}
+
+
+BROKEN_JSON = {
+    "not JSON": ('{"eng": "Yes"', "each line is one JSON object"),
+    "missing column": ('{"eng": "Yes", "fre": "Oui"}', "no key 'fra'; keys: eng, fre; did you mean 'fre'?"),
+    "not text": ('{"eng": "Yes", "fra": 3}', "'fra' is '3', of type int"),
+    "empty side": ('{"eng": "Yes", "fra": null}', "nothing in 'fra'"),
+    "not UTF-8": ('{"eng": "Yes", "fra": "\\ud800"}', "half a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("reason", BROKEN_JSON)
+def test_a_broken_json_line_is_an_error_with_file_and_line_or_dropped_and_counted(tmp_path, reason):
+    raw, words = BROKEN_JSON[reason]
+    good = '{"eng": "A", "fra": "B"}\n'
+    source = table(put(tmp_path, "t.jsonl", good + raw + "\n" + good), format="jsonl")
+    message = refused(source, tmp_path)
+    assert message.startswith(f"{tmp_path / 't.jsonl'}:2: {reason}: ")
+    assert words in message
+    assert dropped(source, tmp_path) == {reason: 1}
+
+
+def test_a_json_line_that_is_no_object_is_refused(tmp_path):
+    assert "t.jsonl:1: not JSON" in refused(table(put(tmp_path, "t.jsonl", '["Yes"]\n'), format="jsonl"), tmp_path)
+
+
+def test_broken_parquet_rows_are_errors_with_file_and_row_or_counted(tmp_path):
+    bad = pa.array([b"Oui", b"Ou\xe9", b"Non"]).view(pa.string())
+    parquet.write_table(pa.table({"eng": ["Yes", "Yes", "No"], "fra": bad}), tmp_path / "t.parquet")
+    source = table("t.parquet", format="parquet")
+    assert f"{tmp_path / 't.parquet'}:2: not UTF-8" in refused(source, tmp_path)
+    assert dropped(source, tmp_path) == {"not UTF-8": 1}
+    parquet.write_table(pa.table({"eng": ["Yes", "No"], "fra": [1, 2]}), tmp_path / "n.parquet")
+    assert "n.parquet:1: not text" in refused(table("n.parquet", format="parquet"), tmp_path)
+    assert "did you mean 'fra'" in refused(
+        table("t.parquet", format="parquet", columns={"eng": "eng", "fra": "fr"}), tmp_path
+    )
+    put(tmp_path, "x.parquet", "not parquet at all")
+    assert "cannot be read as Parquet" in refused(table("x.parquet", format="parquet"), tmp_path)
+
+
+def test_unequal_line_counts_are_an_error_that_names_both_files_or_counted(tmp_path):
+    source = lines(tmp_path, eng="Yes\nNo\nMaybe\nNever\n", fra="Oui\nNon\n")
+    message = refused(source, tmp_path)
+    assert message.startswith(
+        f"{tmp_path / 'eng.txt'}:3: unequal line counts: {tmp_path / 'fra.txt'} ends after line 2"
+    )
+    assert dropped(source, tmp_path) == {"unequal line counts": 2}
+
+
+def test_a_broken_line_of_a_moses_file_is_named_in_its_own_file(tmp_path):
+    source = lines(tmp_path, eng=b"Yes\nNo\n", fra=b"Oui\n\xff\n")
+    assert refused(source, tmp_path).startswith(f"{tmp_path / 'fra.txt'}:2: not UTF-8")
+    assert dropped(source, tmp_path) == {"not UTF-8": 1}
+
+
+def test_a_duplicate_id_in_an_id_join_is_an_error_or_its_first_row_counts(tmp_path):
+    eng = put(tmp_path, "eng.tsv", "id\ttext\n1\tYes\n1\tYeah\n")
+    fra = put(tmp_path, "fra.tsv", "id\ttext\n1\tOui\n")
+    source = Source(name="s", paths={"eng": eng, "fra": fra}, id="id")
+    assert refused(source, tmp_path).startswith(f"{tmp_path / 'eng.tsv'}:3: duplicate id: '1' names an earlier row")
+    assert dropped(source, tmp_path) == {"duplicate id": 1}
+
+
+def test_files_that_share_no_id_leave_nothing(tmp_path):
+    eng, fra = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n"), put(tmp_path, "f.tsv", "id\ttext\n2\tOui\n")
+    message = refused(Source(name="s", paths={"eng": eng, "fra": fra}, id="id"), tmp_path)
+    assert message == "source 's' (e.tsv, f.tsv) has no rows left; dropped: 2 id not in every file"
+
+
+def test_missing_files_folders_and_columns_are_errors_even_when_rows_are_dropped(tmp_path):
+    (tmp_path / "data").mkdir()
+    put(tmp_path / "data", "fra-eng.tsv", TABLE)
+    for on_error in ("fail", "drop"):
+        settings = {"on_error": on_error}
+        assert "did you mean 'fra-eng.tsv'?" in refused(table("data/fra-en.tsv", **settings), tmp_path)
+        assert "did you mean 'data'?" in refused(table("dota/fra-eng.tsv", **settings), tmp_path)
+        assert "is a folder; name a file, such as fra-eng.tsv" in refused(table("data", **settings), tmp_path)
+        message = refused(table("data/fra-eng.tsv", columns={"eng": "english", "fra": "fra"}, **settings), tmp_path)
+        assert "fra-eng.tsv:1: no column 'english'; columns: id, eng, fra; did you mean 'eng'?" in message
+        assert "is empty" in refused(table(put(tmp_path, "empty.tsv", ""), **settings), tmp_path)
+        headless = table("data/fra-eng.tsv", header=False, columns={"eng": "1", "fra": "3"}, **settings)
+        assert "no column '3'; columns: 0, 1, 2" in refused(headless, tmp_path)
+        twice = table(put(tmp_path, "twice.tsv", "eng\teng\nYes\tYes\n"), columns={"eng": "eng"}, **settings)
+        assert "2 columns are called 'eng'" in refused(twice, tmp_path)
+
+
+def test_a_cut_off_archive_is_an_error_with_file_and_line(tmp_path):
+    packed = gzip.compress("".join(f"{i}\tx{i * i}\n" for i in range(5000)).encode())
+    (tmp_path / "t.gz").write_bytes(packed[: len(packed) // 2])
+    message = refused(table("t.gz", header=False, columns={"eng": "0", "fra": "1"}, on_error="drop"), tmp_path)
+    assert "cannot be read: Compressed file ended" in message
+    assert message.startswith(f"{tmp_path / 't.gz'}:")
+
+
+def test_a_source_with_every_row_dropped_is_an_error_that_says_why(tmp_path):
+    source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\t\nNo\n"), on_error="drop")
+    assert refused(source, tmp_path) == "source 's' (t.tsv) has no rows left; dropped: 1 empty side, 1 column count"
+
+
+def test_a_long_value_is_shortened_in_an_error(tmp_path):
+    message = refused(table(put(tmp_path, "t.tsv", "eng\tfra\n" + "x" * 5000 + "\n")), tmp_path)
+    assert len(message) < 400 + len(str(tmp_path))
+
+
+# --- pivot ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(ids: list[str] | None = None, **columns: list[str]) -> Rows:
+    return Rows(columns=columns, ids=ids or [], digest="d", dropped={})
+
+
+PIVOT = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
+
+
+def test_a_pivot_joins_on_equal_text_without_case_and_punctuation(tmp_path):
+    a = rows_of(fra=["Oui", "Merci"], eng=["Yes.", "Thank you"])
+    b = rows_of(kor=["고마워", "아니"], eng=["thank  you!", "No"])
+    rows = read(PIVOT, tmp_path, a=a, b=b)
+    assert rows.columns == {"fra": ["Merci"], "eng": ["Thank you"], "kor": ["고마워"]}
+
+
+def test_a_pivot_joins_on_id(tmp_path):
+    a, b = rows_of(["x", "y"], fra=["Oui", "Non"]), rows_of(["y", "z"], kor=["아니", "네"])
+    by_id = dataclasses.replace(PIVOT, join="id")
+    rows = read(by_id, tmp_path, a=a, b=b)
+    assert (rows.columns, rows.ids) == ({"fra": ["Non"], "kor": ["아니"]}, ["y"])
+    assert "'b' has no ids" in str(refused(by_id, tmp_path, a=a, b=rows_of(kor=["네"])))
+
+
+def test_repeated_keys_of_a_pivot_use_every_row_without_exploding(tmp_path):
+    a = rows_of(eng=["Yes"] * 50, fra=[f"f{i}" for i in range(50)])
+    b = rows_of(eng=["yes!"] * 30, kor=[f"k{i}" for i in range(30)])
+    rows = read(PIVOT, tmp_path, a=a, b=b)
+    assert len(rows) == 50
+    assert set(rows.columns["fra"]) == set(a.columns["fra"])
+    assert set(rows.columns["kor"]) == set(b.columns["kor"])
+    assert rows.dropped == {"further combinations of a repeated key": 50 * 30 - 50}
+
+
+def test_a_pivot_without_its_sources_or_its_language_is_an_error(tmp_path):
+    a = rows_of(eng=["Yes"], fra=["Oui"])
+    assert "joins 'b', no source; sources: a" in refused(PIVOT, tmp_path, a=a)
+    assert "which 'b' does not hold; allowed: id, kor" in refused(PIVOT, tmp_path, a=a, b=rows_of(kor=["네"]))
+    assert "has no rows" in refused(PIVOT, tmp_path, a=a, b=rows_of(eng=["No"], kor=["아니"]))
+
+
+# --- graded pairs --------------------------------------------------------------------------------------------------
+
+
+def test_graded_pairs_are_read_by_column_name(tmp_path):
+    put(tmp_path, "sts.tsv", "grade\tb\ta\n4.5\tB\tA\n-1e0\tD\tC\n")
+    task = Task(name="sts", task="sts", path="sts.tsv", language="eng", sentence1="a", sentence2="b", score="grade")
+    assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "hub"])
+def test_graded_pairs_may_be_in_any_one_file_or_data_set(tmp_path, format):
+    rows = {"a": ["A", "C"], "b": ["B", "D"], "grade": [4.5, -1.0]}
+    source = Source(name="graded", format=format, path="graded")
+    if format == "jsonl":
+        put(
+            tmp_path,
+            "graded",
+            "".join(json.dumps(dict(zip(rows, row, strict=True))) + "\n" for row in zip(*rows.values(), strict=True)),
+        )
+    elif format == "parquet":
+        parquet.write_table(pa.table(rows), tmp_path / "graded")
+    else:
+        datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "graded"))
+        source = Source(name="graded", format="hub", dataset="graded")
+    task = Task(name="sts", task="sts", source=source, language="eng", sentence1="a", sentence2="b", score="grade")
+    assert read_graded(task, tmp_path)[:3] == (["A", "C"], ["B", "D"], [4.5, -1.0])
+
+
+@pytest.mark.parametrize("grade", ["nan", "inf", "five", "3,5"])
+def test_a_grade_that_is_no_finite_number_is_an_error_with_file_and_line(tmp_path, grade):
+    put(tmp_path, "sts.tsv", f"sentence1\tsentence2\tscore\nA\tB\t1\nA\tB\t{grade}\n")
+    with pytest.raises(DataError, match=rf"sts\.tsv:3: 'score' is '{grade}'; a grade is a finite number"):
+        read_graded(Task(name="sts", task="sts", path="sts.tsv", language="eng"), tmp_path)
+
+
+def test_broken_and_empty_files_of_graded_pairs_are_errors(tmp_path):
+    task = Task(name="sts", task="sts", path="sts.tsv", language="eng")
+    put(tmp_path, "sts.tsv", "sentence1\tsentence2\tscore\nA\t\t1\n")
+    with pytest.raises(DataError, match=r"sts\.tsv:2: empty side"):
+        read_graded(task, tmp_path)
+    put(tmp_path, "sts.tsv", "sentence1\tsentence2\tscore\n")
+    with pytest.raises(DataError, match="has no rows"):
+        read_graded(task, tmp_path)
+
+
+# --- language pairs ------------------------------------------------------------------------------------------------
+
+
+def pairs(rule: object, *languages: str, priority: tuple[str, ...] = ("eng",)) -> tuple[tuple[str, str], ...]:
+    return language_pairs(Source(name="s", pairs=rule), languages, priority)
+
+
+def test_the_anchor_is_the_language_of_highest_priority_then_the_first_in_the_alphabet():
+    assert pairs("anchor", "kor", "fra", "eng") == (("eng", "kor"), ("eng", "fra"))
+    assert pairs("anchor", "kor", "fra") == (("fra", "kor"),)
+    assert pairs("anchor", "kor", "fra", priority=("eng", "kor")) == (("kor", "fra"),)
+    assert pairs("all", "kor", "eng", "fra") == (("eng", "fra"), ("eng", "kor"), ("fra", "kor"))
+
+
+def test_listed_pairs_may_be_written_either_way_round_and_hold_hyphens():
+    assert pairs(("kor-eng", "eng-kor", "fra-kor"), "kor", "eng", "fra") == (("eng", "kor"), ("fra", "kor"))
+    assert pairs(("zho-CN-sna-Latn",), "zho-CN", "sna-Latn") == (("sna-Latn", "zho-CN"),)
+    with pytest.raises(DataError, match=r"no pair 'eng-kro'.*did you mean 'eng-kor'"):
+        pairs(("eng-kro",), "kor", "eng")
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_ignores_case_punctuation_blanks_and_unicode_form():
+    assert text_key("Don't  panic!") == text_key("DON’T PANIC…") == "dontpanic"
+    assert text_key("Straße") == text_key("STRASSE")
+    assert text_key("ＡＢＣ　株式会社㈱") == text_key("abc株式会社(株)")
+    assert text_key("が") == text_key("が")
+    assert text_key("soft\u00adhyphen\u200b") == "softhyphen"
+
+
+def test_a_key_keeps_marks_digits_and_what_is_only_punctuation():
+    assert text_key("कि") != text_key("की")
+    assert text_key("café") != text_key("cafe")
+    assert text_key("3.5") == "35"
+    assert text_key("?!") != text_key("...")
+    assert text_key(" ？！ ") == text_key("?!")
+
+
+@given(st.text(max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_a_key_is_the_same_in_every_unicode_form_and_its_own_key(text):
+    key = text_key(text)
+    assert text_key(key) == key
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert text_key(unicodedata.normalize(form, text)) == key
+
+
+@given(
+    st.lists(st.text(st.characters(categories=["Lu", "Ll", "Lo", "Nd"]), min_size=1, max_size=5), min_size=1), st.data()
+)
+@settings(max_examples=200, deadline=None)
+def test_a_key_does_not_depend_on_what_stands_between_words(words, data):
+    between = st.text(st.sampled_from(string.punctuation + " \t\u3000\u2019、。「」—«»"), max_size=3)
+    spaced = "".join(word + data.draw(between) for word in words)
+    assert text_key(spaced) == text_key(" ".join(words))

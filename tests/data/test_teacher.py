@@ -1,0 +1,280 @@
+"""The teacher gives what sentence-transformers gives, only where it is asked to, and each sentence once."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import BertConfig, BertModel
+
+from babeltune.data import teacher as module
+from babeltune.data.store import facts_of, open_matrix
+from babeltune.data.teacher import (
+    build_teacher_store,
+    encode_shard,
+    load_teacher,
+    model_digest,
+    teacher_folder,
+    verify_weights,
+)
+from babeltune.data.tokens import load_tokenizer, train_tokenizer
+from babeltune.errors import StoreError, TeacherError
+from babeltune.records import Student, Teacher
+
+TEXTS = [
+    "A man is riding a horse on the beach.",
+    "Yes.",
+    "The committee will publish its final report on the second of May, after both chambers have agreed to it.",
+    "Rain again",
+    "",
+    "It is raining again.",
+    "Somebody rides a horse near the sea.",
+    *(f"There are {i} boats in the harbour" + " today" * (i % 5) for i in range(60)),
+]
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return SentenceTransformer(str(teacher_folder(Teacher())), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A plain transformers folder: one random BERT layer, no pooling."""
+    folder = tmp_path_factory.mktemp("tiny")
+    train_tokenizer(TEXTS, 200, folder=folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=200, max_position_embeddings=32, initializer_range=0.5, **shape)
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def tiny_teacher(folder, **settings):
+    return Teacher(**{"model": str(folder), "pooling": "mean", "max_tokens": 16, **settings})
+
+
+def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
+    found = load_teacher(Teacher()).encode(TEXTS)
+    assert found.dtype == np.float32
+    assert found.shape == (len(TEXTS), 384)
+    assert np.abs(found - bundled.encode(TEXTS)).max() < 1e-5
+
+
+def test_half_precision_changes_the_third_digit_at_most(bundled):
+    found = load_teacher(Teacher(precision="bf16")).encode(TEXTS)
+    cosines = (found * bundled.encode(TEXTS)).sum(1)
+    assert found.dtype == np.float32
+    assert cosines.min() > 0.999
+
+
+def test_an_explicit_prompt_is_put_before_every_sentence(bundled):
+    found = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])
+    assert np.abs(found - bundled.encode([f"query: {t}" for t in TEXTS[:9]])).max() < 1e-5
+
+
+def test_e5_in_a_path_does_nothing(tiny, tmp_path):
+    named = tmp_path / "intfloat" / "multilingual-e5-base"
+    shutil.copytree(tiny, named)
+    plain_name, e5_name = (load_teacher(tiny_teacher(folder)).encode(TEXTS) for folder in (tiny, named))
+    assert np.array_equal(plain_name, e5_name)
+
+
+def test_the_models_own_default_prompt_does_nothing(tiny, tmp_path):
+    model = load_teacher(tiny_teacher(tiny))._model
+    model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
+    model.save(str(tmp_path / "prompted"))
+    found = load_teacher(tiny_teacher(tmp_path / "prompted", pooling="model")).encode(TEXTS)
+    assert np.array_equal(found, load_teacher(tiny_teacher(tiny)).encode(TEXTS))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_pooling_is_as_the_record_says(tiny, pooling):
+    teacher = tiny_teacher(tiny, pooling=pooling, normalize=False)
+    tokenizer = load_tokenizer(Student(model=str(tiny)), None)
+    bert = BertModel.from_pretrained(tiny).eval()
+    for text, found in zip(TEXTS[:12], load_teacher(teacher).encode(TEXTS[:12]), strict=True):
+        with torch.no_grad():
+            states = bert(**tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).last_hidden_state[0]
+        expected = {"mean": states.mean(0), "cls": states[0], "max": states.max(0).values}[pooling]
+        assert np.abs(found - expected.numpy()).max() < 1e-5
+
+
+def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
+    teacher = tiny_teacher(tiny, pooling="pooler", normalize=False)
+    tokenizer = load_tokenizer(Student(model=str(tiny)), None)
+    bert = BertModel.from_pretrained(tiny).eval()
+    loaded = load_teacher(teacher)
+    vectors = loaded.encode(TEXTS[:6])
+    for text, found in zip(TEXTS[:6], vectors, strict=True):
+        with torch.no_grad():
+            expected = bert(**tokenizer(text, truncation=True, max_length=16, return_tensors="pt")).pooler_output[0]
+        assert np.abs(found - expected.numpy()).max() < 1e-5
+    loaded.save(tmp_path / "whole")
+    assert np.abs(SentenceTransformer(str(tmp_path / "whole"), device="cpu").encode(TEXTS[:6]) - vectors).max() < 1e-5
+    BertModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(bare := tmp_path / "bare")
+    shutil.copy(tiny / "tokenizer.json", bare)
+    with pytest.raises(TeacherError, match=r"teacher\.model .* has no weights of a pooler"):
+        load_teacher(tiny_teacher(bare, pooling="pooler"))
+
+
+def test_normalisation_is_as_the_record_says(bundled):
+    lengths = np.linalg.norm(load_teacher(Teacher(normalize=False)).encode(TEXTS[:4]), axis=1)
+    assert np.abs(lengths - 1).min() > 0.1
+    assert np.allclose(np.linalg.norm(load_teacher(Teacher()).encode(TEXTS[:4]), axis=1), 1, atol=1e-6)
+
+
+def test_max_tokens_cuts_a_sentence_and_must_fit_the_model(tiny):
+    long = "boats " * 50
+    cut = load_teacher(tiny_teacher(tiny, max_tokens=8)).encode([long, long + "today", TEXTS[0]])
+    assert np.array_equal(cut[0], cut[1])
+    assert not np.array_equal(cut[0], cut[2])
+    with pytest.raises(TeacherError, match=r"teacher\.max_tokens is 33, but .* has 32 positions"):
+        load_teacher(tiny_teacher(tiny, max_tokens=33))
+
+
+def test_weights_saved_in_half_precision_run_in_float32(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "half")
+    BertModel.from_pretrained(tiny).half().save_pretrained(tmp_path / "half")
+    weights = next(iter(load_teacher(tiny_teacher(tmp_path / "half"))._model.parameters()))
+    assert weights.dtype == torch.float32
+
+
+def test_no_sentences_give_no_vectors(tiny):
+    assert load_teacher(tiny_teacher(tiny)).encode([]).shape == (0, 16)
+
+
+def test_a_teacher_without_pooling_must_be_told_how(tiny):
+    with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls, max or pooler"):
+        load_teacher(tiny_teacher(tiny, pooling="model"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./no/such/folder", "no such folder"),
+        ("bundled:other", "there is one: 'bundled:all-MiniLM-L6-v2'"),
+        ("nobody-here/no-such-model", "neither a folder nor reachable on the Hugging Face hub"),
+    ],
+)
+def test_a_teacher_that_cannot_be_found_is_a_clear_error(name, message, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(TeacherError, match=message):
+        load_teacher(Teacher(model=name))
+
+
+def test_weights_that_are_not_safetensors_are_not_read(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
+    torch.save({}, tmp_path / "old" / "pytorch_model.bin")
+    with pytest.raises(TeacherError, match=r"has no \*\.safetensors file"):
+        load_teacher(tiny_teacher(tmp_path / "old"))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "head.pkl"])
+def test_a_folder_with_pickled_weights_alone_is_refused_whatever_others_hold(tiny, tmp_path, name):
+    shutil.copytree(tiny, tmp_path / "mixed")
+    (tmp_path / "mixed" / "training_args.bin").touch()
+    (tmp_path / "mixed" / "openvino").mkdir()
+    (tmp_path / "mixed" / "openvino" / "openvino_model.bin").touch()
+    load_teacher(tiny_teacher(tmp_path / "mixed"))
+    (tmp_path / "mixed" / "2_Dense").mkdir()
+    torch.save({}, tmp_path / "mixed" / "2_Dense" / name)
+    with pytest.raises(TeacherError, match=rf"teacher.model .* has pickled weights, 2_Dense/{name}, and no"):
+        load_teacher(tiny_teacher(tmp_path / "mixed"))
+
+
+def test_altered_weights_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"other weights")
+    with pytest.raises(TeacherError, match=f"is not the published model.*expected {module.BUNDLED_SHA256}"):
+        verify_weights(path, module.BUNDLED_SHA256)
+
+
+def test_the_digest_of_a_model_follows_its_weights(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path / "other")
+    assert model_digest(tiny_teacher(tmp_path / "other")) == model_digest(tiny_teacher(tiny))
+    weights = tmp_path / "other" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert model_digest(tiny_teacher(tmp_path / "other")) != model_digest(tiny_teacher(tiny))
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(module, "SHARD_ROWS", (16, 16))
+
+
+def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small_shards):
+    steps = []
+    folder = build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), progress=lambda *step: steps.append(step))
+    matrix = open_matrix(folder, verify=True)
+    vectors = matrix.rows(np.arange(len(TEXTS)))
+    assert vectors.dtype == np.float16
+    assert np.abs(vectors - load_teacher(tiny_teacher(tiny)).encode(TEXTS)).max() < 1e-3
+    assert facts_of(folder) == {"forwarded": len(TEXTS), "truncated": 1, "dim": 16}
+    assert steps == [(done, 67) for done in (0, 16, 32, 48, 64, 67)]
+    assert len(list(folder.glob("rows-*.bin"))) == 5
+    assert not list(folder.glob("texts-*"))
+
+
+def test_teacher_forwards_equal_the_unique_sentences(tiny, tmp_path, small_shards, monkeypatch):
+    forwarded = []
+    encode = module.TeacherModel.encode
+
+    def count(self, texts):
+        forwarded.extend(texts)
+        return encode(self, texts)
+
+    monkeypatch.setattr(module.TeacherModel, "encode", count)
+    folder = build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny))
+    assert build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny)) == folder
+    assert sorted(forwarded) == sorted(TEXTS)
+
+
+def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
+    calls = []
+
+    def backwards(function, arguments, *, gpu):
+        assert gpu
+        assert function is encode_shard
+        for each in reversed(arguments):
+            calls.append(each)
+            yield function(*each, threads=1)
+
+    folder = build_teacher_store(tmp_path / "a", TEXTS, tiny_teacher(tiny), run_shards=backwards)
+    inline = build_teacher_store(tmp_path / "b", TEXTS, tiny_teacher(tiny))
+    ids = np.arange(len(TEXTS))
+    assert np.array_equal(open_matrix(folder).rows(ids), open_matrix(inline).rows(ids))
+    assert len(calls) == 5
+
+
+def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
+    def lazy(function, arguments, *, gpu):
+        for each in arguments[1:]:
+            yield function(*each)
+
+    with pytest.raises(StoreError, match="encoded 51 of 67 sentences"):
+        build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), run_shards=lazy)
+    assert not [p for p in tmp_path.iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize(
+    "change", [{"prompt": "a"}, {"pooling": "cls"}, {"normalize": False}, {"max_tokens": 9}, {"precision": "bf16"}]
+)
+def test_all_that_decides_the_vectors_decides_the_store(tiny, tmp_path, change):
+    same = build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny))
+    assert same == build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, languages=("eng", "fra")))
+    assert same != build_teacher_store(tmp_path, TEXTS[:3], tiny_teacher(tiny, **change))
+    assert same != build_teacher_store(tmp_path, TEXTS[1:4], tiny_teacher(tiny))
+
+
+def test_repeated_texts_are_refused(tiny, tmp_path):
+    with pytest.raises(StoreError, match="2 texts for the teacher are only 1 different"):
+        build_teacher_store(tmp_path, ["a", "a"], tiny_teacher(tiny))
+
+
+def test_a_store_of_no_sentences_is_empty(tiny, tmp_path):
+    matrix = open_matrix(build_teacher_store(tmp_path, [], tiny_teacher(tiny)))
+    assert (len(matrix), matrix.width) == (0, 16)

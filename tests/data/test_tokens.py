@@ -1,0 +1,159 @@
+"""Tokenizers trained on a corpus, and the stores of token ids that packed batches read."""
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from babeltune.data import tokens
+from babeltune.data.store import facts_of, open_ragged
+from babeltune.data.tokens import (
+    build_token_store,
+    build_tokenizer,
+    load_tokenizer,
+    tokenizer_key,
+    train_tokenizer,
+)
+from babeltune.errors import DataError, TeacherError
+from babeltune.records import Student
+
+TEXTS = [
+    "The train leaves at seven, so we should hurry.",
+    "Le train part à sept heures, dépêchons-nous.",
+    "電車は七時に出るので、急ぎましょう。",
+    "기차가 일곱 시에 떠나니까 서두르자.",
+    "Поезд отходит в семь, так что нам надо спешить.",
+    "I don't know where the train station is.",
+    "L'homme ne sait pas où est la gare.",
+] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 300, folder=tmp_path_factory.mktemp("tokenizer")))
+
+
+def test_a_trained_tokenizer_loads_with_plain_transformers(tmp_path):
+    folder = train_tokenizer(TEXTS, 300, folder=tmp_path)
+    for loaded in (AutoTokenizer.from_pretrained(folder), PreTrainedTokenizerFast.from_pretrained(folder)):
+        assert loaded.convert_tokens_to_ids(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) == [0, 1, 2, 3, 4]
+        assert (loaded.pad_token_id, loaded.unk_token_id, loaded.cls_token_id, loaded.sep_token_id) == (0, 1, 2, 3)
+        ids = loaded(TEXTS[0])["input_ids"]
+        assert ids[0] == 2
+        assert ids[-1] == 3
+        assert loaded.decode(ids, skip_special_tokens=True) == TEXTS[0]
+        assert 30 < len(loaded) <= 300
+
+
+def test_the_same_corpus_gives_the_same_bytes(tmp_path):
+    first, second = (train_tokenizer(TEXTS, 300, folder=tmp_path / name, seed=3) for name in "ab")
+    names = sorted(p.name for p in first.iterdir())
+    assert "tokenizer.json" in names
+    assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
+
+
+def test_above_the_limit_a_seeded_sample_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(tokens, "TRAINING_TEXTS", 4)
+    folders = [train_tokenizer(TEXTS[:7], 300, folder=tmp_path / str(i), seed=seed) for i, seed in enumerate((0, 0, 1))]
+    first, again, other = [(folder / "tokenizer.json").read_bytes() for folder in folders]
+    assert first == again != other
+
+
+def test_text_is_compared_in_nfkc_and_keeps_its_case(tokenizer):
+    def ids(text):
+        return tokenizer(text)["input_ids"]
+
+    assert ids("Ｔｈｅ  train ") == ids("The train")
+    assert ids("the") != ids("The")
+
+
+def test_punctuation_never_joins_a_word(tokenizer):
+    assert not [t for t in tokenizer.get_vocab() if any(c in t for c in ".。、,") and any(c.isalpha() for c in t)
+                and not t.startswith("[")]  # fmt: skip
+
+
+def test_a_character_never_seen_is_unknown(tokenizer):
+    assert tokenizer("♞")["input_ids"].count(tokenizer.unk_token_id) == 1
+
+
+@pytest.mark.parametrize(("texts", "vocabulary"), [([], 300), ([""], 300), (TEXTS, 5)])
+def test_a_tokenizer_that_cannot_be_trained_is_refused(tmp_path, texts, vocabulary):
+    with pytest.raises(DataError, match=r"data\.train|student\.vocabulary"):
+        train_tokenizer(texts, vocabulary, folder=tmp_path)
+
+
+def test_a_tokenizer_store_is_trained_once(tmp_path, monkeypatch):
+    folder = build_tokenizer(tmp_path, TEXTS, 200)
+    assert facts_of(folder) == {"vocabulary": len(load_tokenizer(Student(), folder))}
+    monkeypatch.delattr(tokens, "train_tokenizer")
+    assert build_tokenizer(tmp_path, TEXTS, 200) == folder
+    assert folder.is_dir()
+
+
+def test_tokenizer_keys_differ_where_tokens_would():
+    base = tokenizer_key(Student(), "corpus")
+    assert base == tokenizer_key(Student(layers=6, width=64), "corpus")
+    others = {
+        tokenizer_key(Student(), "other corpus"),
+        tokenizer_key(Student(vocabulary=99), "corpus"),
+        tokenizer_key(Student(prompt="query: "), "corpus"),
+        tokenizer_key(Student(max_tokens=9), "corpus"),
+        tokenizer_key(Student(model="a/b"), "corpus"),
+        tokenizer_key(Student(model="a/b", revision="1"), "corpus"),
+    }
+    assert len(others | {base}) == 7
+    assert tokenizer_key(Student(model="a/b"), "x") == tokenizer_key(Student(model="a/b"), "y")
+
+
+def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
+    with pytest.raises(TeacherError, match=r"student\.model"):
+        load_tokenizer(Student(model=str(tmp_path / "nowhere")), None)
+    with pytest.raises(TeacherError, match="tokenizer trained on the corpus"):
+        load_tokenizer(Student(), None)
+
+
+@pytest.mark.parametrize("prompt", ["", "query: "])
+def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeypatch):
+    monkeypatch.setattr(tokens, "CHUNK", 4)
+    texts = [*TEXTS[:7], "", "train"]
+    folder = build_token_store(tmp_path, texts, tokenizer, prompt, 12)
+    expected = [tokenizer(prompt + t, truncation=True, max_length=12)["input_ids"] for t in texts]
+    whole = [len(tokenizer(prompt + t)["input_ids"]) for t in texts]
+    values, lengths = open_ragged(folder).take(np.arange(len(texts)))
+    assert values.dtype == np.uint16
+    assert np.split(values, np.cumsum(lengths)[:-1])[2].tolist() == expected[2]
+    assert values.tolist() == [i for row in expected for i in row]
+    assert lengths.tolist() == [len(row) for row in expected]
+    facts = facts_of(folder)
+    assert facts == {"sentences": 9, "tokens": len(values), "truncated": sum(n > 12 for n in whole)}
+    assert 0 < facts["truncated"] < 9
+    if not prompt:
+        assert expected[7] == [2, 3]
+
+
+def test_building_tokens_leaves_the_tokenizer_as_it_was(tmp_path, tokenizer):
+    before = tokenizer.backend_tokenizer.to_str()
+    build_token_store(tmp_path, TEXTS, tokenizer, "", 5)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer):
+    other = load_tokenizer(Student(), train_tokenizer(TEXTS, 150, folder=tmp_path / "other"))
+    folders = {
+        build_token_store(tmp_path, *arguments)
+        for arguments in (
+            (TEXTS, tokenizer, "", 8),
+            (TEXTS[1:], tokenizer, "", 8),
+            (TEXTS, tokenizer, "a", 8),
+            (TEXTS, tokenizer, "", 9),
+            (TEXTS, other, "", 8),
+        )
+    }
+    assert len(folders) == 5
+
+
+def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path, tokenizer):
+    tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 100, folder=tmp_path / "t"))
+    tokenizer.add_tokens([f"<{i}>" for i in range(66_000)])
+    values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, "", 8)).take(np.array([0]))
+    assert values.dtype == np.int32
+    assert values.max() == len(tokenizer) - 1 > 65_535

@@ -1,0 +1,225 @@
+import asyncio
+import json
+import time
+
+import pytest
+import ray
+
+from babeltune.engine.desk import Desk
+from babeltune.engine.lanes import Lanes, lanes_that_fit
+from babeltune.errors import ClusterError
+from toy_trials import groups_held
+
+TWO_WORKERS = {
+    "count": "auto",
+    "workers": 2,
+    "cpus_per_worker": 1,
+    "gpus_per_worker": 0,
+    "run_trial": "toy_trials:train",
+}
+
+
+@pytest.fixture(scope="module")
+def lanes(ray_cluster, tmp_path_factory):
+    storage = tmp_path_factory.mktemp("lanes")
+    with Lanes(**TWO_WORKERS, storage=storage) as opened:
+        yield opened
+
+
+def offer(lanes, folder, name, **payload):
+    lanes.offer(name, {"folder": str(folder / name), "steps": 3, "seed": 1, **payload})
+
+
+def follow(lanes, name):
+    reports = []
+    while "report" in (answer := lanes.next_report(name)):
+        reports.append(answer["report"]["index"])
+    return reports, answer["ended"]
+
+
+def starts(folder, name):
+    return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
+
+
+def wait_until_free(lanes, count, seconds=120):
+    """As a search waits: a lane whose run ended is started again."""
+    deadline = time.monotonic() + seconds
+    while lanes.free() < count:
+        lanes.mend()
+        assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
+        time.sleep(0.05)
+
+
+def test_two_lanes_of_two_workers_run_six_trials(lanes, tmp_path):
+    assert lanes.count == 2
+    wait_until_free(lanes, 2)
+    names = [f"six-{number}" for number in range(6)]
+    for name in names:
+        offer(lanes, tmp_path, name)
+    assert [follow(lanes, name) for name in names] == [([1, 2, 3], None)] * 6
+    assert len({starts(tmp_path, name)[0]["pid"] for name in names}) == 2
+
+
+def test_a_warm_lane_starts_a_trial_in_a_fraction_of_a_second(lanes, tmp_path):
+    waits = []
+    for number in range(5):
+        wait_until_free(lanes, 2)
+        offered = time.time()
+        offer(lanes, tmp_path, f"fast-{number}", steps=1)
+        follow(lanes, f"fast-{number}")
+        waits.append(starts(tmp_path, f"fast-{number}")[0]["time"] - offered)
+    print("seconds from offer to first step:", sorted(round(wait, 4) for wait in waits))
+    assert sorted(waits)[2] < 0.5
+
+
+def test_a_used_lane_draws_what_a_fresh_lane_draws(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    draws = []
+    for name in ("one", "two", "three"):
+        offer(lanes, tmp_path, name, seed=7)
+        follow(lanes, name)
+        draws.append(json.loads((tmp_path / name / "checkpoint.json").read_text())["draw"])
+    assert len(set(draws)) == 1
+
+
+def test_a_stopped_trial_has_trained_exactly_to_its_report(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "stopped", steps=5)
+    assert [lanes.next_report("stopped")["report"]["index"] for _ in range(2)] == [1, 2]
+    time.sleep(0.3)
+    lanes.stop("stopped")
+    assert lanes.wait_idle(10)
+    assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
+
+
+def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
+    assert follow(lanes, "refused") == ([1], "the loss is nan at step 7; lower the learning rate")
+    wait_until_free(lanes, 2, seconds=2)
+
+
+def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
+    reports, reason = follow(lanes, "bug")
+    assert reports == [1]
+    assert reason.startswith("ValueError: a bug on one rank")
+    assert "toy_trials.py" in reason
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "after-the-bug")
+    assert follow(lanes, "after-the-bug") == ([1, 2, 3], None)
+
+
+def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    for name in ("one", "other"):
+        offer(lanes, tmp_path, name, steps=40, seconds=0.05)
+        assert lanes.next_report(name)["report"]["index"] == 1
+    killed = next(iter(lanes._lanes))
+    ray.kill(lanes._lanes[killed])
+    ray.wait([lanes._runs[killed]])
+    lanes.mend()
+    for name in ("one", "other"):
+        reports, reason = follow(lanes, name)
+        assert (reports[-1], reason) == (40, None)
+    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("one", "other")]
+    assert sorted(resumed) == [[False], [False, True]]
+
+
+def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
+    with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*1 nodes with 4 CPUs"):
+        lanes_that_fit(8, 1, 0)
+    with pytest.raises(ClusterError, match="0 GPUs in all"):
+        lanes_that_fit(1, 1, 1)
+    assert lanes_that_fit(1, 2, 0) == 2
+
+
+def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, lanes):
+    with (
+        pytest.raises(ClusterError, match="no_such_function"),
+        Lanes(
+            count=1,
+            workers=1,
+            cpus_per_worker=0,
+            gpus_per_worker=0,
+            run_trial="toy_trials:no_such_function",
+            storage=tmp_path,
+        ),
+    ):
+        pass
+
+
+def in_desk(steps):
+    """Runs the coroutine function on a new desk, within five seconds."""
+
+    async def bounded():
+        return await asyncio.wait_for(steps(Desk()), 5)
+
+    return asyncio.run(bounded())
+
+
+def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_restarts():
+    async def steps(desk):
+        await desk.offer("t", {"a": 1})
+        seen = [await desk.next("lane") for _ in range(4)]
+        assert seen == [{"trial": "t", "payload": {"a": 1}}] * 4
+        asked = asyncio.ensure_future(desk.next("lane"))
+        ended = await desk.next_report("t")
+        asked.cancel()
+        return ended["ended"]
+
+    assert "given up after 3 restarts" in in_desk(steps)
+
+
+def test_a_new_report_grants_three_restarts_more():
+    async def steps(desk):
+        await desk.offer("t", {})
+        for index in range(1, 7):
+            assert (await desk.next("lane"))["trial"] == "t"
+            waiting = asyncio.ensure_future(desk.report("t", {"index": index}))
+            assert (await desk.next_report("t"))["report"]["index"] == index
+            waiting.cancel()
+
+    in_desk(steps)
+
+
+def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane")
+        first = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        assert await desk.next_report("t") == {"report": {"index": 1}}
+        again = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await desk.stop("t")
+        return await first, await again, await desk.leave("lane", "t", 0, 1, "done", ""), await desk.next_report("t")
+
+    assert in_desk(steps) == (False, False, True, {"ended": None})
+
+
+def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
+    async def steps(desk):
+        dead = asyncio.ensure_future(desk.next("lane"))
+        await asyncio.sleep(0)
+        reborn = asyncio.ensure_future(desk.next("lane"))
+        await asyncio.sleep(0)
+        await desk.offer("t", {})
+        return await dead, await reborn
+
+    assert in_desk(steps) == ({}, {"trial": "t", "payload": {}})
+
+
+def left_behind():
+    held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+    names = ray.util.list_named_actors(all_namespaces=True)
+    return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
+
+
+def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, lanes):
+    offer(lanes, tmp_path, "long", steps=500, seconds=0.1)
+    lanes.next_report("long")
+    lanes.__exit__(KeyError, KeyError("the driver fails"), None)
+    deadline = time.monotonic() + 10
+    while left_behind() != (set(), 0, []) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_behind() == (set(), 0, [])

@@ -1,0 +1,283 @@
+"""A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
+
+import json
+import math
+import re
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import mlflow
+import optuna
+import psutil
+import pytest
+
+from babeltune.data.prepared import write_prepared
+from babeltune.engine.board import is_driven
+from babeltune.engine.environment import deciding_facts
+from babeltune.engine.lanes import Lanes
+from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row, winner
+from babeltune.engine.sweep import check_unchanged, end_when_asked, only_driver, payload, submit
+from babeltune.errors import ClusterError, SpecError, SweepError
+from babeltune.spec.sweep_file import sweep_from
+from babeltune.training.checkpoint import checkpoint_folder, digest_of
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
+
+
+def runs_of(folder):
+    """The MLflow runs of a sweep: the parent, and the children by the tag that names them."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder.path.parents[1]}/mlflow.db")
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.`babeltune.sweep` = '{folder.id}'")
+    parent = next(r for r in runs if r.data.tags["babeltune.role"] == "sweep")
+    return client, parent, {r.data.tags["babeltune.trial"]: r for r in runs if "babeltune.trial" in r.data.tags}
+
+
+def ends(folder):
+    lines = (folder.path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["number"] for event in map(json.loads, lines) if event["event"] == "end"]
+
+
+def on_one_worker(sweep, cluster):
+    """The same sweep where lanes start fastest."""
+    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, lanes=1)
+
+
+def with_trials(sweep, trials):
+    return replace(sweep, budget=replace(sweep.budget, trials=trials))
+
+
+def test_the_sweep_finishes_with_the_trials_asked_for(searched):
+    _, folder = searched
+    assert folder.state() == "finished"
+    assert sorted(ends(folder)) == [0, 1, 2, 3]
+    assert not is_driven(folder)
+
+
+def test_a_trial_whose_loss_is_not_finite_fails_with_a_reason_and_does_not_stop_the_sweep(searched):
+    _, folder = searched
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert rows["t0001"].state == "failed"
+    assert re.match(r"step \d+: loss is (nan|inf); lower training.learning_rate", rows["t0001"].reason)
+    assert [rows[name].state for name in ("t0000", "t0002", "t0003")] == ["finished"] * 3
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+
+
+def test_the_untrained_student_and_the_teacher_stand_in_the_leaderboard(searched):
+    _, folder = searched
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert rows["teacher"].metrics["dev/sts/spearman"] > 0.7
+    assert rows["untrained"].metrics["dev/everyday/accuracy"] < winner(folder).metrics["dev/everyday/accuracy"]
+
+
+def test_the_leaderboard_is_sorted_by_the_asked_metric_with_unscored_rows_last(searched):
+    _, folder = searched
+    for metric in (None, "dev/sts/spearman", "dev/everyday/xsim_error"):
+        rows = leaderboard(folder, metric)
+        name = metric or "dev/everyday/accuracy"
+        values = [row.metrics[name] for row in rows if name in row.metrics]
+        assert values == sorted(values, reverse="error" not in name)
+        assert [row.name for row in rows if name not in row.metrics] == ["t0001"]
+
+
+def test_mlflow_has_a_parent_with_a_child_per_trial_and_baseline(searched):
+    sweep, folder = searched
+    _, parent, children = runs_of(folder)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["method"] == sweep.method
+    assert set(children) == {"0", "1", "2", "3", "teacher", "untrained"}
+    assert {r.data.tags["mlflow.parentRunId"] for r in children.values()} == {parent.info.run_id}
+    assert {children[k].info.status for k in ("0", "2", "3", "teacher", "untrained")} == {"FINISHED"}
+    assert children["1"].info.status == "FAILED"
+    assert "loss is" in children["1"].data.tags["babeltune.reason"]
+
+
+def test_each_run_records_world_size_backend_and_effective_negatives(searched):
+    _, folder = searched
+    _, _, children = runs_of(folder)
+    for number in ("0", "1", "2", "3"):  # 1 failed before its first report
+        tags = children[number].data.tags
+        assert tags["fact.world_size"] == "2"
+        assert tags["fact.backend"] == "gloo"
+        assert tags["fact.effective_negatives"] == "31"
+
+
+def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
+    sweep, folder = searched
+    _, parent, children = runs_of(folder)
+    prepared = folder.read("prepared.json")
+    trial = json.loads((folder.trial(2) / "trial.json").read_text(encoding="utf-8"))
+    assert children["2"].data.params["search.temperature"] == "0.05"
+    assert children["2"].data.params["training.learning_rate"] == "0.001"
+    assert children["2"].data.params["seed"] == str(trial["seed"])
+    assert children["2"].data.params["student.max_tokens"] == "32"
+    assert children["2"].data.params["teacher.max_tokens"] == str(sweep.teacher.max_tokens)
+    for run in (parent, children["2"]):
+        assert run.data.tags["data"] == prepared["digest"]
+        assert any(key.startswith("digest.") for key in run.data.tags)
+    assert any(key.startswith("overlap.natural") for key in parent.data.tags)
+    assert sweep_from(json.loads(parent.data.tags["babeltune.spec"])) == sweep
+    assert int(parent.data.tags["teacher.forwarded"]) > 300
+    assert parent.data.tags["teacher.truncated"] == "0"
+    (cut,) = [int(v) for key, v in parent.data.tags.items() if key.startswith("truncated.")]
+    assert cut == next(iter(prepared["tokens"].values()))["truncated"] > 0, "a vocabulary of 1,000 makes long rows"
+    assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
+    assert sweep.name == "searched"
+
+
+def test_dev_metrics_stand_at_the_steps_of_their_reports(searched):
+    _, folder = searched
+    client, _, children = runs_of(folder)
+    run = children["0"].info.run_id
+    reports = [json.loads(s) for s in (folder.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+    history = sorted(client.get_metric_history(run, "dev/everyday/accuracy"), key=lambda m: m.step)
+    expected = [(r["step"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
+    assert [(m.step, m.value) for m in history] == expected
+    assert [m.step for m in history] == [20, 40]
+    losses = client.get_metric_history(run, "train/loss")
+    assert len(losses) >= 20
+    assert all(math.isfinite(m.value) for m in losses)
+    memory = client.get_metric_history(run, "system/process_memory_usage_megabytes")
+    assert [m.step for m in memory] == [20, 40]
+    assert all(100 < m.value < 100_000 for m in memory)
+
+
+def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
+    _, folder = searched
+    _, _, children = runs_of(folder)
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
+    attributes = study.trials[3].user_attrs
+    assert attributes["checkpoint"].endswith("t0003/checkpoints/000002")
+    assert attributes["mlflow_run"] == children["3"].info.run_id
+
+
+def test_submitting_a_finished_sweep_again_adds_nothing(copied):
+    sweep, folder, cluster = copied
+    before = (folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()
+    assert submit(sweep, cluster).state() == "finished"
+    assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
+
+
+def when(condition, action):
+    """Does the action once the condition holds."""
+
+    def work():
+        deadline = time.monotonic() + 240
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copied):
+    sweep, folder, cluster = copied
+    sweep, cluster = on_one_worker(with_trials(sweep, 6), cluster)
+    began = folder.trial(4) / "trial.json"
+    folder.write("baselines.json", {"data": "another digest", "scores": {"teacher": {"dev/sts/spearman": 0.0}}})
+    stopper = when(began.exists, folder.stop_request.touch)
+    submit(sweep, cluster)
+    stopper.join(60)
+    assert folder.state() == "stopped"
+    assert runs_of(folder)[1].info.status == "KILLED"
+    assert len(ends(folder)) < 6
+    with pytest.raises(SweepError, match="another process"), only_driver(folder):
+        submit(sweep, cluster)
+    submit(sweep, cluster)
+    assert folder.state() == "finished"
+    assert sorted(ends(folder)) == [0, 1, 2, 3, 4, 5], "each trial ends exactly once"
+    assert folder.baselines()["teacher"]["dev/sts/spearman"] > 0.7, "scores of other data were made again"
+    assert {path.name for path in folder.trials()} == {f"t{n:04d}" for n in range(6)}
+    assert all(trial_row(p, sweep.objectives[0]).state in ("finished", "failed") for p in folder.trials())
+    _, parent, children = runs_of(folder)
+    assert parent.info.status == "FINISHED"
+    assert set(children) == {"0", "1", "2", "3", "4", "5", "teacher", "untrained"}
+
+
+def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_request(copied):
+    sweep, folder, cluster = copied
+    facts = deciding_facts()
+    folder.write("facts.json", {**facts, "torch": "1.0"})
+    with pytest.raises(SweepError, match=r"-torch: 1\.0\n\+torch: .*\n.*--accept-changes"):
+        submit(with_trials(sweep, 9), cluster)
+    assert folder.sweep().budget.trials == 4, "a refused submission leaves the folder as it was"
+    assert submit(sweep, cluster, accept_changes=True).state() == "finished"
+    assert folder.read("facts.json") == facts
+    check_unchanged(folder, facts, accept=False)
+
+
+def test_sigterm_is_ctrl_c():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        end_when_asked()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_during_preparation_is_heard(copied):
+    sweep, folder, cluster = copied
+    sweep, cluster = on_one_worker(replace(with_trials(sweep, 1), seed=7), cluster)
+    stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
+    assert stopped.id != folder.id
+    assert stopped.state() == "stopped"
+    assert not stopped.prepared.exists()
+
+
+def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
+    sweep, _, cluster = copied
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ClusterError, match=r"file cannot be written \(Not a directory\); set BABELTUNE_HOME"):
+        submit(sweep, replace(cluster, storage=str(tmp_path / "file")))
+
+
+def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
+    sweep, _, cluster = copied
+    sweep = replace(sweep, seed=8, sampler=replace(sweep.sampler, warm_start="searched", points=()))
+    other = replace(sweep, objectives=(replace(sweep.objectives[0], metric="dev/sts/spearman"),))
+    seen = []
+    with pytest.raises(SpecError, match=r"sampler\.warm_start: sweep searched-\w+ has other objectives"):
+        submit(other, cluster, watch=seen.append)
+    assert [board.stage for board in seen] == ["starting"]
+
+
+def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trial = payload(sweep, folder, 0, {})
+    names = ("one", "other")
+    places = {name: tmp_path / name for name in names}
+    reports = {name: [] for name in names}
+    run = "babeltune.engine.trial:run"
+    storage = tmp_path / "lanes"
+    with Lanes(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as lanes:
+        for name in names:
+            places[name].mkdir()
+            lanes.offer(name, {**trial, "folder": str(places[name])})
+        running = list(names)
+        while running:
+            for name in list(running):
+                answer = lanes.next_report(name)
+                if "report" in answer:
+                    reports[name].append(answer["report"]["index"])
+                else:
+                    assert answer["ended"] is None
+                    running.remove(name)
+            if all(made == [1] for made in reports.values()):
+                children = psutil.Process().children(recursive=True)
+                ranks = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+                assert len(ranks) == 4
+                ranks[1].kill()
+    assert reports == {name: [1, 2, 3, 4] for name in names}
+    for tensors in ("student", "optimizer"):
+        one, other = (digest_of(checkpoint_folder(places[name], 4) / f"{tensors}.safetensors") for name in names)
+        assert one == other

@@ -1,0 +1,186 @@
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from babeltune.data.prepared import EvalTask
+from babeltune.errors import DataError, TrainingError
+from babeltune.evaluation import metrics
+from babeltune.evaluation.evaluate import evaluate, evaluate_texts
+
+TABLE = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
+TABLE[100:200] = TABLE[:100] + 0.9 * TABLE[200:300]
+
+
+class Embed:
+    """Looks vectors up, and counts what it was asked for."""
+
+    def __init__(self, table=TABLE):
+        self.table, self.asked = table, []
+
+    def __call__(self, ids):
+        self.asked.append(ids.tolist())
+        return self.table[ids]
+
+
+def bitext(name="ntrex", subset="fra-eng", left=range(100), right=range(100, 200), **more):
+    return EvalTask(name=name, kind="bitext", subset=subset, left=tuple(left), right=tuple(right), **more)
+
+
+def sts(scores=tuple(range(50)), **more):
+    return EvalTask(
+        name="stsb",
+        kind="sts",
+        subset="eng",
+        left=tuple(range(50)),
+        right=tuple(range(100, 150)),
+        scores=scores,
+        **more,
+    )
+
+
+def test_every_text_is_encoded_once_over_all_tasks():
+    embed = Embed()
+    evaluate([bitext(), bitext(subset="rus-eng", left=range(50, 150), right=range(100, 200)), sts()], embed)
+    assert embed.asked == [list(range(200))]
+
+
+def test_metrics_say_task_subset_and_direction():
+    scores = evaluate([bitext(), sts()], Embed())
+    forward, backward = metrics.bitext_accuracy(TABLE[:100], TABLE[100:200])
+    errors = metrics.xsim_error(TABLE[:100], TABLE[100:200])
+    assert forward != backward
+    assert scores["dev/ntrex/fra-eng/accuracy_forward"] == forward
+    assert scores["dev/ntrex/fra-eng/accuracy_backward"] == backward
+    assert scores["dev/ntrex/fra-eng/accuracy"] == (forward + backward) / 2
+    assert scores["dev/ntrex/fra-eng/xsim_error"] == sum(errors) / 2
+    cosines = metrics.paired_cosine(TABLE[:50], TABLE[100:150])
+    assert scores["dev/stsb/eng/spearman"] == metrics.spearman(range(50), cosines)
+
+
+def test_a_task_has_its_macro_mean_even_with_one_subset():
+    easy = bitext(subset="deu-eng", left=range(10), right=range(10))
+    one = evaluate([bitext()], Embed())
+    both = evaluate([bitext(), easy, sts()], Embed())
+    for metric in ("accuracy", "xsim_error"):
+        mine, other = (both[f"dev/ntrex/{subset}/{metric}"] for subset in ("fra-eng", "deu-eng"))
+        assert one[f"dev/ntrex/{metric}"] == one[f"dev/ntrex/fra-eng/{metric}"] == mine
+        assert both[f"dev/ntrex/{metric}"] == pytest.approx((mine + other) / 2)
+        assert mine != other
+    assert both["dev/stsb/spearman"] == both["dev/stsb/eng/spearman"]
+
+
+def test_an_equal_text_is_no_xsim_error_in_either_direction():
+    twice = bitext(left=[*range(50), *range(50)], right=[*range(50), *range(50)])
+    scores = evaluate([twice], Embed())
+    assert scores["dev/ntrex/xsim_error"] == 0
+    assert scores["dev/ntrex/accuracy"] == 0.5
+
+
+def test_the_tasks_k_is_used():
+    values = {k: evaluate([bitext(k=k)], Embed())["dev/ntrex/xsim_error"] for k in (1, 4, 50)}
+    assert len(set(values.values())) > 1
+
+
+def test_a_constant_encoder_fails_the_trial_and_names_the_metric():
+    with pytest.raises(TrainingError, match=r"'dev/stsb/eng/spearman' is NaN: .* alike"):
+        evaluate([sts()], Embed(np.ones((400, 4), dtype=np.float32)))
+
+
+def test_vectors_that_are_not_finite_fail_the_trial():
+    table = TABLE.copy()
+    table[120, 3] = np.inf
+    with pytest.raises(TrainingError, match=r"'dev/ntrex/fra-eng/accuracy' is NaN: .* not finite"):
+        evaluate([bitext()], Embed(table))
+
+
+def test_vectors_missing_for_some_texts_are_refused():
+    with pytest.raises(TrainingError, match="3 vectors came back for 200 texts"):
+        evaluate([bitext()], lambda ids: TABLE[:3])
+
+
+def test_two_tasks_of_one_name_are_refused_rather_than_averaged():
+    with pytest.raises(DataError, match="'ntrex/fra-eng'"):
+        evaluate([bitext(), bitext(k=2)], Embed())
+
+
+def test_a_margin_that_means_nothing_is_reported():
+    assert "dev/ntrex/fra-eng/xsim_flipped" not in evaluate([bitext()], Embed())
+    centred = np.array([[1, 0], [-1, 0.01], [-1, 0], [1, -0.01]], dtype=np.float32)
+    scores = evaluate([bitext(left=(0, 1), right=(2, 3))], Embed(centred))
+    assert scores["dev/ntrex/fra-eng/xsim_flipped"] > 0
+
+
+def test_no_tasks_give_no_metrics():
+    assert evaluate([], Embed()) == {}
+
+
+def test_texts_score_as_their_ids_do():
+    asked = []
+
+    def encode(texts, languages):
+        asked.append(texts)
+        assert len(languages) == len(texts)
+        return TABLE[[int(text) for text in texts]]
+
+    tasks = [bitext(right=[*range(100, 199), 100]), sts()]
+    assert evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode) == evaluate(
+        tasks, Embed(), prefix="test"
+    )
+    assert len(asked) == 1
+    assert len(set(asked[0])) == len(asked[0]) == 199
+
+
+def test_it_imports_no_large_dependency():
+    code = (
+        "import sys, babeltune.evaluation.evaluate\n"
+        "bad = {'ray', 'mlflow', 'optuna', 'pydantic', 'scipy', 'pandas', 'sentence_transformers'} & set(sys.modules)\n"
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def topics(subset="eng", left=range(100), labels=None, **more):
+    labels = tuple(labels or (str(i % 4) for i in left))
+    return EvalTask(name="sib", kind="clustering", subset=subset, left=tuple(left), labels=labels, **more)
+
+
+def test_clustering_scores_have_a_mean_a_spread_and_the_mean_over_subsets():
+    table = np.eye(12, dtype=np.float32)[np.arange(400) % 4] + 0.1 * TABLE
+    scores = evaluate([topics(), topics("mixed", range(100, 200), left_languages=("eng", "zho") * 50)], Embed(table))
+    assert scores["dev/sib/eng/ari"] == 1.0
+    assert scores["dev/sib/eng/ari_sd"] == 0.0
+    assert scores["dev/sib/ari"] == (scores["dev/sib/eng/ari"] + scores["dev/sib/mixed/ari"]) / 2
+
+
+def test_a_clustering_score_may_be_negative_but_not_missing():
+    scores = evaluate([topics(labels=[str(i // 50) for i in range(100)])], Embed())
+    assert -0.5 < scores["dev/sib/ari"] < 0.2
+    table = TABLE.copy()
+    table[3, 0] = np.nan
+    with pytest.raises(TrainingError, match=r"'dev/sib/eng/ari' is NaN: .* not finite"):
+        evaluate([topics()], Embed(table))
+
+
+def test_contrastive_accuracy_is_that_of_a_fixed_pool():
+    """D34: of a batch of 64 it would depend on the batch."""
+    small, large = (evaluate([bitext(left=range(n), right=range(100, 100 + n))], Embed()) for n in (10, 100))
+    assert small["dev/ntrex/accuracy"] > large["dev/ntrex/accuracy"]
+
+
+def test_the_encoder_of_texts_is_told_their_languages():
+    said = {}
+
+    def encode(texts, languages):
+        said.update(zip(texts, languages, strict=True))
+        return TABLE[[int(text) for text in texts]]
+
+    tasks = [
+        topics("mixed", range(3), labels="aba", left_languages=("eng", "zho", "eng")),
+        bitext(left=(10, 11), right=(20, 21), left_languages=("fra",), right_languages=("eng",)),
+    ]
+    evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode)
+    assert said == {"0": "eng", "1": "zho", "2": "eng", "10": "fra", "11": "fra", "20": "eng", "21": "eng"}

@@ -1,0 +1,147 @@
+"""Packed and padded runs of real architectures, tiny and with random weights, give the same states and gradients."""
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    DistilBertConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    XLMRobertaConfig,
+)
+
+from babeltune.method import Tokens
+from babeltune.models.packing import _probe, enable_packing, pack, run_packed, run_padded, supports_packing
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
+pytestmark = pytest.mark.usefixtures("one_thread")
+CONFIGS = {
+    "bert": BertConfig(**SMALL, max_position_embeddings=64),
+    "xlm-r": XLMRobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1),
+    "modernbert": ModernBertConfig(
+        **SMALL, max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=2, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    ),
+    "mpnet": MPNetConfig(**SMALL, max_position_embeddings=66, pad_token_id=1),
+    "distilbert": DistilBertConfig(
+        dim=32, n_layers=2, n_heads=4, hidden_dim=64, vocab_size=90, max_position_embeddings=64
+    ),
+}  # fmt: skip
+
+
+def small(name):
+    torch.manual_seed(0)
+    return AutoModel.from_config(copy.deepcopy(CONFIGS[name])).eval()
+
+
+def sentences(*lengths, start=5, vocabulary=90):
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(start, vocabulary, (sum(lengths),), generator=generator)
+    return Tokens(ids, torch.tensor(lengths))
+
+
+MIXED = sentences(7, 3, 30, 7, 1, 12, 3, 40)
+
+
+def test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went():
+    packing = pack(Tokens(torch.tensor([10, 11, 12, 20, 30, 31, 32]), torch.tensor([3, 1, 0, 3])))
+    assert packing.ids.tolist() == [20, 10, 11, 12, 30, 31, 32]
+    assert packing.positions.tolist() == [0, 0, 1, 2, 0, 1, 2]
+    assert packing.taken.tolist() == [3, 0, 1, 2, 4, 5, 6]
+    assert packing.groups == ((1, 0), (1, 1), (2, 3))
+    assert packing.rank.tolist() == [2, 1, 0, 3]
+    assert packing.lengths.tolist() == [0, 1, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "distilbert"])
+def test_packed_states_and_gradients_equal_the_padded_ones(name):
+    pad = CONFIGS[name].pad_token_id
+    packed, padded, packing = small(name), small(name), pack(MIXED)
+    offset = enable_packing(packed, pad)
+    assert offset == (2 if name == "xlm-r" else 0)
+    out, expected = run_packed(packed, packing, offset, first=True), run_padded(padded, packing, pad, first=True)
+    assert (out - expected).abs().max() < 2e-6
+    assert torch.equal(out[:, 32:], run_packed(packed, packing, offset)), "the last layer's states stand last"
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
+    (out * weights).sum().backward()
+    (expected * weights).sum().backward()
+    compared = 0
+    for (key, p), (_, q) in zip(packed.named_parameters(), padded.named_parameters(), strict=True):
+        if q.grad is None:
+            assert p.grad is None, key
+            continue
+        assert (p.grad - q.grad).abs().max() <= 1e-5 * max(1.0, q.grad.abs().max().item()), key
+        compared += 1
+    assert compared > 10
+
+
+def test_a_model_is_tried_with_lengths_beyond_its_window_whatever_its_padding_is():
+    """ModernBERT's own padding token, 50283, is beyond its positions, which do not depend on it."""
+    config = ModernBertConfig(**SMALL | {"vocab_size": 50_368}, max_position_embeddings=8192, local_attention=128)
+    model = AutoModel.from_config(config)
+    assert _probe(model, 50_283).lengths.tolist() == _probe(model, 0).lengths.tolist() == [2, 2, 5, 9, 88]
+
+
+def test_local_layers_of_modernbert_do_not_see_beyond_their_window():
+    model = small("modernbert")
+    assert enable_packing(model, 0) == 0
+    model.layers = model.layers[1:]  # the local layer alone
+    assert model.layers[0].attention_type == "sliding_attention"
+    long = sentences(40)
+    changed = Tokens(torch.cat([long.ids[:-1], torch.tensor([4])]), long.lengths)
+    with torch.no_grad():
+        difference = (run_packed(model, pack(long), 0) - run_packed(model, pack(changed), 0)).abs().amax(1)
+    window = CONFIGS["modernbert"].sliding_window
+    assert (difference[: -window - 1] == 0).all()
+    assert (difference[-window - 1 :] > 0).all()
+
+
+def test_a_model_that_ignores_the_packing_keeps_its_own_attention():
+    model = small("mpnet")
+    own = model.config._attn_implementation
+    assert enable_packing(model, CONFIGS["mpnet"].pad_token_id) is None
+    assert model.config._attn_implementation == own
+
+
+def test_a_model_that_takes_no_positions_is_found_out():
+    model = small("bert")
+    forward = model.forward
+
+    def without_positions(input_ids, attention_mask=None, packing=None):
+        return forward(input_ids=input_ids, attention_mask=attention_mask, packing=packing)
+
+    model.forward = without_positions
+    assert enable_packing(model, 0) is None
+    model.forward = lambda position_ids=None, **inputs: forward(**inputs)
+    assert enable_packing(model, 0) is None
+
+
+def test_asking_whether_a_model_packs_leaves_it_as_it_was():
+    model = small("bert").train()
+    assert supports_packing(model, 0)
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_no_sentence_sees_another_one_even_where_lengths_are_equal():
+    model = small("bert")
+    enable_packing(model, 0)
+    one, other = sentences(6, 6), sentences(6, 6)
+    other.ids[6:] = 8
+    with torch.no_grad():
+        a, b = run_packed(model, pack(one), 0), run_packed(model, pack(other), 0)
+    assert torch.equal(a[:6], b[:6])
+    assert not torch.allclose(a[6:], b[6:])
+
+
+def test_under_bf16_autocast_packed_attention_stays_near_fp32():
+    model = small("bert")
+    enable_packing(model, 0)
+    with torch.no_grad():
+        exact = run_packed(model, pack(MIXED), 0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = run_packed(model, pack(MIXED), 0)
+    assert (half.float() - exact).abs().max() < 0.05

@@ -1,0 +1,140 @@
+"""Students by name, and students that read with their teacher's tokenizer."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from babeltune.cli.plan import spec_yaml, student_parameters
+from babeltune.data.prepare import prepare
+from babeltune.data.store import open_ragged
+from babeltune.data.teacher import teacher_folder
+from babeltune.data.tokens import load_tokenizer
+from babeltune.errors import SpecError
+from babeltune.losses.gather import Ranks
+from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.presets import LAYERS, PRESETS, WIDTHS
+from babeltune.promotion.export import export, load_export
+from babeltune.records import Student, Teacher, plain, trial_from
+from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.training.checkpoint import read_reports
+from babeltune.training.loop import Run
+from babeltune.training.reader import token_set
+
+PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24, 256, 8, 1024)}
+"""LEALLA, table 1: layers, width, heads, feed-forward."""
+
+
+def test_the_presets_are_the_papers_students_and_its_grid():
+    assert {name: tuple(vars(PRESETS[f"lealla-{name}"]).values()) for name in PRINTED} == PRINTED
+    assert len(PRESETS) == 3 + 2 * len(LAYERS) * len(WIDTHS)
+    for name, shape in PRESETS.items():
+        assert shape.width % shape.heads == 0, name
+        assert shape.feed_forward in (shape.width, 4 * shape.width), name
+    wide, narrow = PRESETS["thin-deep-6-64"], PRESETS["thin-deep-6-64-1x"]
+    assert (wide.feed_forward, narrow.feed_forward) == (256, 64)
+    assert all(vars(PRESETS[f"thin-deep-24-{s.width}"]) == vars(s) for n, s in PRESETS.items() if "lealla" in n)
+
+
+def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
+    student = Student(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
+    assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 8, 64)
+    assert replace(student, preset="lealla-base").width == 192
+    encoder = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    config = encoder.backbone.config
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (3, 64, 64)
+    assert config.num_attention_heads == 8
+    weights = sum(p.numel() for p in encoder.parameters())
+    assert student_parameters(student, Teacher()) == pytest.approx(weights, rel=0.02)
+
+
+def test_the_papers_sizes_come_out():
+    """Section 3.2: 69, 107 and 147 million weights, of which the encoder's are 5, 11 and 19."""
+    for (name, (_, width, *_)), whole, encoder in zip(PRINTED.items(), (69, 107, 147), (5, 11, 19), strict=True):
+        student = Student(preset=f"lealla-{name}", vocabulary=501_153)
+        size = student_parameters(student, Teacher()) / 1e6
+        assert size == pytest.approx(whole, abs=1.0)
+        assert size - 501_153 * width / 1e6 == pytest.approx(encoder, abs=1.0)
+
+
+def test_presets_are_searched_like_any_other_setting(tiny_file):
+    names = ["thin-deep-3-64", "thin-deep-6-64"]
+    given = ["student={projection: teacher, vocabulary: 1000}", f"parameters.student.preset={{choice: {names}}}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    trial = make_trial(sweep, 0, {"student.preset": names[1]})
+    assert (trial.student.layers, trial.student.width) == (6, 64)
+    assert trial_from(plain(trial)) == trial
+
+
+def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=["student={preset: lealla-small, vocabulary: teacher}"])
+    (tmp_path / "again.yaml").write_text(spec_yaml(sweep), "utf-8")
+    again = read_sweep(tmp_path / "again.yaml")
+    assert again == sweep
+    assert sweep_id(again) == sweep_id(sweep)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["student={preset: lealla-smal}"],
+            "student.preset: 'lealla-smal' must be one of lealla-small, "
+            "lealla-base, lealla-large and thin-deep-LAYERS-WIDTH; did you mean",
+        ),
+        (["student={preset: lealla-small, width: 256}"], "student.width: student.preset decides it; leave one"),
+        (["student.preset=lealla-small"], "student.layers: student.preset decides it"),
+        (
+            ["student={preset: lealla-small}", "parameters.student.layers={choice: [1, 2]}"],
+            "parameters.student.layers: student.preset decides layers; leave one of the two out",
+        ),
+        (
+            ["parameters.student.preset={choice: [lealla-small, lealla-base]}"],
+            "student.heads: student.preset decides it",
+        ),
+        (
+            ["student={}", "parameters.student.preset={choice: [lealla-tiny]}"],
+            "'lealla-tiny' must be one of lealla-small",
+        ),
+        (["student={model: some/model, preset: lealla-small}"], "a named model (some/model) brings its own shape"),
+        (["student.vocabulary=techer"], "student.vocabulary: 'techer'"),
+        (["student.vocabulary=200"], "200 must be at least 300, or `teacher`"),
+    ],
+)
+def test_what_contradicts_a_preset_is_refused_with_its_key(tiny_file, assignments, expected):
+    with pytest.raises(SpecError) as caught:
+        read_sweep(tiny_file, assignments=assignments)
+    assert expected in str(caught.value)
+
+
+class Quiet:
+    def report(self, report):
+        return True
+
+
+def test_a_student_may_read_with_its_teachers_tokenizer_and_is_exported_with_it(tiny_file, tiny_storage, tmp_path):
+    given = ["student.vocabulary=teacher", "parameters={}", "training.pairs=128", "training.reports=1"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    tokens = token_set(trial, prepared)
+    assert tokens.vocabulary == 30_522 == len(load_tokenizer(trial.student, Path(tokens.tokenizer)))
+    assert Path(tokens.tokenizer).parent == tiny_storage / "stores", "where every worker finds it"
+    teachers = AutoTokenizer.from_pretrained(teacher_folder(sweep.teacher))
+    texts, ids = open_ragged(Path(tokens.train)), prepared.pairs()[:3, 0]
+    values, lengths = texts.take(ids)
+    assert values[: lengths[0]].tolist()[0] == teachers.cls_token_id
+    run = Run(trial, prepared, tmp_path / "run", Quiet(), Ranks(), torch.device("cpu"))
+    run.train()
+    again = Run(trial, prepared, tmp_path / "run", Quiet(), Ranks(), torch.device("cpu"))
+    again.train()
+    assert len(read_reports(tmp_path / "run")) == 1, "a resumed trial finds its tokens, and that it has ended"
+    folder = tmp_path / "model"
+    export(run.learner.encoder, load_tokenizer(trial.student, Path(tokens.tokenizer)), trial.student, folder)
+    encoder, tokenizer, _ = load_export(folder)
+    assert tokenizer.get_vocab() == teachers.get_vocab()
+    before, after = (encode_all(each, texts.take, ids, device="cpu") for each in (run.learner.encoder, encoder))
+    assert before == pytest.approx(after, abs=1e-6)

@@ -1,0 +1,357 @@
+"""Promotion: the best trial, exported, scored afresh, judged, registered; and every way in which it is refused."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import pytest
+from safetensors.torch import load_file, save_file
+
+from babeltune.cli import app
+from babeltune.data.prepared import TextTask
+from babeltune.engine.ledger import winner
+from babeltune.errors import CheckpointError, PromotionError, SweepError, UnknownNameError
+from babeltune.promotion.judge import TOLERANCE, chance_of, judge
+from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
+from babeltune.records import Gate, Promotion
+from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run
+from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
+
+pytestmark = [
+    pytest.mark.timeout(1200),  # the first test that wants the finished sweep waits for it
+    pytest.mark.usefixtures("one_scoring_process"),
+]
+GATE = Gate(test="t", times_chance=5, times_untrained=2)
+LOGGED = {"dev/d/accuracy": 0.5}
+
+
+def accuracies(value):
+    return {"test/t/fra-eng/accuracy": value}
+
+
+def bitext(name, subset, n):
+    rows = tuple(str(i) for i in range(n))
+    return TextTask(name=name, kind="bitext", subset=subset, left=rows, right=rows)
+
+
+# The decision alone
+
+
+@pytest.mark.parametrize(
+    ("reproduced", "verdict"),
+    [
+        ({"dev/d/accuracy": 0.5}, "promote"),
+        ({"dev/d/accuracy": 0.5 + 0.9 * TOLERANCE}, "promote"),
+        ({"dev/d/accuracy": 0.5 + 1.1 * TOLERANCE}, "refuse"),
+        ({"dev/d/accuracy": 0.9}, "refuse"),
+        ({"dev/d/accuracy": float("nan")}, "refuse"),
+        ({}, "refuse"),
+    ],
+)
+def test_every_logged_metric_must_come_out_again_within_the_tolerance(reproduced, verdict):
+    assert judge(LOGGED, reproduced)[0] == verdict
+
+
+@pytest.mark.parametrize(("found", "verdict"), [(0.22, "promote"), (0.23, "promote"), (0.27, "refuse")])
+def test_a_clustering_score_comes_out_again_within_its_spread_between_seeds(found, verdict):
+    """k-means may take another way where two vectors differ in their last digit."""
+    logged = {"dev/t/ari": 0.2, "dev/t/ari_sd": 0.04}
+    assert judge(logged, {"dev/t/ari": found, "dev/t/ari_sd": 0.5})[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("model", "untrained", "chance", "verdict"),
+    [
+        (0.10, 0.01, 0.02, "promote"),  # exactly five times chance
+        (0.09, 0.01, 0.02, "refuse"),
+        (0.20, 0.10, 0.02, "promote"),  # exactly twice the untrained student
+        (0.19, 0.10, 0.02, "refuse"),
+        (float("nan"), 0.01, 0.02, "refuse"),
+    ],
+)
+def test_a_gate_asks_for_multiples_of_chance_and_of_the_untrained_student(model, untrained, chance, verdict):
+    decided, reasons = judge(LOGGED, LOGGED, [GATE], accuracies(model), accuracies(untrained), accuracies(chance))
+    assert decided == verdict
+    assert any("5 x chance" in r and "2 x untrained" in r for r in reasons)
+
+
+def test_a_gate_holds_for_every_subset():
+    test = {"test/t/fra-eng/accuracy": 0.9, "test/t/kor-eng/accuracy": 0.05}
+    chance = dict.fromkeys(test, 0.02)
+    verdict, reasons = judge(LOGGED, LOGGED, [GATE], test, {}, chance)
+    assert verdict == "refuse"
+    assert len(reasons) == 1
+    assert "kor-eng" in reasons[0]
+
+
+def test_a_gate_on_a_test_that_was_not_scored_refuses():
+    verdict, reasons = judge(LOGGED, LOGGED, [GATE], {}, {}, {})
+    assert verdict == "refuse"
+    assert "no such sealed test" in reasons[0]
+
+
+def test_chance_is_one_over_the_candidates():
+    tasks = [bitext("t", "fra-eng", 8), TextTask(name="s", kind="sts", subset="eng", left=("a",), right=("b",))]
+    assert chance_of(tasks) == {"test/t/fra-eng/accuracy": 1 / 8}
+
+
+# The whole of it
+
+
+@pytest.fixture(scope="module")
+def promoted(copy_of, tmp_path_factory):
+    """One promotion of a copy of the finished sweep: (folder, cluster, decision, model folder)."""
+    place = tmp_path_factory.mktemp("promotion")
+    sweep, folder, cluster = copy_of(place / "storage")
+    return folder, cluster, promote(sweep.name, cluster, out=place / "out"), place / "out"
+
+
+def test_promotion_takes_the_best_finished_trial(promoted):
+    folder, _, decision, out = promoted
+    assert decision.verdict == "promote", decision.reasons
+    best = winner(folder)
+    assert (decision.trial, decision.report) == (best.name, best.best)
+    finished = [r.metrics["dev/everyday/accuracy"] for n in (0, 2, 3) for r in read_reports(folder.trial(n))]
+    assert best.metrics["dev/everyday/accuracy"] == max(finished)
+    assert decision.folder == str(out)
+
+
+def test_the_exported_folder_gives_the_logged_metrics_with_plain_sentence_transformers(promoted):
+    from sentence_transformers import SentenceTransformer
+
+    from babeltune.evaluation.evaluate import evaluate_texts
+
+    folder, _, decision, out = promoted
+    candidate = find_candidate(folder.id, folder.path.parents[1])
+    model = SentenceTransformer(str(out), device="cpu")
+    scores = evaluate_texts(dev_texts(candidate.prepared), lambda texts, _: model.encode(texts), "dev")
+    logged = {k: v for k, v in candidate.report.metrics.items() if k.startswith("dev/")}
+    assert len(logged) > 5
+    assert scores == pytest.approx(logged, abs=TOLERANCE)
+    assert decision.dev == pytest.approx(logged, abs=TOLERANCE)
+
+
+def test_the_export_holds_tensors_json_and_text_only(promoted):
+    *_, out = promoted
+    kinds = {path.suffix for path in out.rglob("*") if path.is_file()}
+    assert kinds <= {".safetensors", ".json", ".md", ".txt"}
+    assert ".safetensors" in kinds
+
+
+def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
+    folder, cluster, decision, out = promoted
+    found = champion_of(cluster.mlflow, "searched", "champion")
+    assert found is not None
+    assert f"version {found.version}" in decision.registered
+    assert found.tags["babeltune.sweep"] == folder.id
+    assert found.tags["babeltune.trial"] == decision.trial
+    assert found.tags["babeltune.data"] == folder.read("prepared.json")["digest"]
+    assert float(found.tags["metric.dev/everyday/accuracy"]) == pytest.approx(decision.dev["dev/everyday/accuracy"])
+    model = fetch(cluster.mlflow, "models:/searched@champion", tmp_path)
+    weights = "model.safetensors"
+    assert digest_of(next(Path(model).rglob(weights))) == digest_of(next(out.rglob(weights)))
+    before = next(Path(model).rglob(weights)).stat().st_mtime_ns
+    assert fetch(cluster.mlflow, "models:/searched@champion", tmp_path) == model
+    assert next(Path(model).rglob(weights)).stat().st_mtime_ns == before, "files that are there are not fetched again"
+
+
+def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
+    folder, _, decision, out = promoted
+    card = (out / "README.md").read_text(encoding="utf-8")
+    trial = json.loads((folder.trial(int(decision.trial[1:])) / "trial.json").read_text(encoding="utf-8"))
+    for metric, value in decision.dev.items():
+        assert f"| {metric} | {value:.4f} |" in card
+    for metric, value in decision.test.items():
+        line = next(line for line in card.splitlines() if line.startswith(f"| {metric} |"))
+        assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
+    assert f"| temperature | {trial['params']['temperature']} |" in card
+    accuracy = decision.dev["dev/everyday/accuracy"]
+    assert "The trial was chosen among up to 4 by `dev/everyday/accuracy`, so that number flatters it" in card
+    assert f"Over 60 sentences its standard error is about {(accuracy * (1 - accuracy) / 60) ** 0.5:.4f}." in card
+    assert f"| learning_rate | {trial['training']['learning_rate']} |" in card
+    prepared = folder.read("prepared.json")
+    assert prepared["digest"] in card
+    for group, rows in zip(prepared["groups"], prepared["group_rows"], strict=True):
+        assert f"| {group} | {rows} |" in card
+
+
+def test_a_dry_run_registers_nothing_and_the_second_opening_of_the_sealed_tests_is_warned_of(promoted):
+    folder, cluster, decision, _ = promoted
+    path = folder.path / "openings.jsonl"
+    (opening,) = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert opening["tests"] == ["everyday"]
+    assert opening["model"] == f"{decision.trial}/{decision.report}"
+    assert not any("opened" in reason for reason in decision.reasons)
+    models = files_in(Path(cluster.storage) / "models")
+    again = promote(folder.id, cluster, alias="candidate", dry_run=True)
+    assert again.verdict == "promote"
+    assert again.test == decision.test
+    assert any("opened 2 times" in reason for reason in again.reasons)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 2
+    assert again.folder == again.registered == ""
+    assert champion_of(cluster.mlflow, "searched", "candidate") is None
+    assert files_in(Path(cluster.storage) / "models") == models
+
+
+def files_in(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_an_out_folder_that_exists_is_left_alone(promoted):
+    _, cluster, _, out = promoted
+    before = digest_of(out / "README.md")
+    with pytest.raises(PromotionError, match="exists already"):
+        promote(None, cluster, out=out)
+    assert digest_of(out / "README.md") == before
+
+
+def registered_nothing(cluster):
+    assert champion_of(cluster.mlflow, "searched", "champion") is None
+    assert not files_in(Path(cluster.storage) / "models")
+
+
+def alter(folder, *, fix_manifest):
+    """Changes one weight of the winner's checkpoint by much."""
+    best = winner(folder)
+    place = checkpoint_folder(folder.trial(int(best.name[1:])), best.best)
+    path = place / "student.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if tensors[name].ndim == 2 and "project" in name)
+    tensors[name][0, 0] += 1e4
+    save_file(tensors, path)
+    if fix_manifest:
+        manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
+        manifest["files"][path.name] = digest_of(path)
+        (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registered(copied, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    _, folder, cluster = copied
+    alter(folder, fix_manifest=True)
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    result = CliRunner().invoke(app, ["promote", folder.id, "--out", str(tmp_path / "out"), "--json"])
+    assert result.exit_code == 3, result.output
+    decision = json.loads(result.stdout)
+    assert decision["verdict"] == "refuse"
+    assert "not reproduced" in decision["reasons"][0]
+    assert decision["test"] == {}, "the sealed tests stay sealed"
+    assert not (folder.path / "openings.jsonl").exists()
+    assert not (tmp_path / "out").exists()
+    registered_nothing(cluster)
+
+
+def test_one_altered_weight_of_the_exported_folder_is_refused(copied, monkeypatch):
+    """What is registered is what was scored: here the checkpoint is whole, and the export is not."""
+    _, folder, cluster = copied
+
+    def altering(candidate, place, *, untrained=False):
+        export_model(candidate, place, untrained=untrained)
+        if not untrained:
+            path = next(path for path in place.rglob("model.safetensors") if "Dense" in str(path))
+            tensors = load_file(path)
+            name = next(name for name in tensors if tensors[name].ndim == 2)
+            tensors[name][0, 0] += 100 * tensors[name].abs().max()
+            save_file(tensors, path)
+
+    monkeypatch.setattr("babeltune.promotion.promote.export_model", altering)
+    decision = promote(folder.id, cluster)
+    assert decision.verdict == "refuse"
+    assert "not reproduced by the exported folder" in decision.reasons[0]
+    registered_nothing(cluster)
+
+
+def test_a_sealed_test_that_has_changed_since_training_is_not_opened(copied):
+    _, folder, cluster = copied
+    prepared = folder.read("prepared.json")
+    (name,) = [name for name in prepared["digests"] if name.startswith("test/")]
+    folder.write("prepared.json", {**prepared, "digests": {**prepared["digests"], name: "other"}})
+    with pytest.raises(PromotionError, match=f"{name} has changed since {folder.id} was prepared"):
+        promote(folder.id, cluster)
+    assert not (folder.path / "openings.jsonl").exists()
+    registered_nothing(cluster)
+
+
+def test_a_model_no_better_than_the_untrained_student_is_said_to_be(copied):
+    _, folder, cluster = copied
+    candidate = find_candidate(f"{folder.id}/t0000", Path(cluster.storage))
+    assert doubts_about(candidate) == []
+    best = {"dev/everyday/accuracy": 1.0}
+    folder.write("baselines.json", {**folder.read("baselines.json"), "scores": {"untrained": best}})
+    (doubt,) = doubts_about(candidate)
+    assert re.fullmatch(r"warning: dev/everyday/accuracy is 0\.\d+, no better than the untrained .* 1\.0000", doubt)
+
+
+def test_a_registered_model_that_does_not_exist_is_a_wrong_name(promoted, tmp_path):
+    _, cluster, _, _ = promoted
+    with pytest.raises(UnknownNameError, match=r"there: models:/searched@champion; did you mean") as caught:
+        fetch(cluster.mlflow, "models:/searched@champoin", tmp_path)
+    assert caught.value.exit_code == 2
+
+
+def test_a_checkpoint_that_differs_from_its_manifest_is_not_loaded(copied):
+    _, folder, cluster = copied
+    alter(folder, fix_manifest=False)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        promote(folder.id, cluster)
+    registered_nothing(cluster)
+
+
+def test_gates_that_do_not_hold_refuse_and_register_nothing(copied):
+    sweep, folder, cluster = copied
+    gates = (
+        Gate(test="everyday", times_chance=1000),
+        Gate(test="everyday", times_untrained=1e6),
+        Gate(test="everyday"),
+    )
+    folder.write("sweep.json", replace(sweep, promotion=Promotion(gates=gates)))
+    decision = promote(folder.id, cluster)
+    assert decision.verdict == "refuse"
+    subsets = len(decision.chance)
+    assert subsets >= 2
+    assert sum("1000 x chance" in reason for reason in decision.reasons) == subsets
+    found = [key for key in decision.chance if decision.untrained[key] > 0]
+    assert found, "an untrained student that finds nothing in any language asks for nothing"
+    assert sum("1e+06 x untrained" in reason for reason in decision.reasons) == len(found)
+    assert len(decision.reasons) == subsets + len(found), "the third gate asks for nothing"
+    registered_nothing(cluster)
+
+
+def test_a_named_trial_is_the_candidate_and_a_failed_one_is_none(copied):
+    _, folder, cluster = copied
+    storage = Path(cluster.storage)
+    assert find_candidate(f"{folder.id}/t0000", storage).trial.number == 0
+    with pytest.raises(SweepError, match="no checkpoint"):
+        find_candidate(f"{folder.id}/t0001", storage)
+    with pytest.raises(UnknownNameError, match="t0000, t0001, t0002, t0003"):
+        find_candidate(f"{folder.id}/t0009", storage)
+
+
+def test_without_mlflow_nothing_is_opened_or_written(copied, tmp_path):
+    _, folder, cluster = copied
+    with pytest.raises(PromotionError, match="cannot look up the run"):
+        promote("searched", replace(cluster, mlflow="http://127.0.0.1:9"), out=tmp_path / "out")
+    assert not (folder.path / "openings.jsonl").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_is_found_by_the_id_of_its_run(copied):
+    _, folder, cluster = copied
+    run = find_run(cluster.mlflow, "searched", folder.id, 2)
+    assert trial_of_run(cluster.mlflow, run) == f"{folder.id}/t0002"
+    with pytest.raises(PromotionError, match="cannot look up the run 0000"):
+        promote("0" * 32, cluster)
+    parent = mlflow.MlflowClient(cluster.mlflow).get_run(run).data.tags["mlflow.parentRunId"]
+    with pytest.raises(PromotionError, match="is no trial of a sweep"):
+        promote(parent, cluster)
+
+
+def test_a_trial_scored_on_the_dev_sets_gives_what_was_logged(copied, tiny_file):
+    _, folder, cluster = copied
+    scores = evaluate_model(f"{folder.id}/t0000", str(tiny_file), cluster, test=False)
+    logged = find_candidate(f"{folder.id}/t0000", Path(cluster.storage)).report.metrics
+    assert scores["dev/everyday/accuracy"] == pytest.approx(logged["dev/everyday/accuracy"], abs=TOLERANCE)
+    assert not (folder.path / "openings.jsonl").exists()

@@ -1,0 +1,99 @@
+"""Cluster files: defaults, variables, and secrets that stay out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from babeltune.errors import ClusterError, SpecError
+from babeltune.spec.cluster import Cluster, read_cluster
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_the_sweep_runs_here(tmp_path):
+    cluster = read_cluster(environ={"BABELTUNE_HOME": str(tmp_path)})
+    assert (cluster.address, cluster.workers, cluster.lanes) == ("local", 1, "auto")
+    assert cluster.storage == str(tmp_path)
+    assert cluster.mlflow == f"sqlite:///{tmp_path}/mlflow.db"
+    assert read_cluster(environ={}).storage == ".babeltune"
+    assert Path(read_cluster(environ={}).mlflow.removeprefix("sqlite:///")).is_absolute()
+
+
+def test_a_file_says_where_and_how_much(tmp_path):
+    text = "name: lab\naddress: ${HEAD:-10.0.0.1}:6379\nmlflow: http://mlflow:5000\nlanes: 3\ngpus_per_worker: 0.5\n"
+    cluster = read_cluster(written(tmp_path, text), environ={"HEAD": "head"})
+    assert cluster.address == "head:6379"
+    assert cluster.mlflow == "http://mlflow:5000"
+    assert (cluster.lanes, cluster.gpus_per_worker) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: x\nadress: local\n", "c.yaml:2: adress: unknown key 'adress' with value 'local'"),
+        ("name: x\nadress: local\n", "did you mean 'address'?"),
+        ("name: x\nlanes: many\n", "c.yaml:2: lanes: 'many' is not possible; allowed: a whole number or 'auto'"),
+        ("name: x\nlanes: 0\n", "c.yaml:2: lanes: 0 must be at least 1"),
+        ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
+        ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
+        ("name: x\ngpus_per_worker: -1\n", "c.yaml:2: gpus_per_worker: -1.0 must be at least 0"),
+        ("name: x\ncpus_per_worker: 0\n", "a worker needs a share of something"),
+        ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
+        ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),
+        ("storage: ''\n", "c.yaml:1: storage: must not be empty"),
+        (
+            "name: x\nstorage: ${NOWHERE}/x\n",
+            "c.yaml:2: storage: '${NOWHERE}/x' needs the environment variable NOWHERE",
+        ),
+        ("token_env: A\ntoken_file: b\n", "c.yaml:2: token_file: token_env is given too; keep one"),
+        ("name: !!python/object/apply:os.getcwd []\n", "c.yaml:1: the tag"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text), environ={})
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("token: hunter2", "c.yaml:2: token: a secret does not belong in a file that is shared; give `token_env:"),
+        ("password: hunter2", "c.yaml:2: password: a secret does not belong"),
+        ("mlflow: postgresql://me:hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
+        ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expected):
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, f"name: x\n{line}\n"), environ={})
+    assert expected in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_may_come_from_a_variable(tmp_path):
+    path = written(tmp_path, "mlflow: postgresql://me:${PASSWORD}@host/db\n")
+    assert read_cluster(path, environ={"PASSWORD": "hunter2"}).mlflow == "postgresql://me:hunter2@host/db"
+
+
+def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
+    assert Cluster().token() is None
+    named = Cluster(token_env="CLUSTER_TOKEN")
+    assert named.token({"CLUSTER_TOKEN": " abc\n"}) == "abc"
+    with pytest.raises(ClusterError, match="CLUSTER_TOKEN is not set"):
+        named.token({})
+    secret = tmp_path / "token"
+    filed = Cluster(token_file=str(secret))
+    with pytest.raises(ClusterError, match="cannot be read"):
+        filed.token()
+    secret.write_text("\n")
+    with pytest.raises(ClusterError, match="is empty"):
+        filed.token()
+    secret.write_text("abc\n")
+    assert filed.token() == "abc"

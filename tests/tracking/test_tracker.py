@@ -1,0 +1,374 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from babeltune.engine import environment
+from babeltune.errors import PromotionError
+from babeltune.records import Point
+from babeltune.tracking import mlflow_store, registry, spool
+from babeltune.tracking import tracker as track
+
+DEAD = "http://127.0.0.1:9"  # the discard port: nothing listens
+
+
+@pytest.fixture
+def clients():
+    """Makes MLflow clients that look at a store without the tracker."""
+    from mlflow import MlflowClient
+
+    return lambda uri: MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@pytest.fixture(scope="module")
+def fresh_store(tmp_path_factory):
+    """An empty sqlite store to copy: building its tables takes seconds."""
+    folder = tmp_path_factory.mktemp("fresh")
+    mlflow_store.open_client(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    return folder / "mlflow.db"
+
+
+@pytest.fixture
+def store(fresh_store, tmp_path):
+    (tmp_path / "mlflow.db").write_bytes(fresh_store.read_bytes())
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(track, "RETRY_S", (0.05, 0.2))
+    monkeypatch.setattr(track, "LINGER_S", 0.02)
+
+
+def points(first, last, value=0.5):
+    return [Point(step=s, time_ms=1_000 + s, values={"train/loss": value * s, "x": 1.0}) for s in range(first, last)]
+
+
+def steps(client, run_id, name="train/loss"):
+    return [m.step for m in client.get_metric_history(run_id, name)]
+
+
+def a_sweep(tracker):
+    tracker.start_sweep("quick-1a2b", {"sweep": {"name": "quick"}, "seed": 0}, {"git.commit": "abc"})
+    tracker.start_trial(0, {"temperature": 0.05, "config": {"labels": "hard"}}, {"data.ntrex": "sha"})
+
+
+def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_path, clients):
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.start_trial("untrained", {}, {})
+    tracker.metrics(0, points(1, 6))
+    tracker.metrics(None, [Point(step=1, time_ms=5, values={"system/cpu": 0.7})])
+    tracker.end_trial(0, "FINISHED", {"pruned": True})
+    tracker.end_trial("untrained", "FAILED", {"reason": "x"})
+    tracker.end_sweep("KILLED")
+    assert tracker.close(120)
+    assert (tracker.refused, tracker.trouble, tracker.waiting()) == (0, None, 0)
+    client = clients(store)
+    parent, child, baseline = (client.get_run(tracker.run_id(key)) for key in (None, 0, "untrained"))
+    assert (parent.info.status, child.info.status, baseline.info.status) == ("KILLED", "FINISHED", "FAILED")
+    assert child.data.tags["mlflow.parentRunId"] == baseline.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert child.data.tags | {"data.ntrex": "sha", "pruned": "true", "babeltune.trial": "0"} == child.data.tags
+    assert child.data.params == {"temperature": "0.05", "config.labels": "hard"}
+    assert parent.data.params == {"sweep.name": "quick", "seed": "0"}
+    assert parent.data.metrics == {"system/cpu": 0.7}
+    assert steps(client, child.info.run_id) == [1, 2, 3, 4, 5]
+    assert [m.timestamp for m in client.get_metric_history(child.info.run_id, "x")] == [1001, 1002, 1003, 1004, 1005]
+    assert child.info.artifact_uri.startswith((tmp_path / "artifacts").as_uri())
+    assert not (tmp_path / "mlruns").exists()
+
+
+def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, clients):
+    path = tmp_path / "spool.jsonl"
+    for _ in range(2):
+        tracker = track.Tracker(store, path, "babeltune")
+        if not path.stat().st_size:
+            a_sweep(tracker)
+            tracker.metrics(0, points(1, 1500))
+            tracker.end_trial(0, "FINISHED", {})
+        assert tracker.flush(120)
+        tracker.close()
+        path.with_name("spool.jsonl.sent").unlink()  # every acknowledgement is lost
+    client = clients(store)
+    experiment = client.get_experiment_by_name("babeltune").experiment_id
+    assert len(client.search_runs([experiment])) == 2
+    assert steps(client, tracker.run_id(0)) == list(range(1, 1500))
+    assert client.get_run(tracker.run_id(0)).info.status == "FINISHED"
+
+
+def test_a_dead_server_never_delays_the_caller_and_loses_nothing(store, tmp_path, clients, impatient):
+    path = tmp_path / "spool.jsonl"
+    tracker = track.Tracker(DEAD, path, "babeltune")
+    a_sweep(tracker)
+    for point in points(1, 301):
+        tracker.metrics(0, [point])
+    assert not tracker.flush(1.5)
+    assert "does not take events" in tracker.trouble
+    assert tracker.run_id(0) is None
+    tracker.close(0.1)
+    again = track.Tracker(store, path, "babeltune")  # the server is back, somewhere else
+    again.metrics(0, points(301, 311))
+    assert again.close(120)
+    assert steps(clients(store), again.run_id(0)) == list(range(1, 311))
+
+
+def test_the_caller_makes_no_request_itself(tmp_path, monkeypatch):
+    callers, opened = set(), threading.Event()
+
+    def stuck(uri):
+        callers.add(threading.current_thread().name)
+        opened.wait(20)
+        raise ConnectionError("the server hung")
+
+    monkeypatch.setattr(track, "open_client", stuck)
+    tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    while not callers:
+        time.sleep(0.01)
+    longest = 0.0
+    for point in points(1, 2001):  # all while the sender hangs
+        began = time.thread_time()
+        tracker.metrics(0, [point])
+        longest = max(longest, time.thread_time() - began)
+    assert callers == {"babeltune-track"}
+    assert longest < 0.05
+    assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == 2002
+    opened.set()
+    tracker.close(0)
+
+
+def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clients, caplog):
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(7, points(1, 3))
+    tracker.metrics(0, [Point(step=1, time_ms=1, values={"dev/a+b(c)/accuracy": 0.5, "none": None})])
+    tracker.metrics(0, [Point(step=2, time_ms=1, values={"dev/a+b(c)/accuracy": 0.75})])
+    tracker.end_trial(0, "NONSENSE", {})
+    tracker.end_trial(0, "FAILED", {"reason": "r" * 9000})
+    tracker.start_trial(1, {"long": "p" * 9000} | {f"p{i}": i for i in range(250)}, {})
+    assert tracker.close(120)
+    assert tracker.refused == 3
+    assert "'7' was never started" in caplog.text
+    data = clients(store).get_run(tracker.run_id(0)).data
+    assert data.metrics == {"dev/a_b_c_/accuracy": 0.75}
+    assert data.tags["reason"].endswith("(cut; 9000 characters, the spool has all)")
+    params = clients(store).get_run(tracker.run_id(1)).data.params
+    assert len(params) == 251
+    assert len(params["long"]) == 6000
+
+
+def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_path, clients):
+    path = tmp_path / "spool.jsonl"
+    tracker = track.Tracker(store, path, "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    tracker.end_trial(0, "KILLED", {})
+    assert tracker.close(120)
+    first = tracker.run_id(0)
+    tracker = track.Tracker(store, path, "babeltune")
+    assert tracker.run_id(0) == first
+    tracker.start_sweep("quick-1a2b", {"seed": 1}, {})
+    tracker.start_trial(0, {"temperature": 0.05}, {})
+    tracker.metrics(0, points(3, 6))
+    assert tracker.close(120)
+    client = clients(store)
+    assert tracker.run_id(0) == first
+    assert client.get_run(first).info.status == "RUNNING"
+    assert steps(client, first) == [1, 2, 3, 4, 5]
+    assert json.loads(client.get_run(tracker.run_id(None)).data.tags["babeltune.changed_params"]) == {"seed": "1"}
+
+
+def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_path, clients, impatient):
+    path, uris = tmp_path / "spool.jsonl", []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mlflow.db").write_bytes(fresh_store.read_bytes())
+        uris.append(f"sqlite:///{tmp_path}/{name}/mlflow.db")
+    tracker = track.Tracker(uris[0], path, "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    assert tracker.close(120)
+    state = json.loads(path.with_name("spool.jsonl.sent").read_text())
+    state["store"] = spool.Spool(tmp_path / "other", f"{uris[1]}\nbabeltune")._store  # as if b were a, emptied
+    path.with_name("spool.jsonl.sent").write_text(json.dumps(state))
+    tracker = track.Tracker(uris[1], path, "babeltune")
+    tracker.metrics(0, points(4, 6))
+    assert tracker.flush(120)
+    assert tracker.flush(120)
+    tracker.close()
+    assert steps(clients(uris[1]), tracker.run_id(0)) == [1, 2, 3, 4, 5]
+
+
+def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path, clients):
+    path = tmp_path / "spool.jsonl"
+    tracker = track.Tracker(DEAD, path, "babeltune")
+    a_sweep(tracker)
+    tracker.close(0)
+    with path.open("ab") as file:
+        file.write(b'{"do": "metr\xff\n{"do": "metrics", "key": "0", "poi')
+    tracker = track.Tracker(store, path, "babeltune")
+    tracker.metrics(0, points(1, 3))
+    assert tracker.close(120)
+    assert tracker.refused == 1
+    assert steps(clients(store), tracker.run_id(0)) == [1, 2]
+
+
+def test_disk_trouble_is_told_and_not_raised(tmp_path, caplog):
+    tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
+    tracker._spool.close()
+    tracker.metrics(0, points(1, 2))
+    assert "cannot be written" in caplog.text
+    tracker.close(0)
+
+
+def test_a_password_in_the_uri_is_neither_logged_nor_spooled(tmp_path, caplog, impatient):
+    uri = "http://anna:secret@127.0.0.1:9"
+    tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.flush(3)
+    tracker.close(0)
+    assert "127.0.0.1:9 does not take events" in tracker.trouble
+    assert "secret" not in tracker.trouble + caplog.text + "".join(p.read_text() for p in tmp_path.glob("spool*"))
+
+
+# A real server, killed in the middle.
+
+
+class Server:
+    """`mlflow server` in a session of its own, so that it can be killed with its worker by process group."""
+
+    def __init__(self, folder):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        store = f"sqlite:///{self.folder}/mlflow.db"
+        command, environment = mlflow_store.serve_command(store, self.folder / "artifacts", self.port)
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self):
+        for _ in range(1500):
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
+            try:
+                with urllib.request.urlopen(f"{self.uri}/health", timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("no server after 150 s")
+
+    def kill(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(fresh_store, tmp_path):
+    (tmp_path / "mlflow.db").write_bytes(fresh_store.read_bytes())
+    server = Server(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_killing_the_server_loses_nothing_and_doubles_nothing(server, tmp_path, clients, impatient):
+    tracker = track.Tracker(server.uri, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)  # before the server is up
+    server.wait()
+    assert tracker.flush(120)
+    run = tracker.run_id(0)
+    stop, sent = threading.Event(), []
+
+    def train():
+        while not stop.is_set():
+            batch = points(len(sent) + 1, len(sent) + 6)
+            tracker.metrics(0, batch)
+            sent.extend(p.step for p in batch)
+            time.sleep(0.02)
+
+    training = threading.Thread(target=train)
+    training.start()
+    offset = tracker._spool.offset
+    while tracker._spool.offset == offset:  # numbers have begun to arrive
+        time.sleep(0.01)
+    server.kill()
+    written = len(sent)
+    while tracker.trouble is None or len(sent) < written + 50:  # training goes on without a server
+        time.sleep(0.01)
+    tracker.start_trial(1, {}, {})
+    server.start()
+    server.wait()
+    stop.set()
+    training.join()
+    tracker.end_trial(0, "FINISHED", {})
+    assert tracker.close(120)
+    assert tracker.refused == 0
+    client = clients(server.uri)
+    assert sorted(sent) == list(range(1, len(sent) + 1))
+    for name in ("train/loss", "x"):
+        assert steps(client, run, name) == sent
+    assert tracker.run_id(0) == run
+    assert len(client.search_runs(["1"])) == 3
+
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert registry.register(server.uri, "quick", model, run, "champion", {}) == "1"
+    assert registry.champion_of(server.uri, "quick", "champion").run_id == run
+    files = client.list_artifacts(run, registry.champion_of(server.uri, "quick", "champion").source.rsplit("/", 1)[1])
+    assert [f.path.rsplit("/", 1)[1] for f in files] == ["config.json"]
+
+
+def test_the_registry_moves_an_alias_and_knows_the_same_files_again(store, tmp_path):
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    assert tracker.close(120)
+    run = tracker.run_id(0)
+    versions = []
+    for content in ("first", "second", "first"):
+        folder = tmp_path / f"model-{len(versions)}"
+        (folder / "1_Pooling").mkdir(parents=True)
+        (folder / "1_Pooling" / "config.json").write_text(content)
+        versions.append(registry.register(store, "quick", folder, run, "champion", {"sweep": "quick-1a2b"}))
+        assert registry.champion_of(store, "quick", "champion").version == versions[-1]
+    assert versions == ["1", "2", "1"]
+    champion = registry.champion_of(store, "quick", "champion")
+    assert (champion.run_id, champion.tags) == (run, {"sweep": "quick-1a2b"})
+    from mlflow.artifacts import download_artifacts
+
+    copy = download_artifacts(champion.source, dst_path=tmp_path / "copy", tracking_uri=store)
+    assert (tmp_path / "copy" / copy / "1_Pooling" / "config.json").read_text() == "first"
+    assert registry.champion_of(store, "quick", "candidate") is None
+    assert registry.champion_of(store, "unknown", "champion") is None
+
+
+def test_a_registry_that_refuses_says_why_and_what_to_do(store, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "a").write_text("a")
+    with pytest.raises(PromotionError, match=r"cannot register 'quick' .* promote again"):
+        registry.register(store, "quick", tmp_path / "model", "0" * 32, "champion", {})
+
+
+def test_the_environment_names_commit_and_versions():
+    facts = environment.environment_facts()
+    assert facts["version.torch"].startswith("2.")
+    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["git.commit"]
+    assert all(isinstance(value, str) for value in facts.values())
+
+
+def test_importing_the_tracker_does_not_import_mlflow():
+    code = "import sys, babeltune.tracking.tracker; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+import torch
+
+from babeltune.errors import CheckpointError
+from babeltune.records import Point, Report
+from babeltune.training import checkpoint
+
+
+def report(index, value=0.5):
+    points = (Point(step=index, time_ms=1, values={"train/loss": 1.0}),)
+    return Report(
+        index=index, step=index * 10, pairs=index * 80, seconds=1.0, metrics={"dev/x/accuracy": value}, points=points
+    )
+
+
+def write(folder, index, value=0.5):
+    place = checkpoint.checkpoint_folder(folder, index)
+    checkpoint.save_checkpoint(place, {"student": {"w": torch.full((3,), float(index))}}, {"step": index * 10})
+    return report(index, value)
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
+    write(tmp_path, 1)
+    tensors, state = checkpoint.load_checkpoint(checkpoint.checkpoint_folder(tmp_path, 1))
+    assert torch.equal(tensors["student"]["w"], torch.ones(3))
+    assert state == {"step": 10}
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "no manifest"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_taken(tmp_path, damage):
+    reports = [write(tmp_path, 1), write(tmp_path, 2)]
+    checkpoint.write_reports(tmp_path, reports)
+    file = checkpoint.checkpoint_folder(tmp_path, 2) / "student.safetensors"
+    if damage == "flip":
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    elif damage == "truncate":
+        file.write_bytes(file.read_bytes()[:-4])
+    elif damage == "remove":
+        file.unlink()
+    else:
+        (file.parent / checkpoint.MANIFEST).unlink()
+    with pytest.raises(CheckpointError):
+        checkpoint.verify_checkpoint(file.parent)
+    assert [r.index for r in checkpoint.last_good(tmp_path)] == [1]
+
+
+def test_reports_survive_a_line_cut_off_by_a_crash(tmp_path):
+    checkpoint.write_reports(tmp_path, [report(1), report(2)])
+    path = tmp_path / "reports.jsonl"
+    path.write_text(path.read_text() + '{"index": 3, "ste')
+    assert checkpoint.read_reports(tmp_path) == [report(1), report(2)]
+
+
+def test_the_best_report_is_the_earliest_of_equals_and_obeys_the_goal():
+    reports = [report(1, 0.2), report(2, 0.6), report(3, 0.6)]
+    assert checkpoint.best_report(reports, "dev/x/accuracy", "maximize").index == 2
+    assert checkpoint.best_report(reports, "dev/x/accuracy", "minimize").index == 1
+    assert checkpoint.best_report(reports, "dev/other", "maximize") is None
+
+
+def test_pruning_keeps_what_it_is_told_and_removes_what_crashed_writers_left(tmp_path):
+    for index in (1, 2, 3):
+        write(tmp_path, index)
+    (tmp_path / "checkpoints" / ".000004.99").mkdir()
+    checkpoint.prune_checkpoints(tmp_path, {1, 3})
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000001", "000003"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_and_says_what_to_do(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(CheckpointError, match="babeltune resume"):
+        checkpoint.save_checkpoint(blocked / "000001", {"student": {"w": torch.ones(1)}}, {})
+
+
+def test_only_safetensors_and_json_are_written(tmp_path):
+    write(tmp_path, 1)
+    files = sorted(p.name for p in checkpoint.checkpoint_folder(tmp_path, 1).iterdir())
+    assert files == ["manifest.json", "state.json", "student.safetensors"]
+    json.loads((checkpoint.checkpoint_folder(tmp_path, 1) / "manifest.json").read_text())

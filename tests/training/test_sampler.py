@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.errors import TrainingError
+from babeltune.records import Sampling
+from babeltune.training.sampler import Schedule, local_sizes, lots, own_rows
+
+
+def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
+    groups = np.repeat(np.arange(len(sizes)), sizes).astype(np.int16)
+    given = np.ones(len(groups), np.float32) if weights is None else np.asarray(weights, np.float32)
+    return groups, Schedule(groups, given, Sampling(**sampling), global_batch=batch, total_pairs=pairs, seed=seed)
+
+
+@given(
+    sizes=st.lists(st.integers(2, 60), min_size=1, max_size=4),
+    batch=st.integers(2, 16),
+    pairs=st.integers(1, 300),
+    mixed=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_schedule_yields_as_many_batches_as_its_length_says_and_ends_at_its_pairs(sizes, batch, pairs, mixed):
+    _, plan = schedule(sizes, batch=batch, pairs=pairs, batches="mixed" if mixed else "one_pair")
+    seen = [len(plan.rows(step)) for step in range(len(plan))]
+    assert sum(seen) in (pairs, pairs - 1)
+    assert np.array_equal(np.cumsum(seen), plan.seen)
+    assert all(seen)
+
+
+def test_a_batch_holds_one_language_pair_unless_mixed():
+    groups, plan = schedule([40, 40, 40], pairs=400)
+    assert all(len(set(groups[plan.rows(step)])) == 1 for step in range(len(plan)))
+    groups, mixed = schedule([40, 40, 40], pairs=400, batches="mixed")
+    assert any(len(set(groups[mixed.rows(step)])) > 1 for step in range(len(mixed)))
+
+
+def test_no_batch_repeats_a_pair_within_an_epoch_and_small_groups_give_small_batches():
+    _, plan = schedule([5], batch=8, pairs=20)
+    assert [len(set(plan.rows(step).tolist())) for step in range(len(plan))] == [5, 5, 5, 5]
+
+
+def test_every_epoch_visits_every_pair_once_in_another_order():
+    _, plan = schedule([32], batch=8, pairs=64)
+    rows = np.concatenate([plan.rows(step) for step in range(8)])
+    first, second = rows[:32], rows[32:]
+    assert sorted(first) == sorted(second) == list(range(32))
+    assert not np.array_equal(first, second)
+
+
+def test_any_step_can_be_asked_for_alone_so_that_a_resumed_trial_sees_the_remaining_stream():
+    _, whole = schedule([30, 50], pairs=300)
+    stream = [whole.rows(step) for step in range(len(whole))]
+    _, resumed = schedule([30, 50], pairs=300)
+    for step in range(len(stream) - 1, len(stream) // 2, -1):
+        assert np.array_equal(resumed.rows(step), stream[step])
+
+
+def test_a_given_order_sorts_every_epoch_of_a_language_pair():
+    order = np.array([5, 1, 4, 1, 3, 9, 2, 2])
+    groups = np.array([0, 0, 0, 0, 1, 1, 1, 1], np.int16)
+    given = np.ones(8, np.float32)
+    plan = Schedule(groups, given, Sampling(), global_batch=4, total_pairs=80, seed=3, order=order)
+    batches = {tuple(plan.rows(step).tolist()) for step in range(len(plan))}
+    assert batches == {(1, 3, 2, 0), (6, 7, 4, 5)}
+
+
+def test_the_seed_decides_the_stream():
+    one, same, other = (schedule([60], pairs=60, seed=s)[1] for s in (1, 1, 2))
+    assert np.array_equal(one.rows(0), same.rows(0))
+    assert not np.array_equal(one.rows(0), other.rows(0))
+
+
+def test_a_high_sampling_temperature_evens_out_the_languages():
+    def share(temperature):
+        groups, plan = schedule([4000, 400], batch=4, pairs=8000, temperature=temperature)
+        return np.mean([groups[plan.rows(step)][0] == 1 for step in range(len(plan))])
+
+    assert share(1.0) == pytest.approx(400 / 4400, abs=0.03)
+    assert share(1e6) == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_weight_decides_how_often_a_row_is_drawn():
+    weights = [3.0] * 50 + [1.0] * 50
+    _, plan = schedule([100], weights=weights, batch=10, pairs=8000)
+    rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
+    assert np.mean(rows < 50) == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_weight_does_not_decide_how_often_a_language_pair_is_drawn():
+    _, plan = schedule([100, 100], weights=[9.0] * 100 + [1.0] * 100, batch=10, pairs=20_000)
+    rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
+    assert np.mean(rows < 100) == pytest.approx(0.5, abs=0.03)
+
+
+def test_ranks_share_out_a_global_batch_without_gap_or_overlap():
+    rows = np.arange(11)
+    for world in (1, 2, 4):
+        parts = [own_rows(rows, rank, world) for rank in range(world)]
+        assert np.array_equal(np.concatenate(parts), rows)
+        assert [len(p) for p in parts] == local_sizes(11, world)
+
+
+def test_milestones_are_equal_shares_of_the_pairs_whatever_the_batch():
+    for batch in (4, 8, 32):
+        _, plan = schedule([200], batch=batch, pairs=400)
+        ends = [plan.seen[m - 1] for m in plan.milestones(4)]
+        assert ends[-1] == 400
+        assert all(abs(end - 100 * (i + 1)) < batch for i, end in enumerate(ends))
+
+
+def test_a_language_pair_of_one_row_is_left_out():
+    groups, plan = schedule([30, 1], pairs=200)
+    assert all(set(groups[plan.rows(step)]) == {0} for step in range(len(plan)))
+
+
+def test_no_rows_is_an_error_that_says_what_to_do():
+    with pytest.raises(TrainingError, match=r"data\.train"):
+        schedule([])
+
+
+def test_only_the_pairs_that_are_named_take_part():
+    groups = np.repeat(np.arange(3), 30).astype(np.int16)
+    weights = np.where(np.arange(90) % 2, 1, 2).astype(np.float32)
+    settings = {"global_batch": 8, "total_pairs": 400, "seed": 3}
+    only = np.concatenate([np.arange(5, 30), np.arange(70, 90)])
+    plan = Schedule(groups, weights, Sampling(), **settings, only=only)
+    seen = np.concatenate([plan.rows(step) for step in range(len(plan))])
+    assert set(seen.tolist()) == set(only.tolist())
+    every = Schedule(groups, weights, Sampling(), **settings, only=np.arange(90))
+    plain = Schedule(groups, weights, Sampling(), **settings)
+    assert all(np.array_equal(every.rows(step), plain.rows(step)) for step in range(len(plain)))
+    with pytest.raises(TrainingError, match="that have an aligned word"):
+        Schedule(groups, weights, Sampling(), **settings, only=np.array([1, 40]))
+
+
+def test_lots_are_even_and_depend_on_seed_step_use_place_and_position_alone():
+    places, positions = np.divmod(np.arange(100_000), 40)
+    drawn = lots(1, 2, 0, places, positions)
+    assert 0 <= drawn.min() < drawn.max() < 1
+    assert np.abs(np.histogram(drawn, 20, (0, 1))[0] / 5000 - 1).max() < 0.06
+    for lag in (1, 40, 41):
+        assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 0.015
+    rest = lots(1, 2, 0, places[777:], positions[777:])
+    assert np.array_equal(rest, drawn[777:]), "ranks draw what one rank does"
+    others = [lots(*arguments, places, positions) for arguments in ((2, 2, 0), (1, 3, 0), (1, 2, 1))]
+    assert all(abs(np.corrcoef(drawn, other)[0, 1]) < 0.015 for other in others)
