@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from babeltune.data.store import write_json, write_reports
+from babeltune.data.store import write_json
 from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, leaderboard, outcome, trial_row, winner
 from babeltune.errors import SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.training.checkpoint import write_reports
 
 METRIC = "dev/everyday/accuracy"
 

@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app
 from babeltune.cli.view import show_comparison
-from babeltune.data.store import write_json, write_reports
+from babeltune.data.store import write_json
 from babeltune.engine.ledger import SweepFolder, outcome
 from babeltune.engine.table import cells, compare, footnote, markdown
 from babeltune.errors import UnknownNameError
 from babeltune.records import Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.training.checkpoint import write_reports
 
 ACCURACY, ERROR, GRADED = "dev/everyday/accuracy", "dev/everyday/xsim_error", "dev/sts/spearman"
 SEARCHED = "parameters={temperature: {choice: [0.05, 0.1]}, tcm: {choice: [true, false]}, seed: {choice: [0, 1, 2]}}"
