@@ -53,7 +53,20 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     promised = [
-        *("evaluate", "methods", "plan", "promote", "resume", "runs", "status", "stop", "submit", "transfer", "ui"),
+        *(
+            "evaluate",
+            "filter",
+            "methods",
+            "plan",
+            "promote",
+            "resume",
+            "runs",
+            "status",
+            "stop",
+            "submit",
+            "transfer",
+            "ui",
+        ),
     ]
     assert promised == COMMANDS
 
