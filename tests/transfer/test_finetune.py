@@ -126,7 +126,7 @@ def learnable(path, count=60):
     return read_examples(str(path), "pawsx", "en")
 
 
-def test_it_learns_repeats_and_depends_on_the_seed(folder, tmp_path):
+def test_it_learns_repeats_and_depends_on_the_seed(folder):
     examples = tagged(*[WORDS[i % 4 : i % 4 + 5] for i in range(24)])
     fast = Settings(epochs=6, learning_rate=5e-3, batch=8, max_tokens=40)
 
@@ -144,13 +144,25 @@ def test_it_learns_repeats_and_depends_on_the_seed(folder, tmp_path):
     assert one.scores["en"]["accuracy"] > 0.95
 
 
-def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path, monkeypatch):
+def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path):
     examples = learnable(tmp_path / "train.tsv")
     kept = finetune.transfer(
         folder, "pawsx", examples, {"en": examples}, Settings(epochs=4, learning_rate=1e-2, max_tokens=40), dev=examples
     )
     assert len(kept.dev) == 4
     assert kept.scores["en"]["accuracy"] == max(kept.dev)
+    torch.manual_seed(0)
+    model, tokenizer = load(folder, "pawsx", 40)
+    pieces, states = encode(tokenizer, examples, "pawsx", 40), []
+
+    def judge():
+        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return [0.1, 0.9, 0.9, 0.5][len(states) - 1]
+
+    _, judged = finetune.fit(model, tokenizer, pieces, Settings(), 4, judge, lambda epoch, of, loss: None)
+    assert judged == [0.1, 0.9, 0.9, 0.5]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in model.state_dict().items())
+    assert any(not torch.equal(tensor, states[3][name]) for name, tensor in model.state_dict().items())
 
 
 TRAIN = {

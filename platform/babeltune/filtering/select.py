@@ -19,6 +19,7 @@ from babeltune.data.sources import Refusals, text_key
 from babeltune.data.tables import Fault, located, tsv_rows
 from babeltune.errors import DataError, TeacherError, nearest
 from babeltune.evaluation.metrics import Margin, pair_margins
+from babeltune.models.hub import quiet
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,7 +144,8 @@ def encoder(folder: str, languages: Columns | None) -> Callable[[list[str], int]
     from sentence_transformers import SentenceTransformer
 
     try:
-        model = SentenceTransformer(folder, trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+        with quiet():
+            model = SentenceTransformer(folder, trust_remote_code=False, model_kwargs={"dtype": torch.float32})
     except (OSError, ValueError) as error:
         words = str(error).strip().splitlines()[0]
         raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {words}") from error
