@@ -52,7 +52,22 @@ def babeltune(monkeypatch, capsys):
 
 
 def test_the_commands_are_those_that_are_promised():
-    promised = ["evaluate", "methods", "plan", "promote", "resume", "runs", "status", "stop", "submit", "ui"]
+    promised = [
+        *(
+            "evaluate",
+            "filter",
+            "methods",
+            "plan",
+            "promote",
+            "resume",
+            "runs",
+            "status",
+            "stop",
+            "submit",
+            "transfer",
+            "ui",
+        ),
+    ]
     assert promised == COMMANDS
 
 

@@ -58,15 +58,17 @@ class Rows:
 class Refusals:
     """What is done about broken rows: an error at the first, or a count by reason."""
 
-    source: str
+    switch: str
+    """What makes it a count: words for the error."""
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
 
     def refuse(self, place: str, fault: Fault) -> None:
         """Counts the row, or raises `DataError` that names its place."""
         if not self.drop:
-            way_out = f"correct it, or leave such rows out with `on_error: drop` in source {self.source!r}"
-            raise DataError(f"{place}: {fault.reason}: {fault.words}; {way_out}")
+            raise DataError(
+                f"{place}: {fault.reason}: {fault.words}; correct it, or leave such rows out with {self.switch}"
+            )
         self.counts[fault.reason] += 1
 
 
@@ -76,7 +78,7 @@ def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], trans
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
     drops these.
     """
-    refusals = Refusals(source.name, source.on_error == "drop")
+    refusals = Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
     if source.format == "pivot":
         rows = join_pivot(source, others)
     elif source.translation is not None:
