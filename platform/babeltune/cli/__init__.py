@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from babeltune.cli import models, sweeps
+from babeltune.cli import mining, models, sweeps
 from babeltune.cli.common import app, err
 from babeltune.errors import BabeltuneError
 
-__all__ = ["app", "main", "models", "sweeps"]
+__all__ = ["app", "main", "mining", "models", "sweeps"]
 
 
 def main() -> None:

@@ -74,7 +74,8 @@ def retrieve(
     elif retrieval == "backward":
         score, left, right = backward
     else:
-        score, left, right = (np.concatenate(both) for both in zip(forward, backward, strict=True))
+        score = np.concatenate([forward[0], backward[0]])
+        left, right = (np.concatenate([forward[side], backward[side]]) for side in (1, 2))
     if threshold is not None:
         above = score > threshold
         score, left, right = score[above], left[above], right[above]

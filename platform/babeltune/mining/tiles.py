@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from babeltune.mining.rows import Vectors
 
-TILE = (2048, 4096)
-"""Rows and columns of a tile: 34 MB of cosines."""
+TILE = (4096, 4096)
+"""Rows and columns of a tile: 67 MB of cosines."""
 GROUP = 16
 """Cosines of a line whose maximum decides whether they are looked at."""
 SLACK = {"fp32": 4, "bf16": 28}
@@ -216,7 +216,7 @@ def _improve(
     if not len(chosen):
         return
     where, which = where[chosen], which[chosen]
-    changed, line_of, count = where.unique_consecutive(return_inverse=True, return_counts=True)
+    changed, line_of, count = torch.unique_consecutive(where, return_inverse=True, return_counts=True)
     keys = torch.full((len(changed), int(count.max())), EMPTY)
     start = count.cumsum(0) - count
     keys[line_of, torch.arange(len(where)) - start[line_of]] = pack(
@@ -244,7 +244,7 @@ def _settled(queries: Rows, candidates: Rows, keys: Int[Tensor, "n kept"], k: in
         gaps = -cosine_of(part).diff(dim=1)[:, :k]
         doubtful = (gaps < 2 * error).any(dim=1).nonzero()[:, 0]
         size = max(1, SETTLED // (part.shape[1] * queries.dim))
-        for rows in doubtful.split(size):
+        for rows in torch.split(doubtful, size):
             again = exact(queries.take(start + rows), candidates, part[rows])
             chosen[rows] = again[:, :k]
             # What was not kept may have a cosine as large as the last that was, and the error more.
@@ -269,7 +269,7 @@ def searched(x: Float[Tensor, "rows dim"], candidates: Rows, k: int) -> Int[Tens
     """The k nearest of all candidates by products in fp64, for the few rows with many nearly equal ones."""
     best = empty(len(x), k)
     width = TILE[1]
-    for rows in torch.arange(len(x)).split(TILE[0] // 2):
+    for rows in torch.split(torch.arange(len(x)), TILE[0] // 2):
         query = x[rows].double()
         for start in range(0, len(candidates), width):
             y = candidates.block(start, min(start + width, len(candidates)))
