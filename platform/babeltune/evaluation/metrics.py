@@ -64,7 +64,7 @@ def neighbours(queries: Vectors, candidates: Vectors, k: int) -> Neighbours:
     k = min(k, len(candidate_of))
     repeated = len(unique_candidates) < len(candidate_of)
     cosines, indices = [], []
-    with _full_precision(unique_queries.device.type):
+    with full_precision(unique_queries.device.type):
         for block in torch.split(unique_queries, max(1, BLOCK // max(1, len(candidate_of)))):
             similarity = block @ unique_candidates.T
             cosine, index = _first_largest(similarity[:, candidate_of] if repeated else similarity, k)
@@ -126,7 +126,7 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     without, only the row itself does (`--index-comparison`).
     """
     found = matches.forward
-    choice = _margin_scores(matches, margin).argmax(dim=1, keepdim=True)
+    choice = candidate_scores(matches, margin).argmax(dim=1, keepdim=True)
     best = found.index.gather(1, choice)[:, 0]
     ids = torch.arange(len(best)) if texts is None else torch.as_tensor(np.asarray(texts))
     ids = ids.to(best.device)
@@ -209,11 +209,15 @@ def _neighbourhood(matches: Matches) -> Float[Tensor, "queries k"]:
     return (matches.forward.cosine.mean(dim=1, keepdim=True) + means) / 2
 
 
-def _margin_scores(matches: Matches, margin: Margin) -> Float[Tensor, "queries k"]:
-    cosine = matches.forward.cosine
+def candidate_scores(matches: Matches, margin: Margin) -> Float[Tensor, "queries k"]:
+    """The margin of each left sentence with its k neighbours."""
+    return margin_scores(matches.forward.cosine, _neighbourhood(matches), margin)
+
+
+def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
+    """The cosines against the mean cosine `around` them (Artetxe & Schwenk 2019, section 3.2), elementwise."""
     if margin == "absolute":
         return cosine
-    around = _neighbourhood(matches)
     return cosine / around if margin == "ratio" else cosine - around
 
 
@@ -263,7 +267,7 @@ def _or_nan(found: Neighbours, score: Tensor) -> float:
 
 
 @contextmanager
-def _full_precision(device: str) -> Iterator[None]:
+def full_precision(device: str) -> Iterator[None]:
     """Matrix products in fp32, whatever the caller trains with."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")

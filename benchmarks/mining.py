@@ -1,0 +1,197 @@
+"""Neighbours of both directions against two faiss searches, margins against LASER's loop, memory, and real text.
+
+16,384 x 32,768 unit vectors of 384 dimensions, k = 4, fp32: ours is `both_ways`, which multiplies each pair once; the
+peer is `faiss.IndexFlatIP` (filled beforehand) searched in either direction. Both get the same threads, and CPU
+seconds are compared. Then: the neighbours must be the same, ties aside; margins are scored again at least 100 times
+faster than by LASER's loop over candidates (which takes each dot product again, where ours has the search's cosines);
+memory above the vectors and the results must not grow with n; and `--sentences` real translations are mined end to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from babeltune.evaluation.metrics import Matches, candidate_scores
+from babeltune.mining.tiles import both_ways
+from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEFT, RIGHT, DIM, K = 16_384, 32_768, 384, 4
+GOAL, LOOP_GOAL = 1.5, 100
+MEMORY = (4_096, 16_384, 65_536)
+MEMORY_DIM = 64
+FLAT = 1.5
+"""Memory at the largest n may be so many times that at the smallest: allocators keep what they freed."""
+TIE = 1e-6
+"""Cosines this near are a tie: two products in fp32 differ by less."""
+THREADS = 2
+TEXT = ("wmt_news/fra-eng.tsv.gz", "tatoeba_challenge/fra-eng.tsv.gz")
+
+
+def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Unit vectors, of which the first on the right lie near those on the left."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(count, dim)).astype(np.float32) for count in (left, right))
+    both = min(left, right)
+    y[:both] += x[:both]
+    for vectors in (x, y):
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return x, y
+
+
+class Peer:
+    """An exact faiss index of either side."""
+
+    def __init__(self, x: NDArray[np.float32], y: NDArray[np.float32]) -> None:
+        import faiss
+
+        faiss.omp_set_num_threads(torch.get_num_threads())
+        self.queries = x, y
+        self.indices = tuple(faiss.IndexFlatIP(x.shape[1]) for _ in range(2))
+        for index, vectors in zip(self.indices, (y, x), strict=True):
+            index.add(vectors)
+
+    def search(self, k: int) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """Cosines and neighbours, left in right and right in left."""
+        return [index.search(vectors, k) for index, vectors in zip(self.indices, self.queries, strict=True)]
+
+
+def different(ours: Matches, peer: list[tuple[NDArray[np.float32], NDArray[np.int64]]]) -> int:
+    """Neighbours that differ and are no tie."""
+    count = 0
+    for found, (cosine, index) in zip((ours.forward, ours.backward), peer, strict=True):
+        wrong = found.index.numpy() != index
+        count += int((wrong & (np.abs(found.cosine.numpy() - cosine) > TIE)).sum())
+    return count
+
+
+def by_loop(x: NDArray[Any], y: NDArray[Any], matches: Matches) -> NDArray[np.float64]:
+    """LASER's `score_candidates` (source/mine_bitexts.py)."""
+    candidates = matches.forward.index.numpy()
+    forward, backward = (side.cosine.mean(dim=1).numpy() for side in (matches.forward, matches.backward))
+    rows, columns = candidates.shape
+    scores = np.zeros((rows, columns))
+    for i in range(rows):
+        for j in range(columns):
+            k = candidates[i, j]
+            scores[i, j] = x[i].dot(y[k]) / ((forward[i] + backward[k]) / 2)
+    return scores
+
+
+def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) -> tuple[float, float]:
+    """How many times faster than the loop, and the largest difference of a score."""
+    times = 20
+    ours = cpu_seconds(lambda: [candidate_scores(matches, "ratio") for _ in range(times)]) / times
+    started = time.process_time()
+    expected = by_loop(x, y, matches)
+    peer = time.process_time() - started
+    return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - expected).max())
+
+
+def above_inputs(count: int, searched: bool) -> None:
+    """Makes vectors and, if so, searches them: what either takes is measured in a process of its own."""
+    x, y = make_vectors(count, count, MEMORY_DIM)
+    if searched:
+        both_ways(x, y, K)
+
+
+def memory() -> dict[int, int]:
+    """n -> peak bytes above those of the vectors and the results, n x n of `MEMORY_DIM` dimensions."""
+    found = {}
+    for count in MEMORY:
+        results = 2 * count * (8 * (K + 4) + 12 * K + 8 * K)  # keys kept; cosines and indices; keys settled
+        found[count] = peak_memory(above_inputs, count, True) - peak_memory(above_inputs, count, False) - results
+    return found
+
+
+def mined_text(count: int, model: str | None) -> dict[str, Any]:
+    """Mines known French-English pairs end to end: seconds, recall and precision."""
+    from babeltune.data.teacher import BUNDLED, teacher_folder
+    from babeltune.mining.mine import Settings, mine
+    from babeltune.mining.vectors import model_at
+    from babeltune.records import Teacher
+
+    data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    pairs = dict.fromkeys(pair for name in TEXT for pair in read_pairs(data / name))
+    sources: dict[str, str] = {}
+    for source, target in pairs:
+        sources.setdefault(source, target)
+    known = dict(list(sources.items())[:count])
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, lines in (("fra", sorted(known)), ("eng", sorted(known.values()))):
+            (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        chosen = model_at(model or str(teacher_folder(Teacher(model=BUNDLED))))
+        started = time.monotonic()
+        done = mine(
+            folder / "fra", folder / "eng", (chosen, chosen), folder / "out.tsv", Settings(), folder, lambda *_: None
+        )
+        seconds = time.monotonic() - started
+        rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]
+    right = sum(known.get(source) == target for source, target in rows)
+    return {
+        "sentences": [done["source"]["kept"], done["target"]["kept"]],
+        "seconds": seconds,
+        "recall": right / len(known),
+        "precision": right / len(rows),
+    }
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in file][1:]
+    return [(row[1], row[2]) for row in rows]
+
+
+def main(left: int = LEFT, right: int = RIGHT) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--sentences", type=int, default=20_000, help="real sentences a side; 0 skips them")
+    parser.add_argument("--model", help="what encodes them; the bundled English teacher when left out")
+    own, rest = parser.parse_known_args(sys.argv[1:])
+    chosen = options(f"{__doc__}\n--sentences N (20,000; 0: none) and --model MODEL: the real text", rest)
+    torch.set_num_threads(THREADS)
+    x, y = make_vectors(left, right, DIM)
+    peer = Peer(x, y)
+    rows = race(
+        lambda: cpu_seconds(lambda: both_ways(x, y, K)), lambda: cpu_seconds(lambda: peer.search(K)), chosen.rounds
+    )
+    matches = both_ways(x, y, K)
+    wrong = different(matches, peer.search(K))
+    loop_ratio, difference = margins(x, y, matches)
+    print(f"neighbours that differ: {wrong}; margins: {loop_ratio:.3g} times LASER's loop, difference {difference:.2g}")
+    bytes_above = memory()
+    print(
+        "memory above vectors and results: " + ", ".join(f"n {n:,}: {b / 1e6:.0f} MB" for n, b in bytes_above.items())
+    )
+    text = mined_text(own.sentences, own.model) if own.sentences else None
+    if text:
+        print(
+            f"{text['sentences'][0]:,} x {text['sentences'][1]:,} real sentences in {text['seconds']:.0f} s: "
+            f"recall {text['recall']:.3f}, precision {text['precision']:.3f}"
+        )
+    broken = []
+    if wrong:
+        broken.append(f"{wrong} neighbours differ from faiss's")
+    if loop_ratio < LOOP_GOAL or difference > 1e-4:
+        broken.append(f"margins: {loop_ratio:.3g} times the loop (goal {LOOP_GOAL}), difference {difference:.2g}")
+    if bytes_above[MEMORY[-1]] > FLAT * bytes_above[MEMORY[0]]:
+        broken.append(f"memory grows with n: {bytes_above}")
+    facts = {"threads": THREADS, "margins": loop_ratio, "memory": {str(n): b for n, b in bytes_above.items()}}
+    verdict("mining", rows, GOAL, chosen, broken=broken, left=left, right=right, dim=DIM, text=text, **facts)
+
+
+if __name__ == "__main__":
+    main()

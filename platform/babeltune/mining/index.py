@@ -1,0 +1,94 @@
+"""Neighbours through a faiss index, for corpora beyond what exact search can do: its candidates are scored exactly.
+
+What an index misses is missed; what it finds has the cosines of exact search. faiss answers -1 where it found too few
+(in a partition, say): such sentences are searched exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from babeltune.errors import DataError
+from babeltune.evaluation.metrics import Matches, Neighbours
+from babeltune.mining.best import EMPTY, cosine_of, index_of, pack
+from babeltune.mining.rows import Rows
+from babeltune.mining.tiles import SLACK, check, exact, searched
+
+if TYPE_CHECKING:
+    from babeltune.mining.rows import Vectors
+
+Index = Literal["exact", "ivf", "pq", "hnsw"]
+BLOCK = 8_192
+"""Vectors given to faiss at a time."""
+SMALLEST = {"ivf": 256, "pq": 9_984, "hnsw": 1}
+"""Sentences without which an index cannot be trained: 39 for each of 256 centroids of a product quantiser."""
+SAMPLE = 256
+"""Vectors a partition is trained on."""
+
+
+def through_index(left: Vectors, right: Vectors, k: int, kind: Index) -> Matches:
+    """As `tiles.both_ways`, among the candidates that an index of this kind gives."""
+    x, y = Rows(left), Rows(right)
+    check(x, y, k)
+    return Matches(_nearest(x, y, k, kind), _nearest(y, x, k, kind))
+
+
+def _nearest(queries: Rows, candidates: Rows, k: int, kind: Index) -> Neighbours:
+    k = min(k, len(candidates))
+    kept = min(k + SLACK["bf16"], len(candidates))
+    index = _filled(kind, candidates)
+    best = torch.empty(len(queries), k, dtype=torch.long)
+    for start in range(0, len(queries), BLOCK):
+        x = queries.block(start, min(start + BLOCK, len(queries)))
+        cosine, found = (torch.from_numpy(a) for a in index.search(x.numpy(), kept))
+        keys = torch.where(found < 0, EMPTY, pack(cosine, found.clamp(min=0)))
+        size = max(1, (1 << 22) // (kept * queries.dim))
+        chosen = torch.cat(
+            [exact(a, candidates, b)[:, :k] for a, b in zip(torch.split(x, size), torch.split(keys, size), strict=True)]
+        )
+        few = (chosen[:, -1] == EMPTY).nonzero()[:, 0]
+        if len(few):
+            chosen[few] = searched(x[few], candidates, k)
+        best[start : start + len(x)] = chosen
+    return Neighbours(cosine_of(best), index_of(best))
+
+
+def _filled(kind: Index, candidates: Rows) -> Any:
+    faiss = load_faiss()
+    count = len(candidates)
+    if count < SMALLEST[kind]:
+        raise DataError(
+            f"an index {kind!r} needs {SMALLEST[kind]:,} sentences to learn from, not {count}: --index exact"
+        )
+    lists = max(1, min(int(4 * count**0.5), count // 39))
+    if kind == "hnsw":
+        index = faiss.IndexHNSWFlat(candidates.dim, 32, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efSearch = 128
+    else:
+        code = "Flat" if kind == "ivf" else f"PQ{_parts(candidates.dim)}"
+        index = faiss.index_factory(candidates.dim, f"IVF{lists},{code}", faiss.METRIC_INNER_PRODUCT)
+        index.nprobe = max(8, lists // 16)
+        sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: SAMPLE * lists]
+        index.train(candidates.take(sample.sort().values).numpy())
+    for start in range(0, count, BLOCK):
+        index.add(candidates.block(start, min(start + BLOCK, count)).numpy())
+    return index
+
+
+def _parts(dim: int) -> int:
+    """Into how many parts a vector is cut, each a byte: the most that divide it, at four numbers a part or more."""
+    return next(parts for parts in range(max(1, dim // 4), 0, -1) if dim % parts == 0)
+
+
+def load_faiss() -> Any:
+    """faiss; `DataError` with the command that installs it."""
+    try:
+        return importlib.import_module("faiss")
+    except ImportError as error:
+        raise DataError(
+            "an approximate index needs faiss, which is not installed: pip install babeltune[faiss]; "
+            "or search with --index exact"
+        ) from error

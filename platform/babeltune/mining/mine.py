@@ -1,0 +1,257 @@
+"""Text files in, scored pairs out: reads, encodes to disk, searches, scores, writes the result whole or not at all."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import torch
+
+from babeltune.data.shards import run_here
+from babeltune.errors import DataError
+from babeltune.evaluation.metrics import Margin, Matches, paired_cosine
+from babeltune.mining.index import Index, load_faiss, through_index
+from babeltune.mining.margin import Retrieval, flipped, pair_scores, retrieve
+from babeltune.mining.rows import Rows
+from babeltune.mining.sentences import read_pairs, read_sentences
+from babeltune.mining.tiles import Precision, both_ways
+from babeltune.mining.vectors import Model, embed, joined
+from babeltune.spec.cluster import Cluster
+
+BATCH = 1_024
+"""Sentences of `encode` in memory at a time; pairs of `score`, too."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done, how many, of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How pairs are found and scored."""
+
+    k: int = 4
+    """Neighbours of each sentence (Artetxe & Schwenk 2019)."""
+    margin: Margin = "ratio"
+    retrieval: Retrieval = "max"
+    threshold: float | None = None
+    """A pair's score must be above it."""
+    precision: Precision = "fp32"
+    index: Index = "exact"
+
+
+def mine(
+    source: Path,
+    target: Path,
+    models: tuple[Model, Model],
+    out: Path,
+    settings: Settings,
+    storage: Path,
+    progress: Progress,
+    *,
+    cluster: Cluster | None = None,
+) -> dict[str, Any]:
+    """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
+
+    `models` encode the sources and the targets: one model, or its layers for either language. Vectors stay in
+    `storage`, so that an interrupted run goes on; `cluster` spreads encoding and search as Ray tasks.
+
+    Raises:
+        DataError: a file cannot be read or holds nothing, or both hold the same sentences.
+        StoreError: the disk is full.
+    """
+    if settings.index != "exact":
+        load_faiss()  # before hours of encoding
+    _check_out(out)
+    with _work(storage) as work, _runner(cluster) as run_shards:
+        progress("reading", 0, 2)
+        sources, source_lines = read_sentences(source, work / "source.txt")
+        targets, target_lines = read_sentences(target, work / "target.txt")
+        progress("reading", 2, 2)
+        folders = []
+        for name, side, model in (("sources", sources, models[0]), ("targets", targets, models[1])):
+            tell = functools.partial(progress, f"encoding {name}")
+            folders.append(embed(side, model, storage / "vectors", work, run_shards=run_shards, progress=tell))
+        if folders[0] == folders[1]:
+            raise DataError(
+                f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
+            )
+        matches = _search(folders, settings, cluster, functools.partial(progress, "searching"))
+        pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
+        with written(out) as file:
+            for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
+                file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
+    return {
+        "out": str(out),
+        "pairs": len(pairs),
+        "source": asdict(source_lines),
+        "target": asdict(target_lines),
+        **_searched(matches, settings),
+        "settings": asdict(settings),
+    }
+
+
+def score(
+    pairs_file: Path,
+    models: tuple[Model, Model],
+    out: Path,
+    settings: Settings,
+    storage: Path,
+    progress: Progress,
+    *,
+    columns: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
+
+    The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines are left out and
+    counted. Raises as `mine` does.
+    """
+    _check_out(out)
+    with _work(storage) as work:
+        pairs = read_pairs(pairs_file, work / "pairs", columns)
+        folders = []
+        for name, side, model in (("sources", pairs.source, models[0]), ("targets", pairs.target, models[1])):
+            tell = functools.partial(progress, f"encoding {name}")
+            folders.append(embed(side, model, storage / "vectors", work, progress=tell))
+        matches = _search(folders, settings, None, functools.partial(progress, "searching"))
+        x, y = (Rows(joined(side)) for side in folders)
+        total = 0.0
+        with written(out) as file:
+            for start in range(0, len(pairs.sources), BATCH):
+                left, right = (torch.from_numpy(side[start : start + BATCH]) for side in (pairs.sources, pairs.targets))
+                cosine = torch.from_numpy(paired_cosine(x.take(left), y.take(right))).float()
+                scores = pair_scores(matches, left, right, cosine, settings.margin)
+                total += float(scores.double().sum())
+                for value, i, j in zip(scores.tolist(), left.tolist(), right.tolist(), strict=True):
+                    file.write(f"{value:.6f}\t{pairs.source[i]}\t{pairs.target[j]}\n")
+    return {
+        "out": str(out),
+        "pairs": len(pairs.sources),
+        "mean": total / len(pairs.sources),
+        "lines": asdict(pairs.lines),
+        **_searched(matches, settings),
+        "settings": {name: asdict(settings)[name] for name in ("k", "margin", "precision", "index")},
+    }
+
+
+def encode(lines: Iterable[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
+    """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
+
+    Invalid UTF-8 is replaced and counted, since a dropped line would shift the rows after it.
+    """
+    _check_out(out)
+    rows, replaced = 0, 0
+    with written(out, "wb") as file:
+        dim = model.encode(["dimension"]).shape[1]
+        _header(file, 0, dim)
+        for batch in _batches(lines):
+            texts = [line.decode("utf-8", "replace").rstrip("\r\n") for line in batch]
+            replaced += sum("\ufffd" in text for text in texts)
+            file.write(model.encode(texts).astype("<f4").tobytes())
+            rows += len(texts)
+            progress("encoding", rows, 0)
+        file.seek(0)
+        _header(file, rows, dim)
+    return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced}
+
+
+def _header(file: IO[Any], rows: int, dim: int) -> None:
+    """numpy leaves room for the number of rows to grow, so the header keeps its length."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
+
+
+def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _search(
+    folders: list[list[Path]], settings: Settings, cluster: Cluster | None, progress: Callable[[int, int], None]
+) -> Matches:
+    left, right = (joined(side) for side in folders)
+    if settings.index != "exact":
+        return through_index(left, right, settings.k, settings.index)
+    if cluster is not None:
+        from babeltune.mining.spread import both_ways_by_ray
+
+        return both_ways_by_ray(folders[0], folders[1], settings.k, precision=settings.precision, progress=progress)
+    return both_ways(left, right, settings.k, precision=settings.precision, progress=progress)
+
+
+def _searched(matches: Matches, settings: Settings) -> dict[str, Any]:
+    """What a user should know about the search: the neighbours used, and how many margins order backwards."""
+    used = [side.index.shape[1] for side in (matches.forward, matches.backward)]
+    return {"neighbours": used, "flipped": flipped(matches, settings.margin)}
+
+
+def warnings_about(done: dict[str, Any]) -> Iterator[str]:
+    """What was probably not meant, of what `mine` or `score` returned."""
+    settings = done["settings"]
+    if min(done["neighbours"]) < settings["k"]:
+        yield (
+            f"k is {settings['k']}, but there are only {min(done['neighbours'])} different sentences on one side: "
+            "that many neighbours were used"
+        )
+    if done["flipped"]:
+        yield (
+            f"the mean cosine around {done['flipped']:.1%} of the candidates is not positive, where the ratio orders "
+            "backwards: use --margin distance"
+        )
+    if not done["pairs"]:
+        threshold = settings.get("threshold")
+        yield f"no pair has a score above {threshold}; lower --threshold"
+
+
+@contextmanager
+def written(out: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """A file that appears under its name when it is complete."""
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        text = mode == "w"
+        with draft.open(mode, encoding="utf-8" if text else None, newline="\n" if text else None) as file:
+            yield file
+        draft.replace(out)
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise DataError(f"--out {out} is a folder, or is in none; name a file in a folder that exists")
+
+
+@contextmanager
+def _work(storage: Path) -> Iterator[Path]:
+    """A folder for text on its way, beside the vectors, where a cluster's workers see it."""
+    storage.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="mining-", dir=storage))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _runner(cluster: Cluster | None) -> Iterator[Any]:
+    """What runs the shards: this process, or the cluster's tasks."""
+    if cluster is None:
+        yield run_here
+        return
+    from babeltune.engine.sweep import connected, ray_shards
+
+    with connected(cluster):
+        yield functools.partial(ray_shards, share=cluster.gpus_per_worker)

@@ -1,0 +1,105 @@
+"""Sentence vectors in memory or on disk, read in blocks, at length 1: the only place where mining normalises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from babeltune.errors import DataError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from numpy.typing import NDArray
+
+UNIT = 1e-6
+"""A row whose length is this near to 1 is taken as it is."""
+
+
+class Stored(Protocol):
+    """Vectors that are read by their numbers, such as a `store.Matrix`."""
+
+    width: int
+
+    def __len__(self) -> int: ...
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]: ...
+
+
+if TYPE_CHECKING:
+    Vectors = NDArray[Any] | Tensor | Stored
+
+
+class Rows:
+    """Vectors [n, dim] of any floating type as fp32 rows of length 1 (a zero row stays zero). The source never changes.
+
+    A row comes out with the same bits whichever block or list it is read in.
+    """
+
+    def __init__(self, vectors: Vectors) -> None:
+        self._source = vectors
+        if isinstance(vectors, (np.ndarray, Tensor)):
+            if vectors.ndim != 2:
+                raise DataError(f"vectors of shape {tuple(vectors.shape)}; sentence vectors are [n, dim]")
+            self.dim = int(vectors.shape[1])
+        else:
+            self.dim = vectors.width
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def block(self, start: int, stop: int) -> Float[Tensor, "rows dim"]:
+        """Rows `start` to `stop`, in order."""
+        if isinstance(self._source, (np.ndarray, Tensor)):
+            return _unit(_fp32(self._source[start:stop]), start)
+        return _unit(_fp32(self._source.rows(np.arange(start, stop))), start)
+
+    def take(self, ids: Tensor) -> Float[Tensor, "ids dim"]:
+        """The rows of these numbers, in the order of `ids`."""
+        if isinstance(self._source, Tensor):
+            return _unit(self._source[ids.to(self._source.device)].float().cpu())
+        places = ids.numpy()
+        found = self._source[places] if isinstance(self._source, np.ndarray) else self._source.rows(places)
+        return _unit(_fp32(found))
+
+
+class Joined:
+    """Stored vectors end to end: the shards of one matrix."""
+
+    def __init__(self, parts: Sequence[Stored], width: int) -> None:
+        self._parts = parts
+        self._starts = np.cumsum([0, *map(len, parts)])
+        self.width = width
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """[len(ids), width], a copy in memory."""
+        found = np.empty((len(ids), self.width), np.float32)
+        part = np.searchsorted(self._starts, ids, side="right") - 1
+        for number in np.unique(part):
+            where = np.flatnonzero(part == number)
+            found[where] = self._parts[number].rows(ids[where] - self._starts[number])
+        return found
+
+
+def _fp32(block: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(block, Tensor):
+        return block.detach().float().cpu()
+    writable = block.dtype == np.float32 and block.flags.writeable and not isinstance(block, np.memmap)
+    return torch.from_numpy(np.ascontiguousarray(block) if writable else np.array(block, np.float32))
+
+
+def _unit(rows: Tensor, start: int = 0) -> Tensor:
+    length = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    if not bool(length.isfinite().all()):
+        row = int((~length.isfinite()).nonzero()[0, 0])
+        raise DataError(f"vector {start + row} is not finite; the model that made it is broken")
+    far = (length - 1).abs() > UNIT
+    if not bool(far.any()):
+        return rows
+    return rows / torch.where(far & (length > 0), length, 1)

@@ -1,0 +1,75 @@
+"""mine, score and encode as people and programs call them; what they do is judged in tests/mining."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from babeltune.cli import app
+from babeltune.errors import BabeltuneError
+from babeltune.mining.vectors import Model
+
+TEXT = ["one cat", "two dogs run", "three old houses", "four"]
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """Runs a command in an empty folder with a model whose vectors are the letters of a text."""
+
+    def encode(self, texts):
+        return np.array([[1 + text.lower().count(chr(97 + i)) for i in range(26)] for text in texts], np.float32)
+
+    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "s.txt").write_text("\n".join([*TEXT, "", TEXT[0]]))
+    (tmp_path / "t.txt").write_text("\n".join(text.upper() for text in TEXT))
+    (tmp_path / "p.tsv").write_text("fra\teng\n" + "\n".join(f"{text}\t{text.upper()}" for text in TEXT))
+
+    def run(*arguments, given=None):
+        result = CliRunner().invoke(app, list(arguments), input=given)
+        if isinstance(result.exception, BabeltuneError):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result
+
+    return run
+
+
+def test_mine_prints_a_summary_and_says_what_it_left_out(call, tmp_path):
+    result = call("mine", "s.txt", "t.txt", "model", "--out", "o.tsv", "--json", "--margin", "distance")
+    done = json.loads(result.stdout)
+    assert (done["pairs"], done["source"]["repeated"], done["settings"]["margin"]) == (4, 1, "distance")
+    assert "of 6 lines, 1 repeated, 1 empty" in result.stderr
+    assert "searching" in result.stderr
+    rows = [line.split("\t") for line in (tmp_path / "o.tsv").read_text().splitlines()]
+    assert sorted((s, t) for _, s, t in rows) == sorted((text, text.upper()) for text in TEXT)
+
+
+def test_score_reads_named_columns(call, tmp_path):
+    result = call("score", "p.tsv", "model", "--out", "o.tsv", "--columns", "fra,eng", "--k", "2")
+    assert "4 pairs, mean" in result.stdout
+    rows = [line.split("\t")[1:] for line in (tmp_path / "o.tsv").read_text().splitlines()]
+    assert rows == [[text, text.upper()] for text in TEXT]
+    with pytest.raises(BabeltuneError, match="names 1; give two"):
+        call("score", "p.tsv", "model", "--out", "o.tsv", "--columns", "fra")
+
+
+def test_encode_reads_standard_input(call, tmp_path):
+    assert "4 vectors of 26 dimensions" in call("encode", "model", "--out", "v.npy", given="\n".join(TEXT)).stdout
+    assert np.load(tmp_path / "v.npy").shape == (4, 26)
+
+
+def test_what_cannot_be_is_refused_with_exit_code_2(call):
+    for words, arguments in (
+        ("cannot be read", ("mine", "absent", "t.txt", "model", "--out", "o")),
+        ("same sentences", ("mine", "t.txt", "t.txt", "model", "--out", "o")),
+        ("no such folder", ("mine", "s.txt", "t.txt", "./nothing", "--out", "o")),
+        ("leave out --cluster", ("mine", "s.txt", "t.txt", "model", "--out", "o", "--index", "ivf", "--cluster", "x")),
+    ):
+        with pytest.raises(BabeltuneError, match=words) as caught:
+            call(*arguments)
+        assert caught.value.exit_code == 2
