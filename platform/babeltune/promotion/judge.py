@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from babeltune.data.prepared import TextTask
+from babeltune.promotion.compare import Contest, Verdict
+from babeltune.promotion.statistics import Selection
 from babeltune.records import Gate
 
 TOLERANCE = 0.003
@@ -20,7 +22,8 @@ Scores = dict[str, float]
 class Decision:
     """What promotion decided, and on which numbers."""
 
-    verdict: Literal["promote", "refuse"]
+    verdict: Verdict
+    """`tie`: neither better nor worse than the champion, whose alias stays."""
     reasons: tuple[str, ...]
     sweep: str
     trial: str
@@ -33,6 +36,12 @@ class Decision:
     test: Scores = field(default_factory=dict)
     untrained: Scores = field(default_factory=dict)
     chance: Scores = field(default_factory=dict)
+    contest: Contest | None = None
+    """With the champion, where there is one."""
+    selection: Selection | None = None
+    """What the first objective is worth, of the best of several trials."""
+    openings: int = 0
+    """How often the sealed tests have been opened, this time included."""
 
 
 def judge(
