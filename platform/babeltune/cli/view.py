@@ -206,6 +206,25 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
     if reason:
         console.print(f"  {reason}", markup=False)
     show_leaderboard(folder, console)
+    for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
+        console.print(line, markup=False, highlight=False)
+
+
+def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
+    """The sets of which texts have near-duplicates in the training text, and where these come from."""
+    found = counts.get("contamination", {})
+    for name, facts in found.get("sets", {}).items():
+        if facts["near"]:
+            sides = (
+                f"{source}:{side} {kinds['near']}"
+                for source, sets in found["sources"].items()
+                for side, kinds in sets.get(name, {}).items()
+                if "near" in kinds
+            )
+            yield (
+                f"{name}: {facts['near']} of {facts['texts']} texts ({facts['share']:.1%}) have a near-duplicate in "
+                f"the training text (rows: {', '.join(sides)})"
+            )
 
 
 def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:

@@ -39,6 +39,19 @@ def caution(sweep: Sweep, decision: Decision) -> str:
     )
 
 
+def overlap(prepared: Prepared) -> list[str]:
+    """How much of each dev and test set has a near-duplicate in the training text, where that was looked for."""
+    sets = prepared.counts.get("contamination", {}).get("sets", {})
+    if not sets:
+        return []
+    lines = ["## Near-duplicates in the training text", "", "| set | texts | with a near-duplicate | share |"]
+    lines += [
+        "|---|---:|---:|---:|",
+        *(f"| {n} | {f['texts']} | {f['near']} | {f['share']:.2%} |" for n, f in sets.items()),
+    ]
+    return ["\n".join([*lines, ""])]
+
+
 def contest(decision: Decision) -> list[str]:
     """The comparison with the champion that it replaced, where there was one."""
     found = decision.contest
@@ -99,6 +112,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
+        *overlap(prepared),
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
         caution(sweep, decision),
     ]

@@ -51,8 +51,12 @@ def judge(
     test: Mapping[str, float] | None = None,
     untrained: Mapping[str, float] | None = None,
     chance: Mapping[str, float] | None = None,
+    contaminated: Mapping[str, str] | None = None,
 ) -> tuple[Literal["promote", "refuse"], tuple[str, ...]]:
-    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only."""
+    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only.
+
+    A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold.
+    """
     test, untrained, chance = test or {}, untrained or {}, chance or {}
     broken = [
         f"{name} was logged as {value:.4f} and the exported model gives "
@@ -68,6 +72,9 @@ def judge(
         names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
         if not names:
             failed.append(f"gate {gate.test}: no such sealed test was scored")
+        if gate.test in (contaminated or {}):
+            failed.append(f"gate {gate.test} cannot be judged: {(contaminated or {})[gate.test]}")
+            continue
         for name in names:
             need = max(gate.times_chance * chance[name], gate.times_untrained * untrained.get(name, 0.0))
             words = (

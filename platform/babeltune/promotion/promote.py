@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from filelock import FileLock
 
 from babeltune.data.corpus import read_eval, subsets
+from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
 from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
@@ -160,7 +161,9 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
     openings = record_opening(candidate.folder.path.parents[1], what, found)
     scored = rescore.scored(models | {"untrained": str(draft / "untrained")} | before, tests, "test")
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
-    verdict, reasons = judge(logged, decision.dev, rules.gates, scores["model"], scores["untrained"], chance)
+    dirty = contaminated(candidate.prepared.counts)
+    verdict, reasons = judge(logged, decision.dev, rules.gates, scores["model"], scores["untrained"], chance, dirty)
+    doubts = [*doubts, *(f"warning: {why}" for why in dirty.values())]
     warning = openings.warning(rules.confidence)
     decision = replace(
         decision,
@@ -171,7 +174,8 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         chance=chance,
         openings=openings.times,
     )
-    return decision if champion is None else contested(decision, candidate, champion, scored, tests, "test")
+    clean = [task for task in tests if task.name not in dirty]
+    return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test")
 
 
 def contested(
