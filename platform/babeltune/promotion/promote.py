@@ -20,6 +20,7 @@ from filelock import FileLock
 from babeltune.data.corpus import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
+from babeltune.engine.ledger import find_run, find_sweep, leaderboard
 from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
@@ -37,6 +38,7 @@ from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening
+from babeltune.promotion.prefer import preferred
 from babeltune.promotion.rescore import Rescorer
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data
@@ -46,9 +48,16 @@ if TYPE_CHECKING:
 
 
 def promote(
-    name: str | None, cluster: Cluster, *, alias: str = "champion", out: Path | None = None, dry_run: bool = False
+    name: str | None,
+    cluster: Cluster,
+    *,
+    alias: str = "champion",
+    out: Path | None = None,
+    dry_run: bool = False,
+    prefer: str | None = None,
 ) -> Decision:
-    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, or a named trial's.
+    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, or that of the
+    trial that the rule `prefer` chooses.
 
     Raises `SweepError` without a finished trial and `CheckpointError` for an altered checkpoint; a refusal is a
     `Decision`.
@@ -60,6 +69,11 @@ def promote(
         from babeltune.tracking.registry import trial_of_run
 
         name = trial_of_run(cluster.mlflow, name)
+    if prefer is not None:
+        folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
+        if number is not None:
+            raise SpecError(f"--prefer chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
+        name = f"{folder.id}/{preferred(leaderboard(folder), prefer).name}"
     candidate = find_candidate(name, storage)
     if dry_run:
         return decided(candidate, cluster, alias)
