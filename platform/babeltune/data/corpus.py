@@ -28,7 +28,6 @@ from babeltune.records import Data, Source, Task
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
 MIXED_SEED = 42
 """Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
 
@@ -74,8 +73,7 @@ class EvalRows:
     """All that a dev or test set says, before subsets and `limit`: columns of text, and for STS the grades."""
 
     task: Task
-    columns: dict[str, list[str]]
-    """Bitext and clustering: by language. STS: by the names of the two columns."""
+    columns: dict[str, list[str]]  # bitext and clustering: by language; STS: by the names of the two columns
     grades: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """Clustering: of each row."""
