@@ -1,26 +1,28 @@
 """The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
 
 A sweep file is a `Sweep` (validated by `sweep_file.py`); one proposal makes it a `Trial`; training yields `Report`s.
-Field names are the keys of the sweep file, and their docstrings are its reference.
+Field names are the keys of the sweep file, and their docstrings are its reference; those of the search and of promotion
+stand in `records_search.py` and are had from here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from babeltune.data.translation import Translation
 from babeltune.models.presets import PRESETS
-
-Number = int | float
-Scalar = bool | int | float | str | None
-
-
-class Strict:
-    """A record that pydantic, where it is at the door, refuses unknown keys for."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+from babeltune.records_search import Budget as Budget
+from babeltune.records_search import Gate as Gate
+from babeltune.records_search import Number as Number
+from babeltune.records_search import Objective as Objective
+from babeltune.records_search import Parameter as Parameter
+from babeltune.records_search import Promotion as Promotion
+from babeltune.records_search import Sampler as Sampler
+from babeltune.records_search import Scalar as Scalar
+from babeltune.records_search import Scheduler as Scheduler
+from babeltune.records_search import Strict as Strict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,9 @@ class Data(Strict):
     sampling: Sampling = Sampling()
     words: Words = Words()
     max_characters: int = 1200
+    overlap: Literal["exact", "near"] = "exact"
+    """Training rows that go for a text in a dev or test set: equal ones without case, punctuation and blanks, or its
+    near-duplicates too (see `overlap.py`), which are counted in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,88 +258,6 @@ class Training(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameter(Strict):
-    """One searched setting. Exactly one of the kinds is given; `when` makes it conditional."""
-
-    float: tuple[Number, Number] | None = None
-    int: tuple[Number, Number] | None = None
-    log_float: tuple[Number, Number] | None = None
-    log_int: tuple[Number, Number] | None = None
-    choice: tuple[Scalar, ...] | None = None
-    const: Scalar = None
-    when: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
-    """Parameter name -> the value or values under which this one exists."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Objective(Strict):
-    """What the search seeks; with several, the scheduler watches the first."""
-
-    metric: str
-    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all."""
-    goal: Literal["maximize", "minimize"] = "maximize"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scheduler(Strict):
-    """Which trials are stopped early."""
-
-    kind: Literal["asha", "none"] = "asha"
-    """`asha` stops, at its rungs, those whose first objective is not among the best; `none` stops nothing."""
-    grace: int = 1
-    """Reports that every trial may make."""
-    reduction: int = 3
-    """One in so many goes on at each rung."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampler(Strict):
-    """How settings are proposed."""
-
-    kind: Literal["tpe", "random"] = "tpe"
-    """Optuna's tree-structured Parzen estimator, or draws at random."""
-    startup: int = 8
-    """Random trials before TPE models the results."""
-    points: tuple[dict[str, Scalar], ...] = ()
-    """Proposed first, in order; what a point leaves out is drawn."""
-    warm_start: str | None = None
-    """An earlier sweep whose finished trials inform the proposals."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Budget(Strict):
-    """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
-
-    trials: int = 8
-    """In all, resumed submissions included."""
-    minutes: float | None = None
-    """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
-    workers: int | None = None
-    """Workers per trial; absent: the cluster file's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate(Strict):
-    """What a sealed bitext test must show, in each subset and direction averaged, before a model is promoted."""
-
-    test: str
-    """The name of a bitext task in `data.test`."""
-    times_chance: float = 0.0
-    """At least so many times the accuracy of guessing, one over the candidates."""
-    times_untrained: float = 0.0
-    """And so many times that of the untrained student."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Promotion(Strict):
-    """Promotion's rules. They judge results and do not decide them, so they are not part of a sweep's id."""
-
-    name: str | None = None
-    """The registered model; the sweep's name when absent."""
-    gates: tuple[Gate, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sweep(Strict):
     """A whole sweep file."""
 
@@ -353,10 +276,10 @@ class Sweep(Strict):
     teacher: Teacher = Teacher()
     evaluation: Evaluation = Evaluation()
     training: Training = Training()
-    scheduler: Scheduler = Scheduler()
-    sampler: Sampler = Sampler()
-    budget: Budget = Budget()
-    promotion: Promotion = Promotion()
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    sampler: Sampler = field(default_factory=Sampler)
+    budget: Budget = field(default_factory=Budget)
+    promotion: Promotion = field(default_factory=Promotion)
     seed: int = 0
 
 

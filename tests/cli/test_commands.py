@@ -287,7 +287,7 @@ def test_evaluate_on_sealed_tests_records_the_opening(babeltune, copied, tiny_fi
     code, out, _ = babeltune("evaluate", "searched/t0002", "--with", tiny_file, "--test", "--json")
     assert code == 0
     assert all(name.startswith(("test/everyday/", "test/mean_cosine")) for name in json.loads(out))
-    (opening,) = (folder.path / "openings.jsonl").read_text(encoding="utf-8").splitlines()
+    (opening,) = (folder.path.parents[1] / "openings.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(opening)["tests"] == ["everyday"]
 
 

@@ -70,7 +70,6 @@ def test_pairs_are_numbered_by_first_appearance_with_the_anchor_first(tmp_path):
     assert corpus.source_names == ("first", "second")
     assert corpus.pair_sources.tolist() == [0, 0, 1]
     assert corpus.weights.tolist() == [2, 2, 1]
-    assert corpus.unique_anchor_texts() == 2
     dtypes = [a.dtype for a in (corpus.pairs, corpus.pair_groups, corpus.pair_sources, corpus.weights)]
     assert dtypes == [np.int32, np.int16, np.int16, np.float32]
     (task,) = corpus.tasks

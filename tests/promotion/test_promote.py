@@ -167,9 +167,12 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         line = next(line for line in card.splitlines() if line.startswith(f"| {metric} |"))
         assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
     assert f"| temperature | {trial['params']['temperature']} |" in card
-    accuracy = decision.dev["dev/everyday/accuracy"]
-    assert "The trial was chosen among up to 4 by `dev/everyday/accuracy`, so that number flatters it" in card
-    assert f"Over 60 sentences its standard error is about {(accuracy * (1 - accuracy) / 60) ** 0.5:.4f}." in card
+    found = decision.selection
+    assert (found.among, found.metric) == (3, "dev/everyday/accuracy")
+    assert "The trial was chosen among 3 by `dev/everyday/accuracy`, so that number flatters it" in card
+    assert found.error == pytest.approx((found.value * (1 - found.value) / 60) ** 0.5)
+    assert f"is about {found.error:.4f}; the best of 3 equally good trials looks {found.inflation:.4f} better" in card
+    assert f"it is {found.shrunken:.4f}." in card
     assert f"| learning_rate | {trial['training']['learning_rate']} |" in card
     prepared = folder.read("prepared.json")
     assert prepared["digest"] in card
@@ -179,10 +182,10 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
 
 def test_a_dry_run_registers_nothing_and_the_second_opening_of_the_sealed_tests_is_warned_of(promoted):
     folder, cluster, decision, _ = promoted
-    path = folder.path / "openings.jsonl"
+    path = folder.path.parents[1] / "openings.jsonl"
     (opening,) = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     assert opening["tests"] == ["everyday"]
-    assert opening["model"] == f"{decision.trial}/{decision.report}"
+    assert opening["model"] == f"{folder.id}/{decision.trial}/{decision.report}"
     assert not any("opened" in reason for reason in decision.reasons)
     models = files_in(Path(cluster.storage) / "models")
     again = promote(folder.id, cluster, alias="candidate", dry_run=True)
@@ -239,7 +242,7 @@ def test_one_altered_weight_is_refused_with_exit_code_3_and_nothing_is_registere
     assert decision["verdict"] == "refuse"
     assert "not reproduced" in decision["reasons"][0]
     assert decision["test"] == {}, "the sealed tests stay sealed"
-    assert not (folder.path / "openings.jsonl").exists()
+    assert not (folder.path.parents[1] / "openings.jsonl").exists()
     assert not (tmp_path / "out").exists()
     registered_nothing(cluster)
 
@@ -271,7 +274,7 @@ def test_a_sealed_test_that_has_changed_since_training_is_not_opened(copied):
     folder.write("prepared.json", {**prepared, "digests": {**prepared["digests"], name: "other"}})
     with pytest.raises(PromotionError, match=f"{name} has changed since {folder.id} was prepared"):
         promote(folder.id, cluster)
-    assert not (folder.path / "openings.jsonl").exists()
+    assert not (folder.path.parents[1] / "openings.jsonl").exists()
     registered_nothing(cluster)
 
 
@@ -334,7 +337,7 @@ def test_without_mlflow_nothing_is_opened_or_written(copied, tmp_path):
     _, folder, cluster = copied
     with pytest.raises(PromotionError, match="cannot look up the run"):
         promote("searched", replace(cluster, mlflow="http://127.0.0.1:9"), out=tmp_path / "out")
-    assert not (folder.path / "openings.jsonl").exists()
+    assert not (folder.path.parents[1] / "openings.jsonl").exists()
     assert not (tmp_path / "out").exists()
 
 
@@ -354,4 +357,4 @@ def test_a_trial_scored_on_the_dev_sets_gives_what_was_logged(copied, tiny_file)
     scores = evaluate_model(f"{folder.id}/t0000", str(tiny_file), cluster, test=False)
     logged = find_candidate(f"{folder.id}/t0000", Path(cluster.storage)).report.metrics
     assert scores["dev/everyday/accuracy"] == pytest.approx(logged["dev/everyday/accuracy"], abs=TOLERANCE)
-    assert not (folder.path / "openings.jsonl").exists()
+    assert not (folder.path.parents[1] / "openings.jsonl").exists()

@@ -1008,8 +1008,16 @@ def test_what_cannot_be_meant_is_refused(assignments, expected):
 def test_a_loss_is_no_objective(metric):
     """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""
     assignments = [f"objectives=[{{metric: {metric}, goal: minimize}}]"]
-    with pytest.raises(SpecError, match=rf"objectives\.0\.metric: '{metric}' is not scored; allowed: dev/"):
+    with pytest.raises(
+        SpecError, match=rf"objectives\.0\.metric: '{metric}' is no objective: .*; allowed: dev/"
+    ) as caught:
         read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
+    assert "each changes what a loss of 1 means: a soft cross-entropy cannot fall below the entropy" in str(
+        caught.value
+    )
+    temperature = "parameters={training.learning_rate: {log_float: [1e-4, 1e-3]}}"
+    with pytest.raises(SpecError, match="the next setting that is searched, such as the temperature, would change"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[*assignments, temperature])
 
 
 @pytest.mark.parametrize(

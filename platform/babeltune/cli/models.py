@@ -19,19 +19,26 @@ def promote(
     ] = None,
     alias: Annotated[str, typer.Option(help="The registry alias to move.")] = "champion",
     out_: Annotated[Path | None, typer.Option("--out", help="Where the model folder goes.")] = None,
+    prefer: Annotated[
+        str | None, typer.Option(help="Choose the trial by dev metrics, such as 'sts>=0.70, max tatoeba'.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")
     ] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold."""
+    """Export the best checkpoint, score the exported folder afresh, and register it if its numbers hold.
+
+    Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
+    refusal with 3.
+    """
     from babeltune.cli.view import show_decision
     from babeltune.promotion.promote import promote as decide
     from babeltune.records import plain
 
     chosen = cluster_of(cluster)
-    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run)
+    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if decision.verdict == "refuse":
         raise typer.Exit(3)

@@ -24,7 +24,9 @@ from babeltune.engine.ledger import Row, SweepFolder, leaderboard
 from babeltune.engine.table import Comparison, cells, footnote
 from babeltune.engine.table import markdown as as_markdown
 from babeltune.method import load_method
+from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
+from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
@@ -204,6 +206,25 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
     if reason:
         console.print(f"  {reason}", markup=False)
     show_leaderboard(folder, console)
+    for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
+        console.print(line, markup=False, highlight=False)
+
+
+def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
+    """The sets of which texts have near-duplicates in the training text, and where these come from."""
+    found = counts.get("contamination", {})
+    for name, facts in found.get("sets", {}).items():
+        if facts["near"]:
+            sides = (
+                f"{source}:{side} {kinds['near']}"
+                for source, sets in found["sources"].items()
+                for side, kinds in sets.get(name, {}).items()
+                if "near" in kinds
+            )
+            yield (
+                f"{name}: {facts['near']} of {facts['texts']} texts ({facts['share']:.1%}) have a near-duplicate in "
+                f"the training text (rows: {', '.join(sides)})"
+            )
 
 
 def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
@@ -232,7 +253,7 @@ def show_scores(scores: dict[str, float], console: Console) -> None:
 
 def show_decision(decision: Decision, console: Console) -> None:
     """The verdict, its reasons, and where the model is."""
-    color = "green" if decision.verdict == "promote" else "red"
+    color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
     console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
     for reason in decision.reasons:
         console.print(f"  {reason}", markup=False)
@@ -245,10 +266,35 @@ def show_decision(decision: Decision, console: Console) -> None:
                 untrained, chance = decision.untrained.get(name), decision.chance.get(name)
                 table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
         console.print(table)
+    if decision.contest is not None and decision.contest.cells:
+        console.print(contest_table(decision.contest))
+    if decision.selection is not None and decision.selection.among > 1:
+        console.print(selection_words(decision.selection), markup=False)
     if decision.folder:
         console.print(f"model: {decision.folder}", markup=False)
     if decision.registered:
         console.print(f"registered: {decision.registered}", markup=False)
+
+
+def contest_table(contest: Contest) -> Table:
+    """Challenger against champion: one line for each subset, and the means last."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (f"against {contest.champion}", "items", "champion", "challenger", "difference", "interval", "p"):
+        table.add_column(title, justify="left" if title.startswith("against") else "right")
+    for cell in (*contest.cells, *contest.overall):
+        scores = (f"{cell.champion:.4f}", f"{cell.challenger:.4f}", f"{cell.difference:+.4f}")
+        interval = escape(f"[{cell.low:+.4f}, {cell.high:+.4f}]")
+        table.add_row(cell.name, str(cell.items), *scores, interval, f"{cell.p:.2g}")
+    return table
+
+
+def selection_words(selection: Selection) -> str:
+    """What the number by which the trial was chosen is worth."""
+    return (
+        f"chosen among {selection.among} trials by {selection.metric} {selection.value:.4f} (standard error "
+        f"{selection.error:.4f}): the best of so many equally good ones gains about {selection.inflation:.4f} by luck; "
+        f"drawn towards their mean it is {selection.shrunken:.4f}"
+    )
 
 
 def method_document(name: str) -> dict[str, Any]:

@@ -1,20 +1,23 @@
 """Cleans the sources of a sweep into one corpus: numbered texts, pairs of them, and dev tasks.
 
 The steps, in order and each counted per source: rows are read, long texts, pairs with equal sides and repeated pairs
-go, then every pair that shares a sentence with a dev or test set, then what is above a source's cap; last, some
+go, then every pair that shares a sentence with a dev or test set (and, with `overlap: near`, a nearly equal one), then
+what is above a source's cap; last, some
 components of pairs that share sentences are held out. Sealed test texts are read for the comparison only.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data.overlap import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
@@ -24,7 +27,6 @@ from babeltune.records import Data, Source, Task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
 
 MIXED_SEED = 42
 """Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
@@ -62,10 +64,8 @@ class Corpus:
     digests: dict[str, str]
     """SHA-256 of what was read: sources by name, tasks as `dev/<task>` and `test/<task>`. A machine's text is marked:
     `synthetic:` comes before it."""
-
-    def unique_anchor_texts(self) -> int:
-        """How many distinct anchor sentences a teacher has to encode for the training pairs."""
-        return int(np.unique(self.pairs[:, 0]).size)
+    contamination: Contamination = field(default_factory=Contamination)
+    """Equal and nearly equal texts of training sources and eval sets; empty where they were not looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,7 @@ class EvalRows:
     """All that a dev or test set says, before subsets and `limit`: columns of text, and for STS the grades."""
 
     task: Task
-    columns: dict[str, list[str]]
-    """Bitext and clustering: by language. STS: by the names of the two columns."""
+    columns: dict[str, list[str]]  # bitext and clustering: by language; STS: by the names of the two columns
     grades: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     """Clustering: of each row."""
@@ -83,9 +82,12 @@ class EvalRows:
     """Broken rows by reason, where the source drops these."""
 
 
-def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None = None) -> Corpus:
-    """Reads and cleans all training sources and dev sets; relative paths start at `root`, and `translate` makes the
-    sources that are translations.
+def build_corpus(
+    data: Data, root: Path, seed: int, translate: Translate | None = None, near: MakeFindNear | None = None
+) -> Corpus:
+    """Reads and cleans all training sources and dev sets; relative paths start at `root`, `translate` makes the sources
+    that are translations, and `near`, given the sets' digests, finds near-duplicates of the sets' texts. Without it
+    they are looked for only if the data say that they go.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and when no pair is left, saying which step removed what.
@@ -93,7 +95,10 @@ def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None 
     dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
     sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
-    cleaning = Cleaning(data, seed, sealed)
+    near = near or (find_near_anew if data.overlap == "near" else None)
+    find = near({name: rows.digest for name, rows in evals.items()}) if near else None
+    index = EvalIndex({name: [*itertools.chain(*rows.columns.values())] for name, rows in evals.items() if find})
+    cleaning = Cleaning(data, seed, sealed, find and functools.partial(find, index))
     blocks: list[Block] = []
     read: dict[str, Rows] = {}
     for made in (None, "translate", "pivot"):  # what is made of others comes after them
@@ -119,6 +124,11 @@ def build_corpus(data: Data, root: Path, seed: int, translate: Translate | None 
         cleaning.count(block.source, HELDOUT, int(mask.sum()))
         cleaning.count(block.source, "train", int((~mask).sum()))
     train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
+    for name, found in cleaning.near.items():
+        kept = np.concatenate([np.empty(0, np.intp), *[block.rows for block in train if block.source.name == name]])
+        cleaning.contamination.near(name, read[name], found, kept, index)
+    if find:
+        cleaning.contamination.close(index)
     heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
     dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)
@@ -132,6 +142,8 @@ class Cleaning:
     seed: int
     sealed: Mapping[str, NDArray[np.uint64]]
     """Eval set -> its sentence keys, sorted."""
+    find_near: Callable[[Rows], dict[str, Near]] | None = None
+    """Finds the near-duplicates of the sets' texts in a source."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     overlap: dict[str, dict[str, int]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
@@ -139,6 +151,10 @@ class Cleaning:
     """Pair keys by language pair."""
     hits: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """Eval set -> [rows] which rows of the source that is being cleaned have a text in it, in any language."""
+
+    near: dict[str, dict[str, Near]] = field(default_factory=dict)
+    """Source -> side -> near-duplicates."""
+    contamination: Contamination = field(default_factory=Contamination)
 
     def count(self, source: Source, step: str, pairs: int) -> None:
         """Adds pairs to what a source has left after a step."""
@@ -158,6 +174,12 @@ class Cleaning:
         all_keys = np.stack(list(keys.values()), axis=1)
         self.hits = {name: np.asarray(np.isin(all_keys, known).any(axis=1)) for name, known in self.sealed.items()}
         self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
+        self.contamination.exact(source.name, keys, self.sealed)
+        if self.find_near:
+            self.near[source.name] = self.find_near(rows)
+        steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
+        if self.data.overlap == "near":
+            steps.insert(-1, self.no_near_overlap)
         blocks = []
         for anchor, other in pairs:
             block = Block(
@@ -169,7 +191,7 @@ class Cleaning:
                 keys=np.stack([keys[anchor], keys[other]], axis=1),
             )
             self.count(source, "pairs", len(rows))
-            for step in (self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap):
+            for step in steps:
                 block = block.keep(step(block))
                 self.count(source, step.__name__, len(block.rows))
             blocks.append(block)
@@ -205,6 +227,11 @@ class Cleaning:
             self.overlap[block.source.name][name] += int(in_set.sum())
             hit |= in_set
         return ~hit
+
+    def no_near_overlap(self, block: Block) -> NDArray[np.bool_]:
+        """Which pairs have no near-duplicate of a dev or test text in their row, on any side."""
+        sides = self.near[block.source.name].values()
+        return ~np.isin(block.rows, np.concatenate([near.rows for near in sides]))
 
     def cap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
@@ -362,6 +389,7 @@ def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning
         counts=cleaning.counts,
         overlap=cleaning.overlap,
         digests=cleaning.digests,
+        contamination=cleaning.contamination,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from babeltune.data.alignment import build_spans, build_words
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.mining import mine_negatives
+from babeltune.data.overlap import find_near_once
 from babeltune.data.prepared import Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
@@ -75,7 +76,8 @@ def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Cor
     """
     progress("reading and cleaning the corpus", 0, 1)
     translate = Translator(storage / "stores", sweep.seed, progress)
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate)
+    near = functools.partial(find_near_once, storage / "stores")
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate, near)
     progress("reading and cleaning the corpus", 1, 1)
     return corpus
 
@@ -142,7 +144,12 @@ def prepare(
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         tasks=corpus.tasks,
-        counts={"rows": corpus.counts, "overlap": corpus.overlap, "words": facts_of(words) if words else {}},
+        counts={
+            "rows": corpus.counts,
+            "overlap": corpus.overlap,
+            "words": facts_of(words) if words else {},
+            "contamination": corpus.contamination.plain(),
+        },
         digests=corpus.digests,
     )
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.engine.environment import environment_facts
@@ -14,6 +15,20 @@ from babeltune.engine.ledger import State, SweepFolder, outcome, trial_row
 from babeltune.method import load_method, make_config
 from babeltune.records import Point, Scalar, Sweep, plain, report_from
 from babeltune.tracking.tracker import Status, Tracker
+
+
+def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
+    """Near-duplicates by source, set and side, each set's share, and which sets are contaminated."""
+    found = counts.get("contamination", {})
+    tags = {
+        f"near.{source}.{name}.{side}": str(kinds["near"])
+        for source, sets in found.get("sources", {}).items()
+        for name, sides in sets.items()
+        for side, kinds in sides.items()
+        if "near" in kinds
+    }
+    tags |= {f"near_share.{name}": f"{facts['share']:.4f}" for name, facts in found.get("sets", {}).items()}
+    return tags | {f"contaminated.{name}": words for name, words in contaminated(counts).items()}
 
 
 def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:
@@ -47,6 +62,7 @@ class Tracking:
             for source, tests in self.prepared.counts["overlap"].items()
             for test, n in tests.items()
         }
+        overlap |= contamination_tags(self.prepared.counts)
         rows = {
             f"rows.{source}.{step}": str(n)
             for source, steps in self.prepared.counts["rows"].items()

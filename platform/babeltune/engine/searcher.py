@@ -21,6 +21,7 @@ from ray.tune.search import Searcher
 from babeltune.engine.lanes import Lanes
 from babeltune.errors import SpecError, SweepError
 from babeltune.records import Scalar, Sweep, plain
+from babeltune.spec.space import grid
 from babeltune.tracking.spool import end_on_a_line
 
 Suggest = Callable[[Any], dict[str, Scalar]]
@@ -36,8 +37,10 @@ WORDS = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialStat
 def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
     """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone."""
     seed = int.from_bytes(hashlib.sha256(f"{sweep.seed}/{number}".encode()).digest()[:4], "big")
-    if sweep.sampler.kind == "random":
+    if sweep.sampler.kind in ("random", "grid"):  # a grid's points are given, so that nothing is left to draw
         return optuna.samplers.RandomSampler(seed=seed)
+    if sweep.sampler.kind == "nsga2":
+        return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
     return optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup, constant_liar=True)
 
 
@@ -154,7 +157,8 @@ class Proposals:
 
     def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
         self._study, self._sweep, self._suggest = study, sweep, suggest
-        for point in sweep.sampler.points:
+        self._points = grid(sweep.parameters) if sweep.sampler.kind == "grid" else sweep.sampler.points
+        for point in self._points:
             fitting(dict(point), suggest)
         trials = study.get_trials(deepcopy=False)
         if all(WARM in trial.user_attrs for trial in trials):
@@ -177,11 +181,13 @@ class Proposals:
         return {t.number - self._offset: t for t in found if WARM not in t.user_attrs}
 
     def ask(self) -> tuple[int, dict[str, Scalar]]:
-        """The next trial's number and parameters: given points first, then the sampler."""
+        """The next trial's number and parameters: given points (or the grid's) first, then the sampler."""
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         number = len(self.trials())
-        if not waiting and number < len(self._sweep.sampler.points):
-            self._study.enqueue_trial(dict(self._sweep.sampler.points[number]))
+        if not waiting and number < len(self._points):
+            self._study.enqueue_trial(dict(self._points[number]))
+        elif not waiting and self._sweep.sampler.kind == "grid":
+            raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
         self._study.sampler = sampler_for(self._sweep, number)
         trial = self._study.ask()
         return trial.number - self._offset, self._suggest(trial)

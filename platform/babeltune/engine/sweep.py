@@ -37,7 +37,7 @@ from babeltune.engine.searcher import warm_trials
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.records import Scalar, Sweep, plain
 from babeltune.spec.cluster import Cluster
-from babeltune.spec.space import default_params, make_trial, suggest
+from babeltune.spec.space import default_params, make_trial, suggest, within_grid
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.tracking.tracker import Tracker
 
@@ -167,6 +167,7 @@ def submit(
     anything starts, `SweepError` when it is being run already or every trial fails, `ClusterError` when the cluster
     cannot hold one trial.
     """
+    sweep = within_grid(sweep)
     folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import babeltune
@@ -24,18 +23,48 @@ def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> s
     return "\n".join([*lines, ""])
 
 
-def caution(sweep: Sweep, prepared: Prepared, decision: Decision) -> str:
+def caution(sweep: Sweep, decision: Decision) -> str:
     """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
-    metric = sweep.objectives[0].metric
-    value = decision.dev.get(metric, math.nan)
-    among = sum(len(t.left) for t in prepared.tasks if t.kind == "bitext" and metric.startswith(f"dev/{t.name}/"))
-    error = ""
-    if metric.endswith("accuracy") and among and 0 <= value <= 1:
-        error = f" Over {among} sentences its standard error is about {math.sqrt(value * (1 - value) / among):.4f}."
+    metric, found = sweep.objectives[0].metric, decision.selection
+    if found is None:
+        return (
+            f"The trial was chosen among up to {sweep.budget.trials} by `{metric}`, so that number flatters it: the "
+            "best of many equally good trials looks one or two standard errors better than it is.\n"
+        )
     return (
-        f"The trial was chosen among up to {sweep.budget.trials} by `{metric}`, so that number flatters it: the best "
-        f"of many equally good trials looks one or two standard errors better than it is.{error}\n"
+        f"The trial was chosen among {found.among} by `{metric}`, so that number flatters it. Its standard error is "
+        f"about {found.error:.4f}; the best of {found.among} equally good trials looks {found.inflation:.4f} better "
+        "than it is. Drawn towards the mean of all trials by what their spread owes to chance, it is "
+        f"{found.shrunken:.4f}.\n"
     )
+
+
+def overlap(prepared: Prepared) -> list[str]:
+    """How much of each dev and test set has a near-duplicate in the training text, where that was looked for."""
+    sets = prepared.counts.get("contamination", {}).get("sets", {})
+    if not sets:
+        return []
+    lines = ["## Near-duplicates in the training text", "", "| set | texts | with a near-duplicate | share |"]
+    lines += [
+        "|---|---:|---:|---:|",
+        *(f"| {n} | {f['texts']} | {f['near']} | {f['share']:.2%} |" for n, f in sets.items()),
+    ]
+    return ["\n".join([*lines, ""])]
+
+
+def contest(decision: Decision) -> list[str]:
+    """The comparison with the champion that it replaced, where there was one."""
+    found = decision.contest
+    if found is None:
+        return []
+    lines = [f"## Compared with {found.champion}", "", "| metric | champion | this model | difference | interval | p |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    lines += [
+        f"| {c.name} | {c.champion:.4f} | {c.challenger:.4f} | {c.difference:+.4f} | {c.low:+.4f} to {c.high:+.4f} | "
+        f"{c.p:.2g} |"
+        for c in (*found.cells, *found.overall)
+    ]
+    return ["\n".join([*lines, ""])]
 
 
 def routes(trial: Trial, prepared: Prepared) -> list[str]:
@@ -83,8 +112,9 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
+        *overlap(prepared),
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
-        caution(sweep, prepared, decision),
+        caution(sweep, decision),
     ]
     if decision.test:
         parts.append(
@@ -94,4 +124,4 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
                 **{"untrained student": decision.untrained, "chance": decision.chance},
             )
         )
-    return "\n".join(parts)
+    return "\n".join([*parts, *contest(decision)])

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from babeltune.data.prepared import TextTask
+from babeltune.promotion.compare import Contest, Verdict
+from babeltune.promotion.statistics import Selection
 from babeltune.records import Gate
 
 TOLERANCE = 0.003
@@ -20,7 +22,8 @@ Scores = dict[str, float]
 class Decision:
     """What promotion decided, and on which numbers."""
 
-    verdict: Literal["promote", "refuse"]
+    verdict: Verdict
+    """`tie`: neither better nor worse than the champion, whose alias stays."""
     reasons: tuple[str, ...]
     sweep: str
     trial: str
@@ -33,6 +36,12 @@ class Decision:
     test: Scores = field(default_factory=dict)
     untrained: Scores = field(default_factory=dict)
     chance: Scores = field(default_factory=dict)
+    contest: Contest | None = None
+    """With the champion, where there is one."""
+    selection: Selection | None = None
+    """What the first objective is worth, of the best of several trials."""
+    openings: int = 0
+    """How often the sealed tests have been opened, this time included."""
 
 
 def judge(
@@ -42,8 +51,12 @@ def judge(
     test: Mapping[str, float] | None = None,
     untrained: Mapping[str, float] | None = None,
     chance: Mapping[str, float] | None = None,
+    contaminated: Mapping[str, str] | None = None,
 ) -> tuple[Literal["promote", "refuse"], tuple[str, ...]]:
-    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only."""
+    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only.
+
+    A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold.
+    """
     test, untrained, chance = test or {}, untrained or {}, chance or {}
     broken = [
         f"{name} was logged as {value:.4f} and the exported model gives "
@@ -59,6 +72,9 @@ def judge(
         names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
         if not names:
             failed.append(f"gate {gate.test}: no such sealed test was scored")
+        if gate.test in (contaminated or {}):
+            failed.append(f"gate {gate.test} cannot be judged: {(contaminated or {})[gate.test]}")
+            continue
         for name in names:
             need = max(gate.times_chance * chance[name], gate.times_untrained * untrained.get(name, 0.0))
             words = (

@@ -1,109 +1,63 @@
 """Promotion: the best checkpoint becomes a sentence-transformers model, if its numbers hold.
 
 The checkpoint is exported; a fresh process scores the exported folder with plain sentence-transformers; the logged
-dev metrics must come out again; the sealed test sets are opened and the sweep's gates judged. Then, and not before,
-the folder gets its card and its place in the registry.
+dev metrics must come out again; the sealed test sets are opened and the sweep's gates judged; where the registered name
+has a champion, the challenger must be better on the same sealed tests. Then, and not before, the folder gets its card
+and its place in the registry.
 """
 
 from __future__ import annotations
 
-import getpass
-import json
 import re
 import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from babeltune.data.corpus import labelled, read_eval, read_tasks, subsets
-from babeltune.data.prepared import Prepared, TextTask, read_prepared
-from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
-from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
+from filelock import FileLock
+
+from babeltune.data.corpus import read_eval, subsets
+from babeltune.data.overlap import contaminated
+from babeltune.data.prepared import TextTask
+from babeltune.engine.ledger import find_run, find_sweep, leaderboard
+from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
+from babeltune.promotion.candidate import (
+    Candidate,
+    dev_texts,
+    doubts_about,
+    export_model,
+    find_candidate,
+    lineage,
+    registered_name,
+    sealed_tests,
+    selection_of,
+)
 from babeltune.promotion.card import model_card
-from babeltune.promotion.export import export_trial
+from babeltune.promotion.compare import Outcomes, compare
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
+from babeltune.promotion.openings import record_opening
+from babeltune.promotion.prefer import preferred
 from babeltune.promotion.rescore import Rescorer
-from babeltune.records import Report, Sweep, Trial, trial_from
 from babeltune.spec.cluster import Cluster
-from babeltune.spec.sweep_file import data_root, read_data
-from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
-from babeltune.training.learner import make_method, make_student
+from babeltune.spec.sweep_file import read_data
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One trial's best checkpoint."""
-
-    folder: SweepFolder
-    sweep: Sweep
-    trial: Trial
-    report: Report
-    prepared: Prepared
-
-    @property
-    def name(self) -> str:
-        return f"t{self.trial.number:04d}"
-
-
-def find_candidate(name: str | None, storage: Path) -> Candidate:
-    """The named trial, or the best finished one of the named (or latest) sweep."""
-    from babeltune.engine.board import is_driven
-
-    folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
-    if number is None:
-        number = int(winner(folder).name.removeprefix("t"))
-    sweep, place = folder.sweep(), folder.trial(number)
-    trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
-    objective = sweep.objectives[0]
-    if trial_row(place, objective).state == "running" and is_driven(folder):
-        raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")
-    report = best_report(read_reports(place), objective.metric, objective.goal)
-    if report is None:
-        raise SweepError(
-            f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
-        )
-    return Candidate(folder, sweep, trial, report, read_prepared(folder.prepared))
-
-
-def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
-    """Writes the candidate's checkpoint, or its student before training, as a sentence-transformers folder."""
-    trial, prepared = candidate.trial, candidate.prepared
-    encoder = make_student(trial, prepared)
-    method = make_method(trial, prepared, encoder)
-    if not untrained:
-        place = candidate.folder.trial(trial.number)
-        tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))
-        encoder.load_state_dict(tensors["student"])
-        method.load_state_dict(tensors.get("method", {}))
-    export_trial(candidate.sweep, trial, prepared, encoder, method, folder)
-
-
-def dev_texts(prepared: Prepared) -> list[TextTask]:
-    """The dev tasks in plain text."""
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
-    return [task.mapped(lambda number, _: texts[number]) for task in prepared.tasks]
-
-
-def record_opening(folder: SweepFolder, what: str, tasks: Sequence[TextTask]) -> int:
-    """Writes down who opened the sealed tests, and when; returns how often this sweep's were opened."""
-    path = folder.path / "openings.jsonl"
-    opening = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "user": getpass.getuser(),
-        "model": what,
-        "tests": sorted({task.name for task in tasks}),
-    }
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(opening) + "\n")
-    return len(path.read_text(encoding="utf-8").splitlines())
+if TYPE_CHECKING:
+    from babeltune.tracking.registry import Registered
 
 
 def promote(
-    name: str | None, cluster: Cluster, *, alias: str = "champion", out: Path | None = None, dry_run: bool = False
+    name: str | None,
+    cluster: Cluster,
+    *,
+    alias: str = "champion",
+    out: Path | None = None,
+    dry_run: bool = False,
+    prefer: str | None = None,
 ) -> Decision:
-    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, or a named trial's.
+    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, or that of the
+    trial that the rule `prefer` chooses.
 
     Raises `SweepError` without a finished trial and `CheckpointError` for an altered checkpoint; a refusal is a
     `Decision`.
@@ -115,9 +69,27 @@ def promote(
         from babeltune.tracking.registry import trial_of_run
 
         name = trial_of_run(cluster.mlflow, name)
+    if prefer is not None:
+        folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
+        if number is not None:
+            raise SpecError(f"--prefer chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
+        name = f"{folder.id}/{preferred(leaderboard(folder), prefer).name}"
     candidate = find_candidate(name, storage)
-    sweep = candidate.sweep
-    run_id = None if dry_run else recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
+    if dry_run:
+        return decided(candidate, cluster, alias)
+    run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
+    lock = storage / "models" / f".{registered_name(candidate)}.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):  # a second promotion compares with what the first one has made the champion
+        return decided(candidate, cluster, alias, run_id=run_id, out=out)
+
+
+def decided(
+    candidate: Candidate, cluster: Cluster, alias: str, *, run_id: str | None = None, out: Path | None = None
+) -> Decision:
+    """The decision; carried out where the candidate's `run_id` is given."""
+    storage = Path(cluster.storage).absolute()
+    champion = champion_for(candidate, cluster, alias)
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
     draft = final.with_name(f".{final.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
@@ -125,14 +97,14 @@ def promote(
         with Rescorer() as rescore:
             export_model(candidate, draft / "model")
             export_model(candidate, draft / "untrained", untrained=True)
-            decision = weigh(candidate, draft, rescore)
+            decision = weigh(candidate, draft, rescore, champion)
         if decision.verdict == "promote" and run_id is not None:
             shutil.rmtree(final, ignore_errors=True)
             (draft / "model").replace(final)
             decision = replace(decision, folder=str(final))
-            card = model_card(sweep, candidate.trial, candidate.report, candidate.prepared, decision)
+            card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
             (final / "README.md").write_text(card, encoding="utf-8")
-            registered = register_model(candidate, final, cluster, run_id, alias, decision)
+            registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
             decision = replace(decision, registered=registered)
             if out is not None:
                 shutil.copytree(final, out)
@@ -142,63 +114,126 @@ def promote(
     return decision
 
 
-def weigh(candidate: Candidate, draft: Path, rescore: Rescorer) -> Decision:
-    """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold."""
-    model, untrained = str(draft / "model"), str(draft / "untrained")
+@dataclass(frozen=True)
+class Champion:
+    """What the alias points to now."""
+
+    name: str
+    version: Registered
+    folder: Path
+
+
+def champion_for(candidate: Candidate, cluster: Cluster, alias: str) -> Champion | None:
+    """The registered model that the candidate would replace; None where there is no such alias."""
+    from babeltune.tracking.registry import champion_of, fetch_version
+
+    name = registered_name(candidate)
+    version = champion_of(cluster.mlflow, name, alias)
+    if version is None:
+        return None
+    folder = fetch_version(cluster.mlflow, version, Path(cluster.storage).absolute() / "fetched")
+    return Champion(f"models:/{name}@{alias} (version {version.version})", version, folder)
+
+
+def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champion | None = None) -> Decision:
+    """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold.
+
+    Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
+    has to be better.
+    """
     # `xsim_flipped` says how a score was made, and is there only where it is above zero.
     compared = [k for k in candidate.report.metrics if k.startswith("dev/") and not k.endswith("/xsim_flipped")]
     logged = {k: candidate.report.metrics[k] for k in compared}
-    dev = rescore({"model": model}, dev_texts(candidate.prepared), "dev")["model"]
+    models = {"model": str(draft / "model")}
+    before = {} if champion is None else {"champion": str(champion.folder)}
+    data, dev_tasks = candidate.sweep.data, dev_texts(candidate.prepared)
+    dev = rescore.scored(models | ({} if data.test else before), dev_tasks, "dev")
     decision = Decision(
         verdict="refuse",
         reasons=(),
         sweep=candidate.folder.id,
         trial=candidate.name,
         report=candidate.report.index,
-        dev=dev,
+        dev=dev["model"][0],
+        selection=selection_of(candidate),
     )
-    verdict, reasons = judge(logged, dev)
+    verdict, reasons = judge(logged, decision.dev)
     doubts = doubts_about(candidate)
-    if verdict == "refuse" or not candidate.sweep.data.test:
-        return replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
-    tests = sealed_tests(candidate)
-    opened = record_opening(candidate.folder, f"{candidate.name}/{candidate.report.index}", tests)
-    scores = rescore({"model": model, "untrained": untrained}, tests, "test")
-    chance = chance_of(tests)
-    gates = candidate.sweep.promotion.gates
-    verdict, reasons = judge(logged, dev, gates, scores["model"], scores["untrained"], chance)
-    reasons = (*reasons, *doubts)
-    if opened > 1:
-        reasons = (
-            *reasons,
-            f"the sealed tests of this sweep were opened {opened} times; each look makes them less sealed",
+    if verdict == "refuse" or (champion is not None and is_same(champion, candidate)):
+        same = "the champion is this very checkpoint; the alias stays where it is"
+        tied = verdict != "refuse"
+        return replace(
+            decision, verdict="tie" if tied else verdict, reasons=(*reasons, *([same] if tied else []), *doubts)
         )
-    return replace(
-        decision, verdict=verdict, reasons=reasons, test=scores["model"], untrained=scores["untrained"], chance=chance
+    if not data.test:
+        decision = replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
+        return decision if champion is None else contested(decision, candidate, champion, dev, dev_tasks, "dev")
+    found = sealed_tests(candidate)
+    tests = [task for rows in found for task in subsets(rows, data.anchor_priority)]
+    rules = candidate.sweep.promotion
+    what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
+    openings = record_opening(candidate.folder.path.parents[1], what, found)
+    scored = rescore.scored(models | {"untrained": str(draft / "untrained")} | before, tests, "test")
+    scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
+    dirty = contaminated(candidate.prepared.counts)
+    verdict, reasons = judge(logged, decision.dev, rules.gates, scores["model"], scores["untrained"], chance, dirty)
+    doubts = [*doubts, *(f"warning: {why}" for why in dirty.values())]
+    warning = openings.warning(rules.confidence)
+    decision = replace(
+        decision,
+        verdict=verdict,
+        reasons=(*reasons, *doubts, *([warning] if warning else [])),
+        test=scores["model"],
+        untrained=scores["untrained"],
+        chance=chance,
+        openings=openings.times,
     )
+    clean = [task for task in tests if task.name not in dirty]
+    return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test")
 
 
-def doubts_about(candidate: Candidate) -> list[str]:
-    """What a promotion without gates would pass over: a trial that is no better than the untrained student."""
-    objective = candidate.sweep.objectives[0]
-    own = candidate.report.metrics.get(objective.metric)
-    untrained = candidate.folder.baselines().get("untrained", {}).get(objective.metric)
-    if own is None or untrained is None or (own > untrained if objective.goal == "maximize" else own < untrained):
+def contested(
+    decision: Decision,
+    candidate: Candidate,
+    champion: Champion,
+    scored: Mapping[str, tuple[Scores, Outcomes]],
+    tasks: Sequence[TextTask],
+    on: Literal["test", "dev"],
+) -> Decision:
+    """The decision after the comparison with the champion; what was refused before stays refused."""
+    contest = compare(
+        scored["champion"][1],
+        scored["model"][1],
+        tasks,
+        candidate.sweep.promotion,
+        name=champion.name,
+        on=on,
+        among=decision.selection.among if decision.selection else 1,
+    )
+    seen = unfiltered(champion, candidate) if on == "test" else []
+    verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
+    reasons = (*contest.reasons, *seen, *decision.reasons)
+    if decision.verdict == "refuse":
+        reasons = (*decision.reasons, *contest.reasons, *seen)
+    return replace(decision, verdict=verdict, reasons=reasons, contest=contest)
+
+
+def is_same(champion: Champion, candidate: Candidate) -> bool:
+    """Whether the champion is the candidate's own checkpoint."""
+    tags = champion.version.tags
+    return tags.items() >= lineage(candidate).items()
+
+
+def unfiltered(champion: Champion, candidate: Candidate) -> list[str]:
+    """Sealed tests whose sentences were not kept out of the champion's training text, as far as its tags tell."""
+    kept_out = champion.version.tags.get("babeltune.tests", "")
+    names = [name for name, digest in candidate.prepared.digests.items() if name.startswith("test/")]
+    strange = [name for name in names if candidate.prepared.digests[name] not in kept_out]
+    if not strange:
         return []
-    return [f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
-
-
-def sealed_tests(candidate: Candidate) -> list[TextTask]:
-    """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
-    data, known = candidate.sweep.data, candidate.prepared.digests
-    found = read_eval(data.test, data_root(candidate.sweep))
-    for name, rows in labelled("test", found):
-        if known.get(name) != rows.digest:
-            raise PromotionError(
-                f"{name} has changed since {candidate.folder.id} was prepared, so training may have seen its "
-                "sentences; put the old files back, or submit the sweep under another name"
-            )
-    return [task for rows in found for task in subsets(rows, data.anchor_priority)]
+    return [
+        f"warning: {', '.join(strange)} was no sealed test of the champion's sweep, so its training may have seen it"
+    ]
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
@@ -209,22 +244,28 @@ def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
 
 
 def register_model(
-    candidate: Candidate, folder: Path, cluster: Cluster, run_id: str, alias: str, decision: Decision
+    candidate: Candidate,
+    folder: Path,
+    cluster: Cluster,
+    run_id: str,
+    alias: str,
+    decision: Decision,
+    champion: Champion | None,
 ) -> str:
     """A new version in the MLflow registry, with its lineage, under the alias."""
     from babeltune.tracking.registry import log_scores, register
 
-    registered_name = candidate.sweep.promotion.name or candidate.sweep.name
+    name, digests = registered_name(candidate), candidate.prepared.digests
     tags = {
-        "babeltune.sweep": candidate.folder.id,
-        "babeltune.trial": candidate.name,
-        "babeltune.report": str(candidate.report.index),
+        **lineage(candidate),
+        "babeltune.tests": " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
     log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step)
-    version = register(cluster.mlflow, registered_name, folder, run_id, alias, tags)
-    return f"models:/{registered_name}@{alias} (version {version})"
+    replaces = None if champion is None else champion.version.version
+    version = register(cluster.mlflow, name, folder, run_id, alias, tags, replaces=replaces)
+    return f"models:/{name}@{alias} (version {version})"
 
 
 def model_folder(model: str, cluster: Cluster) -> str:
@@ -246,16 +287,15 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
     wanted = data.test if test else data.dev
     if not wanted:
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
-    tasks = read_tasks(wanted, root, data)
+    found = read_eval(wanted, root)
+    tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
     storage = Path(cluster.storage).absolute()
     prefix = "test" if test else "dev"
     trial = _trial_of(model, storage)
     if trial is None:
         folder = model_folder(model, cluster)
-        place = SweepFolder(storage / "evaluations")
-        place.path.mkdir(parents=True, exist_ok=True)
         if test:
-            record_opening(place, model, tasks)
+            record_opening(storage, model, found)
         with Rescorer() as rescore:
             return rescore({"model": folder}, tasks, prefix, prompt)["model"]
     draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
@@ -263,7 +303,7 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
     try:
         export_model(trial, draft)
         if test:
-            record_opening(trial.folder, trial.name, tasks)
+            record_opening(storage, f"{trial.folder.id}/{trial.name}/{trial.report.index}", found)
         with Rescorer() as rescore:
             return rescore({"model": str(draft)}, tasks, prefix, prompt)["model"]
     finally:

@@ -21,6 +21,7 @@ import numpy as np
 from babeltune.data.prepared import TextTask, tasks_from
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import evaluate_texts
+from babeltune.promotion.compare import Outcomes, outcomes
 from babeltune.records import plain
 
 if TYPE_CHECKING:
@@ -52,7 +53,13 @@ class Rescorer:
     def __call__(
         self, models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
     ) -> dict[str, Scores]:
-        """The metrics of each model (name -> folder or hub id) on the tasks.
+        """The metrics of each model (name -> folder or hub id) on the tasks; `scored` without the items."""
+        return {name: scores for name, (scores, _) in self.scored(models, tasks, prefix, prompt).items()}
+
+    def scored(
+        self, models: dict[str, str], tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
+    ) -> dict[str, tuple[Scores, Outcomes]]:
+        """The metrics of each model (name -> folder or hub id) on the tasks, and what every item came out as.
 
         `prompt` is put before every sentence; without it, the model's own one is. Raises `PromotionError` with the
         process's last words when it fails.
@@ -72,12 +79,18 @@ class Rescorer:
             words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
             reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])
             raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
-        scores: dict[str, Scores] = json.loads(answer)
-        return scores
+        return {name: (scores, items) for name, (scores, items) in json.loads(answer).items()}
 
 
 def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> Scores:
     """The metrics of a sentence-transformers model that is a folder or a hub id; `TeacherError` when it is neither."""
+    return score_items(model, tasks, prefix, prompt)[0]
+
+
+def score_items(
+    model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
+) -> tuple[Scores, Outcomes]:
+    """`score`, and what every item came out as, from the same vectors."""
     from sentence_transformers import SentenceTransformer
 
     try:
@@ -101,7 +114,17 @@ def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None
             rows |= zip(chosen, vectors, strict=True)
         return np.stack([rows[row] for row in range(len(texts))])
 
-    return evaluate_texts(tasks, encode, prefix)
+    places: dict[tuple[str, str], int] = {}
+    encoded = [np.empty((0, 0), np.float32)]
+
+    def remembered(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
+        places.update({text: place for place, text in enumerate(zip(texts, languages, strict=True))})
+        encoded[0] = encode(texts, languages)
+        return encoded[0]
+
+    scores = evaluate_texts(tasks, remembered, prefix)
+    numbered = [task.mapped(lambda text, language: places[text, language]) for task in tasks]
+    return scores, outcomes(numbered, encoded[0], prefix)
 
 
 def main() -> None:
@@ -112,7 +135,9 @@ def main() -> None:
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         tasks = tasks_from(asked["tasks"])
-        found = {name: score(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()}
+        found = {
+            name: score_items(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()
+        }
         answers.write(json.dumps(found) + "\n")
         answers.flush()
 

@@ -17,6 +17,7 @@ from babeltune.records import (
     Budget,
     Data,
     Gate,
+    Promotion,
     Sampler,
     Sampling,
     Scheduler,
@@ -91,7 +92,12 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Words: {"least": share, "stop_words": at_least(0)},
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
-    Sampler: {"startup": at_least(0)},
+    Sampler: {"startup": at_least(0), "population": at_least(2)},
+    Promotion: {
+        "margin": share,
+        "confidence": Bound("at least 0.5 and below 1", lambda value: 0.5 <= value < 1),
+        "resamples": at_least(100),
+    },
     Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
     Budget: {"trials": at_least(1), "minutes": positive, "workers": at_least(1)},
 }

@@ -20,6 +20,9 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
     """Objectives that are not scored or point the wrong way, and points that no proposal could equal."""
     metrics = dev_metrics(sweep)
     for index, objective in enumerate(sweep.objectives):
+        if objective.metric.startswith("train/") or "loss" in objective.metric.rpartition("/")[2]:
+            yield ("objectives", index, "metric"), loss_words(sweep, objective.metric, metrics)
+            continue
         if objective.metric not in metrics:
             offered = ", ".join(_shortened(metrics)) or "none, because data.dev is empty and data.split is absent"
             yield (
@@ -46,6 +49,25 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
     ]
     for index in earlier:
         yield ("sampler", "points", index), "is given twice; keep one"
+
+
+SCALE = ("temperature", "scale", "margin", "variant", "labels", "method", "loss", "reading", "weight", "negatives")
+"""Words in the names of settings that decide what a loss of 1 means."""
+
+
+def loss_words(sweep: Sweep, metric: str, metrics: tuple[str, ...]) -> str:
+    """Why a loss is no objective: trials with other settings have losses that do not compare."""
+    searched = [name for name in sweep.parameters if any(word in name.rpartition(".")[2] for word in SCALE)]
+    why = (
+        f"{', '.join(searched)} would be searched, and each changes what a loss of 1 means"
+        if searched
+        else "the next setting that is searched, such as the temperature, would change what a loss of 1 means"
+    )
+    return (
+        f"{metric!r} is no objective: {why}: a soft cross-entropy cannot fall below the entropy of its labels, so the "
+        "trial with the lowest loss is the one with the sharpest labels, not the best encoder. Select on what the "
+        f"vectors do; allowed: {', '.join(_shortened(metrics)) or 'none, because data.dev is empty'}"
+    )
 
 
 def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

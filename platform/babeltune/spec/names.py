@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
@@ -13,12 +14,14 @@ from babeltune.spec.bounds import Key, Problem
 from babeltune.spec.document import describe
 from babeltune.spec.rules import RANGES, kind_of
 from babeltune.spec.space import (
+    MANY,
     SECTIONS,
     TOKENIZED,
     accepted_values,
     allows,
     combinations,
     fields_of,
+    grid,
     is_bare,
     ordered,
     proposable_methods,
@@ -48,6 +51,22 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
     for name, parameter in sweep.parameters.items():
         yield from _parameter_name(sweep, name, parameter, methods)
     yield from _conditions(sweep)
+    if sweep.sampler.kind == "grid":
+        yield from _grid(sweep)
+
+
+def _grid(sweep: Sweep) -> Iterator[Problem]:
+    """Parameters that a grid cannot take every value of, and points beside it."""
+    for name, parameter in sweep.parameters.items():
+        try:
+            grid({name: replace(parameter, when={})})
+        except SpecError as error:
+            yield ("parameters", name, kind_of(parameter)), str(error)
+            return
+    if sweep.sampler.points:
+        yield ("sampler", "points"), "a grid proposes every combination by itself; remove the points"
+    if len(grid(sweep.parameters)) >= MANY:
+        yield ("sampler", "kind"), f"the grid has {MANY} points or more; search fewer settings, or take another sampler"
 
 
 def _method_names(sweep: Sweep) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
         )
     if not 0 <= sweep.seed < 2**32:
         yield ("seed",), f"{sweep.seed} must be at least 0 and below 2**32"
-    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget"):
+    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget", "promotion"):
         yield from record_problems((section,), getattr(sweep, section))
     yield from data_problems(sweep.data)
     for name, parameter in sweep.parameters.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -26,6 +26,8 @@ OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
 TOKENIZED = ("student.model", "student.revision", "student.vocabulary", "student.max_tokens", "student.prompt")
 """Student fields that decide what is prepared before the first trial."""
+GRIDDED = ("choice", "const", "int")
+"""The kinds of parameters that a grid can take every value of."""
 MANY = 4096
 """At most this many combinations of choices are looked at."""
 
@@ -137,11 +139,15 @@ def allows(parameter: Parameter, value: Scalar) -> bool:
 
 
 def combinations(
-    parameters: Mapping[str, Parameter], names: Iterable[str] | None = None, *, end: int = 0
+    parameters: Mapping[str, Parameter],
+    names: Iterable[str] | None = None,
+    *,
+    end: int = 0,
+    values: Callable[[Parameter], Iterable[Scalar]] | None = None,
 ) -> Iterator[Params]:
     """Every reachable combination of choices of these parameters (all, when None) and of those they depend on.
 
-    A range stands at its low end (`end` 0) or its high end (1). At most `MANY` are given.
+    A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given.
     """
     wanted = _with_conditions(parameters, parameters if names is None else names)
     order = [name for name in ordered(parameters) if name in wanted]
@@ -154,7 +160,7 @@ def combinations(
         if not is_active(parameters[name], params):
             yield from walk(index + 1, params)
             return
-        for value in values_of(parameters[name], end):
+        for value in values_of(parameters[name], end) if values is None else values(parameters[name]):
             yield from walk(index + 1, {**params, name: value})
 
     return itertools.islice(walk(0, {}), MANY)
@@ -167,6 +173,33 @@ def values_of(parameter: Parameter, end: int) -> tuple[Scalar, ...]:
         value = getattr(parameter, kind)[end]
         return (int(value) if kind.endswith("int") else float(value),)
     return (parameter.choice or ()) if kind == "choice" else (parameter.const,)
+
+
+def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
+    """Every combination of choices, constants and whole numbers, those that exist only under a condition where it
+    holds: what `sampler: {kind: grid}` proposes, in order, the last name varying fastest. At most `MANY`.
+
+    Raises `SpecError` for a parameter with values in between.
+    """
+    for name, parameter in parameters.items():
+        if kind_of(parameter) not in GRIDDED:
+            raise SpecError(
+                f"{name}: {words_for(parameter)} has values in between, and a grid needs points; "
+                "give a choice, such as {choice: [0.05, 0.1]}, or another sampler"
+            )
+    return list(combinations(parameters, values=_points_of))
+
+
+def _points_of(parameter: Parameter) -> Iterable[Scalar]:
+    return values_of(parameter, 0) if parameter.int is None else range(int(parameter.int[0]), int(parameter.int[1]) + 1)
+
+
+def within_grid(sweep: Sweep) -> Sweep:
+    """The sweep with a budget of no more trials than its grid has points."""
+    if sweep.sampler.kind != "grid":
+        return sweep
+    trials = min(sweep.budget.trials, len(grid(sweep.parameters)))
+    return replace(sweep, budget=replace(sweep.budget, trials=trials))
 
 
 def _with_conditions(parameters: Mapping[str, Parameter], names: Iterable[str]) -> set[str]:

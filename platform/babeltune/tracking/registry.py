@@ -36,11 +36,15 @@ class Registered:
     tags: dict[str, str]
 
 
-def register(uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, Any]) -> str:
+def register(
+    uri: str, name: str, folder: Path, run_id: str, alias: str, tags: Mapping[str, Any], *, replaces: str | None
+) -> str:
     """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
 
     The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
-    that registering the same files again gives the same version. `PromotionError` says what the store refused.
+    that registering the same files again gives the same version. The alias moves only from the version `replaces`
+    (None: there was none): MLflow has no compare-and-set, so it is read right before and right after, and
+    `PromotionError` says who came in between, or what the store refused.
     """
     path = f"model-{_digest(folder)}"
     source = f"runs:/{run_id}/{path}"
@@ -53,8 +57,23 @@ def register(uri: str, name: str, folder: Path, run_id: str, alias: str, tags: M
             client.log_artifacts(run_id, str(folder), path)
             words = {name_of(key): text_of(value) for key, value in tags.items()}
             known = [client.create_model_version(name, source, run_id=run_id, tags=words)]
-        client.set_registered_model_alias(name, alias, known[0].version)
-        return str(known[0].version)
+        version = str(known[0].version)
+        _expect(uri, name, alias, replaces, version)
+        client.set_registered_model_alias(name, alias, version)
+        _expect(uri, name, alias, version, version)
+        return version
+
+
+def _expect(uri: str, name: str, alias: str, expected: str | None, version: str) -> None:
+    """`PromotionError` unless the alias points to the version that is expected."""
+    found = champion_of(uri, name, alias)
+    there = None if found is None else found.version
+    if there != expected:
+        raise PromotionError(
+            f"{name}@{alias} was {'not there' if expected is None else f'version {expected}'} and is now "
+            f"{'gone' if there is None else f'version {there}'}: another promotion came in between; version {version} "
+            "is registered without the alias; promote again to compare it with the new champion"
+        )
 
 
 def champion_of(uri: str, name: str, alias: str) -> Registered | None:
@@ -113,10 +132,15 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
             f"{without_password(uri)} has no {model}; there: {', '.join(there) or 'none'}{nearest(model, there)}; "
             "`babeltune promote` registers one"
         )
+    return fetch_version(uri, version, folder)
+
+
+def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
+    """The files of a version, in a folder below `folder` that their content names."""
     wanted = folder / version.source.rpartition("/")[2]
     if wanted.is_dir() and wanted.name == f"model-{_digest(wanted)}":
         return wanted
-    with _promotion(uri, f"fetch {model!r}"):
+    with _promotion(uri, f"fetch {version.source!r}"):
         from mlflow.artifacts import download_artifacts
 
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,237 @@
+"""Champion against challenger: the same items, scored by both, and what the difference allows to say.
+
+Pure but for the outcomes' vectors. An item is a sentence of a bitext (right or wrong in each direction) or a graded
+pair (its cosine); a cell is one subset of a test, such as `test/tatoeba/fra-eng/accuracy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from babeltune.data.prepared import IdTask, TextTask
+from babeltune.evaluation import metrics
+from babeltune.promotion.statistics import holm, mean_of, paired_bootstrap, sign_test, spearman_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.promotion.statistics import Statistic
+    from babeltune.records import Promotion
+
+Verdict = Literal["promote", "tie", "refuse"]
+Outcomes = dict[str, dict[str, list[float]]]
+"""Cell -> `forward` and `backward`, 1 where the sentence was found, or `cosine` of every pair."""
+METRICS = {"bitext": "accuracy", "sts": "spearman"}
+"""What is compared item by item, by kind of task. Others have no score of a single item."""
+
+
+def outcomes(tasks: Sequence[IdTask], vectors: NDArray[np.float32], prefix: str) -> Outcomes:
+    """What every item came out as; the tasks' ids are rows of `vectors` [ids, dim]."""
+    found: Outcomes = {}
+    for task in tasks:
+        if task.kind not in METRICS:
+            continue
+        left, right = (vectors[np.asarray(side, np.int64)] for side in (task.left, task.right))
+        name = cell_name(task, prefix)
+        if task.kind == "bitext":
+            matches, own = metrics.match(left, right, k=1), np.arange(len(left))
+            sides = {"forward": matches.forward, "backward": matches.backward}
+            found[name] = {side: (best.index[:, 0].cpu().numpy() == own).tolist() for side, best in sides.items()}
+        else:
+            found[name] = {"cosine": metrics.paired_cosine(left, right).tolist()}
+    return found
+
+
+def cell_name(task: IdTask | TextTask, prefix: str) -> str:
+    """The metric that a cell is a difference of."""
+    return f"{prefix}/{task.name}/{task.subset}/{METRICS[task.kind]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A difference, challenger minus champion, in one subset or, named by the metric alone, in the mean of all."""
+
+    name: str
+    items: int
+    champion: float
+    challenger: float
+    difference: float
+    low: float
+    high: float
+    """The bootstrap interval at the confidence that was asked for."""
+    p: float
+    """Two-sided: of a subset, McNemar's exact one for bitext and the bootstrap's for STS; corrected by Holm's method
+    for the number of subsets. Of a mean, the larger of both kinds, corrected for the number of metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """What became of a challenger."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    champion: str
+    """The registered version, such as `models:/quickstart@champion (version 3)`."""
+    on: Literal["test", "dev"]
+    cells: tuple[Cell, ...] = ()
+    overall: tuple[Cell, ...] = ()
+    """The mean over all bitext subsets, and over all STS subsets."""
+
+
+def compare(
+    champion: Outcomes,
+    challenger: Outcomes,
+    tasks: Sequence[TextTask],
+    rules: Promotion,
+    *,
+    name: str,
+    on: Literal["test", "dev"],
+    among: int = 1,
+) -> Contest:
+    """Compares both models' outcomes on these tasks and decides.
+
+    On dev sets, by which the challenger was chosen `among` so many trials, the confidence is Bonferroni's for them.
+    """
+    alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
+    cells: list[Cell] = []
+    overall: list[Cell] = []
+    for kind, metric in METRICS.items():
+        own = [task for task in tasks if task.kind == kind]
+        if own:
+            some, mean = _compared(champion, challenger, own, metric, rules, on, alpha)
+            cells += some
+            overall.append(mean)
+    cells, overall = _corrected(cells), _corrected(overall)
+    if not cells:
+        return Contest(
+            verdict="tie",
+            reasons=(f"no {on} set can be compared item by item with {name}; name a bitext or STS task in data.test",),
+            champion=name,
+            on=on,
+        )
+    verdict, reasons = verdict_of(cells, overall, rules.margin, alpha)
+    words = [f"compared with {name} on the {'sealed tests' if on == 'test' else 'dev sets'}", *reasons]
+    if on == "dev":
+        words.append(
+            f"warning: without sealed tests the comparison is on dev sets, by which the best of {among} trials was "
+            f"chosen; the confidence is therefore {1 - alpha:.4g} instead of {rules.confidence:g} (Bonferroni)"
+        )
+    return Contest(
+        verdict=verdict, reasons=tuple(words), champion=name, on=on, cells=tuple(cells), overall=tuple(overall)
+    )
+
+
+def verdict_of(
+    cells: Sequence[Cell], overall: Sequence[Cell], margin: float, alpha: float
+) -> tuple[Verdict, list[str]]:
+    """`promote`: a mean is better beyond chance, and no subset can have lost more than the margin (its interval ends
+    above it). `refuse`: a subset has lost more than the margin beyond chance, or a mean is worse and none better.
+    `tie`: anything else.
+
+    All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982); to call any
+    one of them worse, their p-values are corrected for their number.
+    """
+    harmed = [cell for cell in cells if cell.difference < -margin and cell.p <= alpha and cell.high < 0]
+    better = [mean for mean in overall if mean.low > 0 and mean.p <= alpha]
+    worse = [mean for mean in overall if mean.high < 0 and mean.p <= alpha]
+    unclear = [cell for cell in cells if cell.low <= -margin]
+    worst = min(cells, key=lambda cell: cell.low)
+    means = [words_of(mean) for mean in overall]
+    if harmed:
+        return "refuse", [f"{words_of(cell)}: worse by more than the margin {margin:g}" for cell in harmed] + means
+    if worse and not better:
+        return "refuse", [f"{words_of(mean)}: worse" for mean in worse]
+    if better and not unclear:
+        last = f"no subset lost more than the margin {margin:g}; the worst is {words_of(worst)}"
+        return "promote", [f"{words_of(mean)}: better" for mean in better] + [last]
+    if not better:
+        return "tie", [*(f"{mean}: not distinguishable" for mean in means), "the alias stays where it is"]
+    held = [
+        f"{words_of(cell)}: a loss of more than the margin {margin:g} is not excluded; "
+        "a larger test set or margin would tell"
+        for cell in unclear
+    ]
+    return "tie", [*(f"{words_of(mean)}: better" for mean in better), *held, "the alias stays where it is"]
+
+
+def words_of(cell: Cell) -> str:
+    return (
+        f"{cell.name} {cell.champion:.4f} -> {cell.challenger:.4f}, difference {cell.difference:+.4f} "
+        f"[{cell.low:+.4f}, {cell.high:+.4f}], p {cell.p:.2g}, {cell.items} items"
+    )
+
+
+def _compared(
+    champion: Outcomes,
+    challenger: Outcomes,
+    tasks: Sequence[TextTask],
+    metric: str,
+    rules: Promotion,
+    on: str,
+    alpha: float,
+) -> tuple[list[Cell], Cell]:
+    """The cells of one metric, and their mean; p-values as they are before any correction."""
+    parts: list[tuple[int, Statistic]] = []
+    values: list[tuple[float, float]] = []
+    exact: list[float | None] = []
+    by_length: dict[int, list[NDArray[np.float64]]] = {}
+    for task in tasks:
+        name = cell_name(task, on)
+        if metric == "accuracy":
+            old, new = (_right(each[name]) for each in (champion, challenger))
+            values.append((float(old.mean()), float(new.mean())))
+            parts.append((len(old), mean_of(new - old)))
+            exact.append(sign_test(new - old))
+            by_length.setdefault(len(old), []).append(new - old)
+        else:
+            statistics = [spearman_of(task.scores, each[name]["cosine"]) for each in (champion, challenger)]
+            once = np.ones((1, len(task.scores)))
+            values.append((float(statistics[0](once)[0]), float(statistics[1](once)[0])))
+            parts.append((len(task.scores), _minus(*statistics)))
+            exact.append(None)
+    *found, mean = paired_bootstrap(parts, confidence=1 - alpha, resamples=rules.resamples)
+    cells = [
+        Cell(
+            name=cell_name(task, on),
+            items=part[0],
+            champion=old,
+            challenger=new,
+            difference=one.value,
+            low=one.low,
+            high=one.high,
+            p=one.p if p is None else p,
+        )
+        for task, part, (old, new), one, p in zip(tasks, parts, values, found, exact, strict=True)
+    ]
+    # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
+    rows = np.concatenate([np.sum(some, axis=0) for some in by_length.values()]) if by_length else None
+    return cells, Cell(
+        name=f"mean {metric}",
+        items=sum(cell.items for cell in cells),
+        champion=float(np.mean([cell.champion for cell in cells])),
+        challenger=float(np.mean([cell.challenger for cell in cells])),
+        difference=mean.value,
+        low=mean.low,
+        high=mean.high,
+        p=mean.p if rows is None else max(mean.p, sign_test(rows)),
+    )
+
+
+def _right(found: Mapping[str, Any]) -> NDArray[np.float64]:
+    """[sentences] the share of its two directions in which each was found."""
+    both: NDArray[np.float64] = np.mean([found["forward"], found["backward"]], axis=0)
+    return both
+
+
+def _minus(old: Statistic, new: Statistic) -> Statistic:
+    return lambda counts: new(counts) - old(counts)
+
+
+def _corrected(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells with their p-values corrected for their number."""
+    corrected = holm({cell.name: cell.p for cell in cells})
+    return [replace(cell, p=corrected[cell.name]) for cell in cells]

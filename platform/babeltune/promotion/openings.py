@@ -1,0 +1,84 @@
+"""Who opened which sealed test set, and when: `openings.jsonl` in the storage, one line for each opening.
+
+A test set is known by its text, so that openings of one set count together, whichever sweep, trial or command they
+came from, and under whatever name.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from babeltune.data.corpus import EvalRows, labelled
+from babeltune.data.store import digest_of_texts
+
+FILE = "openings.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Openings:
+    """What is known of a sweep's sealed tests after they were opened once more."""
+
+    times: int
+    """Of the set that was opened most, this opening included."""
+    models: int
+    """How many different models it was opened for."""
+    first: str
+    last: str
+    """When it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`."""
+
+    def warning(self, confidence: float) -> str:
+        """Nothing after the first opening; then words that grow with each."""
+        if self.times < 2:
+            return ""
+        by_chance = 1 - confidence**self.times
+        words = (
+            f"warning: the sealed tests were opened {self.times} times, for {self.models} "
+            f"{'model' if self.models == 1 else 'models'} (first {self.first}, before this {self.last}); each look "
+            f"makes them less sealed: of {self.times} looks at models that are equally good, one finds a difference at "
+            f"confidence {confidence:g} with a probability of up to {by_chance:.0%}"
+        )
+        return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
+
+
+def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Openings:
+    """Writes down that these sets are opened for a model, by whom and when; returns how often that has happened."""
+    digests = {
+        f"{name}/{column}": digest_of_texts(texts)
+        for name, rows in labelled("test", found)
+        for column, texts in rows.columns.items()
+    }
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "user": getpass.getuser(),
+        "model": model,
+        "tests": sorted({rows.task.name for rows in found}),
+        "digests": digests,
+    }
+    storage.mkdir(parents=True, exist_ok=True)
+    with (storage / FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return _counted(read_openings(storage), set(digests.values()))
+
+
+def read_openings(storage: Path) -> list[dict[str, Any]]:
+    """Every opening of this storage, in order; a line that a crash cut off is passed over."""
+    path, lines = storage / FILE, list[dict[str, Any]]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def _counted(lines: Sequence[dict[str, Any]], digests: set[str]) -> Openings:
+    of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
+    most = max(of_set, key=len)
+    first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
+    return Openings(times=len(most), models=len({line["model"] for line in most}), first=first, last=last)

@@ -1,0 +1,109 @@
+"""The records of the search and of promotion: what is searched, how, by what it is judged, and what it may cost.
+
+A part of `records.py`, which says what a record is and is where they are imported from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+Number = int | float
+Scalar = bool | int | float | str | None
+
+
+class Strict:
+    """A record that pydantic, where it is at the door, refuses unknown keys for."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter(Strict):
+    """One searched setting. Exactly one of the kinds is given; `when` makes it conditional."""
+
+    float: tuple[Number, Number] | None = None
+    int: tuple[Number, Number] | None = None
+    log_float: tuple[Number, Number] | None = None
+    log_int: tuple[Number, Number] | None = None
+    choice: tuple[Scalar, ...] | None = None
+    const: Scalar = None
+    when: dict[str, Scalar | tuple[Scalar, ...]] = field(default_factory=dict)
+    """Parameter name -> the value or values under which this one exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(Strict):
+    """What the search seeks; with several, the scheduler watches the first."""
+
+    metric: str
+    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all."""
+    goal: Literal["maximize", "minimize"] = "maximize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheduler(Strict):
+    """Which trials are stopped early."""
+
+    kind: Literal["asha", "none"] = "asha"
+    """`asha` stops, at its rungs, those whose first objective is not among the best; `none` stops nothing."""
+    grace: int = 1
+    """Reports that every trial may make."""
+    reduction: int = 3
+    """One in so many goes on at each rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler(Strict):
+    """How settings are proposed."""
+
+    kind: Literal["tpe", "random", "grid", "nsga2"] = "tpe"
+    """Optuna's tree-structured Parzen estimator; draws at random; every combination of choices and whole numbers, in
+    order; or NSGA-II (Deb et al. 2002), for several objectives."""
+    population: int = 8
+    """NSGA-II's trials in one generation."""
+    startup: int = 8
+    """Random trials before TPE models the results."""
+    points: tuple[dict[str, Scalar], ...] = ()
+    """Proposed first, in order; what a point leaves out is drawn."""
+    warm_start: str | None = None
+    """An earlier sweep whose finished trials inform the proposals."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Strict):
+    """How much is spent. Does not decide what a trial's result is, so it is not part of a sweep's id."""
+
+    trials: int = 8
+    """In all, resumed submissions included."""
+    minutes: float | None = None
+    """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
+    workers: int | None = None
+    """Workers per trial; absent: the cluster file's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(Strict):
+    """What a sealed bitext test must show, in each subset and direction averaged, before a model is promoted."""
+
+    test: str
+    """The name of a bitext task in `data.test`."""
+    times_chance: float = 0.0
+    """At least so many times the accuracy of guessing, one over the candidates."""
+    times_untrained: float = 0.0
+    """And so many times that of the untrained student."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promotion(Strict):
+    """Promotion's rules. They judge results and do not decide them, so they are not part of a sweep's id."""
+
+    name: str | None = None
+    """The registered model; the sweep's name when absent."""
+    gates: tuple[Gate, ...] = ()
+    margin: float = 0.02
+    """What a challenger may lose against the champion in any one subset of the sealed tests: accuracy or Spearman."""
+    confidence: float = 0.95
+    """Of the intervals and tests by which the two are compared."""
+    resamples: int = 10_000
+    """Draws of the bootstrap."""

@@ -1,0 +1,145 @@
+"""The statistics of a promotion, against scipy and by simulation."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.promotion.statistics import (
+    draws,
+    expected_maximum,
+    holm,
+    mean_of,
+    paired_bootstrap,
+    selection,
+    sign_test,
+    spearman_of,
+    standard_error,
+)
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
+@settings(max_examples=40)
+def test_mcnemars_exact_test_is_a_binomial_test_on_the_items_that_only_one_model_got_right(wins, losses, ties):
+    p = sign_test([1] * wins + [-1] * losses + [0] * ties)
+    expected = scipy.stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert p == pytest.approx(expected)
+
+
+def test_a_sentence_counts_once_for_the_model_that_got_more_of_its_directions_right():
+    assert sign_test([0.5, 0.5, 1, -0.5]) == sign_test([1, 1, 1, -1])
+
+
+def test_a_draw_has_as_many_items_as_there_are_and_is_the_same_for_the_same_seed(monkeypatch):
+    monkeypatch.setattr("babeltune.promotion.statistics.CELLS", 100)
+    blocks = list(draws(30, 50, seed=1))
+    assert len(blocks) == 17
+    counts = np.concatenate(blocks)
+    assert counts.shape == (50, 30)
+    assert (counts.sum(axis=1) == 30).all()
+    assert np.array_equal(counts, np.concatenate(list(draws(30, 50, seed=1))))
+    assert not np.array_equal(counts, np.concatenate(list(draws(30, 50, seed=2))))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=3, max_size=12))
+@settings(max_examples=40)
+def test_spearman_of_a_draw_is_scipys_of_the_repeated_items(items):
+    x, y, counts = (np.array(column, float) for column in zip(*items, strict=True))
+    repeated = counts.astype(int)
+    a, b = np.repeat(x, repeated), np.repeat(y, repeated)
+    found = spearman_of(x, y)(counts[None])[0]
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        assert np.isnan(found)
+    else:
+        assert found == pytest.approx(scipy.stats.spearmanr(a, b).statistic)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "spearman"])
+def test_the_bootstrap_interval_is_scipys(statistic):
+    generator = np.random.default_rng(0)
+    x, y, gold = generator.normal(size=(3, 200))
+    x += gold
+    y += 0.5 * gold
+    if statistic == "mean":
+        part = mean_of(x - y)
+
+        def reference(a, b, _):
+            return a.mean() - b.mean()
+    else:
+        first, second = spearman_of(x, gold), spearman_of(y, gold)
+
+        def part(counts):
+            return first(counts) - second(counts)
+
+        def reference(a, b, c):
+            return scipy.stats.spearmanr(a, c).statistic - scipy.stats.spearmanr(b, c).statistic
+
+    own, mean = paired_bootstrap([(200, part)], confidence=0.9, resamples=4000)
+    theirs = scipy.stats.bootstrap(
+        (x, y, gold), reference, paired=True, vectorized=False, n_resamples=400, method="percentile",
+        confidence_level=0.9, rng=1,
+    ).confidence_interval  # fmt: skip
+    assert own.value == pytest.approx(reference(x, y, gold))
+    assert own.low == pytest.approx(theirs.low, abs=0.04)
+    assert own.high == pytest.approx(theirs.high, abs=0.04)
+    assert mean == own
+
+
+def test_rows_of_subsets_of_one_length_are_drawn_together():
+    """Three languages of the same sentences are no more evidence than one."""
+    values = np.random.default_rng(0).normal(size=300)
+    one, _ = paired_bootstrap([(300, mean_of(values))], confidence=0.95, resamples=2000)
+    *_, mean = paired_bootstrap([(300, mean_of(values))] * 3, confidence=0.95, resamples=2000)
+    assert (mean.low, mean.high) == pytest.approx((one.low, one.high))
+    others = [(300, mean_of(np.random.default_rng(seed).normal(size=300))) for seed in range(3)]
+    *_, apart = paired_bootstrap(others, confidence=0.95, resamples=2000)
+    assert apart.high - apart.low == pytest.approx((one.high - one.low) / 3**0.5, rel=0.15)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_holms_correction_steps_down(p):
+    names = [str(i) for i in range(len(p))]
+    found = holm(dict(zip(names, p, strict=True)))
+    order = np.argsort(p, kind="stable")
+    expected = np.minimum(1, np.maximum.accumulate([(len(p) - rank) * p[i] for rank, i in enumerate(order)]))
+    assert [found[str(i)] for i in order] == pytest.approx(list(expected))
+
+
+def test_the_best_of_n_equal_trials_looks_better_by_the_expected_maximum():
+    """Trap D39: about 1.5 standard errors for ten trials, 2.2 for fifty."""
+    assert expected_maximum(1) == pytest.approx(0, abs=1e-6)
+    assert expected_maximum(2) == pytest.approx(1 / np.pi**0.5, abs=1e-5)
+    generator = np.random.default_rng(0)
+    for n in (10, 50):
+        assert expected_maximum(n) == pytest.approx(generator.normal(size=(40_000, n)).max(axis=1).mean(), abs=0.02)
+
+
+def test_a_shrunken_value_undoes_what_selection_gains():
+    generator = np.random.default_rng(0)
+    error, found, naive = 0.01, [], []
+    for _ in range(300):
+        truth = generator.normal(0.8, 0.01, size=20)
+        seen = truth + generator.normal(0, error, size=20)
+        best = int(seen.argmax())
+        naive.append(seen[best] - truth[best])
+        found.append(selection("dev/t/accuracy", seen[best], list(seen), error).shrunken - truth[best])
+    assert np.mean(naive) > 0.01
+    assert abs(np.mean(found)) < 0.003
+    alike = selection("dev/t/accuracy", 0.9, [0.9] * 5, 0.02)
+    assert alike.shrunken == 0.9
+    assert selection("dev/t/accuracy", 0.9, [0.9], 0.02).inflation == 0
+    assert selection("dev/t/accuracy", 0.9, [0.9, 0.8], 0.02).shrunken == pytest.approx(0.9 - 0.02 / np.pi**0.5)
+
+
+def test_standard_errors_are_those_of_simulated_scores():
+    generator = np.random.default_rng(0)
+    shares = generator.binomial(1000, 0.95, size=5000) / 1000
+    assert standard_error("dev/t/accuracy", 0.95, 1000) == pytest.approx(shares.std(), rel=0.05)
+    assert standard_error("dev/t/accuracy", 0.95, 1000) == pytest.approx(0.0069, abs=1e-4)
+    gold = generator.normal(size=(150, 300))
+    cosines = gold + generator.normal(size=gold.shape)
+    values = [scipy.stats.spearmanr(a, b).statistic for a, b in zip(gold, cosines, strict=True)]
+    assert standard_error("dev/s/spearman", float(np.mean(values)), 300) == pytest.approx(np.std(values), rel=0.2)
+    assert standard_error("dev/t/ari", 0.5, 100) is None
