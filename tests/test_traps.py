@@ -187,6 +187,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     26: (
         "neighbours that faiss and stopes make up",
         "tests/evaluation/test_metrics.py::test_xsim_is_lasers_in_both_directions",
+        "tests/evaluation/test_bucc.py::test_candidates_and_scores_are_those_of_the_published_algorithm",
     ),
     27: (
         "search in blocks equals search in one",
@@ -194,8 +195,17 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "tests/data/test_mining.py::test_mining_equals_a_search_with_plain_loops",
         "tests/models/test_packing.py::test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went",
     ),
-    28: ("the BUCC threshold",),
-    29: ("BUCC's ids",),
+    28: (
+        "the BUCC threshold",
+        "tests/evaluation/test_bucc.py::test_the_threshold_is_halfway_to_the_next_score_and_the_last_score_where_all_are_kept",
+        "tests/evaluation/test_bucc.py::test_the_threshold_of_the_fit_is_applied_to_the_test",
+        "tests/evaluation/test_bucc.py::test_the_threshold_gives_the_highest_f1_of_all_cuts_with_equal_scores_together",
+    ),
+    29: (
+        "BUCC's ids",
+        "tests/evaluation/test_bucc.py::test_a_repeated_sentence_is_no_candidate_and_takes_no_place_among_the_neighbours",
+        "tests/data/test_eval_sets.py::test_the_sides_of_a_mining_set_are_read_apart_and_gold_by_its_ids",
+    ),
     30: (
         "F1 is not accuracy; direction; the data's digest",
         "tests/evaluation/test_metrics.py::test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy",
@@ -207,6 +217,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     31: (
         "averages over subsets, and what is missing from them",
         "tests/evaluation/test_evaluate.py::test_a_task_has_its_macro_mean_even_with_one_subset",
+        "tests/evaluation/test_evaluate.py::test_pooled_errors_count_rows_and_macro_means_count_subsets",
         "tests/evaluation/test_evaluate.py::test_two_tasks_of_one_name_are_refused_rather_than_averaged",
         "tests/evaluation/test_evaluate.py::test_vectors_missing_for_some_texts_are_refused",
         "tests/promotion/test_promote.py::test_every_logged_metric_must_come_out_again_within_the_tolerance",
@@ -301,8 +312,7 @@ NOTES = {
     22: "a pair with a side that is cut is counted, not left out",
     25: "`evaluate` scores on the CPU, wherever vectors were made",
     26: "neither is used; k beyond n and the distance margin are in that test",
-    28: "there is no mining of comparable corpora, so no threshold",
-    29: "there is no BUCC reader; a bitext's gold is its own row",
+    29: "gold names ids, so there is nothing to count from 0 or 1",
     35: "near-duplicates stay, as the README says",
     39: "the card gives the standard error and says so; it shrinks no number",
 }

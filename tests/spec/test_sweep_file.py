@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data.corpus import build_corpus, read_eval
+from babeltune.data.corpus import build_corpus
+from babeltune.data.eval_sets import read_eval
 from babeltune.data.sources import read_source
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from babeltune.data.corpus import labelled, read_eval, read_tasks, subsets
+from babeltune.data.eval_sets import labelled, read_eval, read_tasks, subsets
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
