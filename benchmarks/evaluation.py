@@ -2,8 +2,9 @@
 
 The model is the bundled teacher, all-MiniLM-L6-v2, on one thread in fp32; both sides score the same sentences. Ours is
 `evaluate_texts` with packed encoding of every distinct text once, xSIM and five clusterings of ten starts included. The
-peer does what mteb's bitext, STS and clustering evaluators do, both directions of a bitext, and scikit-learn's head. Tokenization is
-in the peer's time, as it is in every run of it; ours is done once per sweep and left out, as for `benchmarks.train`.
+peer does what mteb's bitext, STS and clustering evaluators do, both directions of a bitext, and scikit-learn's head.
+Tokenization is in the peer's time, as it is in every run of it; ours is done once per sweep and
+left out, as for `benchmarks.train`.
 
     python -m benchmarks.evaluation                                 a few languages and rows
     python -m benchmarks.evaluation --languages 99 --rows 9999      everything; hours

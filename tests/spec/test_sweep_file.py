@@ -655,12 +655,15 @@ def test_a_source_has_the_fields_of_its_format(tmp_path, source, expected):
 def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
     sweep = read_sweep(written(tmp_path))
     metrics = dev_metrics(sweep)
-    assert metrics[:6] == (
+    assert metrics[:9] == (
         "dev/news/accuracy",
         "dev/news/accuracy_forward",
         "dev/news/accuracy_backward",
+        "dev/news/f1",
         "dev/news/xsim_error",
+        "dev/news/xsim_error_pooled",
         "dev/graded/spearman",
+        "dev/graded/pearson",
         "dev/news/fra-eng/accuracy",
     )
     assert "dev/graded/eng/spearman" in metrics
