@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from babeltune.evaluation.metrics import Matches, candidate_scores
+from babeltune.evaluation.metrics import candidate_scores
+from babeltune.evaluation.neighbours import Matches
 from babeltune.mining.tiles import both_ways
 from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
 

@@ -172,6 +172,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     24: (
         "margins: k, candidates, centred vectors, direction",
+        "tests/mining/test_margin.py::test_neighbourhoods_of_negative_mean_are_noticed_for_ratio_alone",
         "tests/evaluation/test_metrics.py::test_xsim_is_lasers_in_both_directions",
         "tests/evaluation/test_metrics.py::test_a_target_beyond_the_k_nearest_can_never_win",
         "tests/evaluation/test_metrics.py::test_margins_that_order_backwards_are_counted",
@@ -186,16 +187,28 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     26: (
         "neighbours that faiss and stopes make up",
+        "tests/mining/test_tiles.py::test_k_beyond_the_candidates_is_all_of_them",
         "tests/evaluation/test_metrics.py::test_xsim_is_lasers_in_both_directions",
+        "tests/evaluation/test_bucc.py::test_candidates_and_scores_are_those_of_the_published_algorithm",
     ),
     27: (
         "search in blocks equals search in one",
+        "tests/mining/test_tiles.py::test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole",
         "tests/evaluation/test_metrics.py::test_blocks_change_nothing",
         "tests/data/test_mining.py::test_mining_equals_a_search_with_plain_loops",
         "tests/models/test_packing.py::test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went",
     ),
-    28: ("the BUCC threshold",),
-    29: ("BUCC's ids",),
+    28: (
+        "the BUCC threshold",
+        "tests/evaluation/test_bucc.py::test_the_threshold_is_halfway_to_the_next_score_and_the_last_score_where_all_are_kept",
+        "tests/evaluation/test_bucc.py::test_the_threshold_of_the_fit_is_applied_to_the_test",
+        "tests/evaluation/test_bucc.py::test_the_threshold_gives_the_highest_f1_of_all_cuts_with_equal_scores_together",
+    ),
+    29: (
+        "BUCC's ids",
+        "tests/evaluation/test_bucc.py::test_a_repeated_sentence_is_no_candidate_and_takes_no_place_among_the_neighbours",
+        "tests/data/test_eval_sets.py::test_the_sides_of_a_mining_set_are_read_apart_and_gold_by_its_ids",
+    ),
     30: (
         "F1 is not accuracy; direction; the data's digest",
         "tests/evaluation/test_metrics.py::test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy",
@@ -207,6 +220,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     31: (
         "averages over subsets, and what is missing from them",
         "tests/evaluation/test_evaluate.py::test_a_task_has_its_macro_mean_even_with_one_subset",
+        "tests/evaluation/test_evaluate.py::test_pooled_errors_count_rows_and_macro_means_count_subsets",
         "tests/evaluation/test_evaluate.py::test_two_tasks_of_one_name_are_refused_rather_than_averaged",
         "tests/evaluation/test_evaluate.py::test_vectors_missing_for_some_texts_are_refused",
         "tests/promotion/test_promote.py::test_every_logged_metric_must_come_out_again_within_the_tolerance",
@@ -232,6 +246,8 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     35: (
         "overlap of training text with dev and test sets",
+        "tests/data/test_overlap.py::test_near_duplicates_are_those_of_brute_force",
+        "tests/data/test_overlap.py::test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_told",
         "tests/data/test_corpus.py::test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set",
         "tests/data/test_corpus.py::test_english_as_the_second_language_is_filtered_too",
         "tests/data/test_corpus.py::test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs",
@@ -262,6 +278,8 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     39: (
         "the best of many trials flatters",
+        "tests/promotion/test_statistics.py::test_the_best_of_n_equal_trials_looks_better_by_the_expected_maximum",
+        "tests/promotion/test_statistics.py::test_a_shrunken_value_undoes_what_selection_gains",
         "tests/promotion/test_promote.py::test_the_card_says_what_the_run_and_the_promotion_measured",
     ),
     40: (
@@ -280,6 +298,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     42: (
         "the caller's arrays stay as they are",
+        "tests/mining/test_tiles.py::test_a_row_has_the_same_bits_in_every_block_and_list_and_the_source_stays_as_it_was",
         "tests/evaluation/test_metrics.py::test_inputs_are_never_changed",
         "tests/evaluation/test_kmeans.py::test_the_same_vectors_score_the_same",
         "tests/losses/test_masked_language.py::test_of_the_chosen_tokens_80_percent_are_masked_10_random_and_10_unchanged",
@@ -300,11 +319,8 @@ NOTES = {
     11: "precisions are fp32 and bf16; nothing trains in fp16",
     22: "a pair with a side that is cut is counted, not left out",
     25: "`evaluate` scores on the CPU, wherever vectors were made",
-    26: "neither is used; k beyond n and the distance margin are in that test",
-    28: "there is no mining of comparable corpora, so no threshold",
-    29: "there is no BUCC reader; a bitext's gold is its own row",
-    35: "near-duplicates stay, as the README says",
-    39: "the card gives the standard error and says so; it shrinks no number",
+    29: "gold names ids, so there is nothing to count from 0 or 1",
+    35: "near-duplicates are counted, and removed where `data.overlap` is near",
 }
 """Why a trap cannot occur in this code, or only in part; and what is left of it."""
 

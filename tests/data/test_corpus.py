@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data.corpus import Corpus, build_corpus, read_tasks
+from babeltune.data.corpus import Corpus, build_corpus
+from babeltune.data.eval_sets import read_tasks
 from babeltune.data.sources import text_key
 from babeltune.data.split import components, sentence_keys
 from babeltune.errors import DataError

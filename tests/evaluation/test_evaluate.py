@@ -72,6 +72,45 @@ def test_a_task_has_its_macro_mean_even_with_one_subset():
     assert both["dev/stsb/spearman"] == both["dev/stsb/eng/spearman"]
 
 
+def test_pooled_errors_count_rows_and_macro_means_count_subsets():
+    small = bitext(subset="deu-eng", left=range(10), right=range(100, 110))
+    scores = evaluate([bitext(), small], Embed())
+    large, few = (scores[f"dev/ntrex/{subset}/xsim_error"] for subset in ("fra-eng", "deu-eng"))
+    assert scores["dev/ntrex/xsim_error"] == pytest.approx((large + few) / 2)
+    assert scores["dev/ntrex/xsim_error_pooled"] == pytest.approx((100 * large + 10 * few) / 110)
+    assert large != few
+
+
+def test_a_group_is_the_mean_over_the_subsets_of_its_tasks():
+    other = EvalTask(**{**vars(sts(group="sts_en")), "name": "sts12", "left": tuple(range(50, 100))})
+    scores = evaluate([sts(group="sts_en"), other, bitext()], Embed())
+    for metric in ("spearman", "pearson"):
+        both = [scores[f"dev/{name}/{metric}"] for name in ("stsb", "sts12")]
+        assert scores[f"dev/sts_en/{metric}"] == pytest.approx(sum(both) / 2)
+
+
+def test_f1_is_mtebs_direction():
+    scores = evaluate([bitext()], Embed())
+    assert scores["dev/ntrex/f1"] == metrics.bitext_f1(TABLE[:100], TABLE[100:200])[0]
+
+
+def test_the_margin_and_what_is_compared_are_the_tasks():
+    twice = {"left": [*range(50), *range(50)], "right": [*range(50), *range(50)]}
+    assert evaluate([bitext(compare="index", **twice)], Embed())["dev/ntrex/xsim_error"] == 0.5
+    for margin in ("ratio", "distance", "absolute"):
+        expected = sum(metrics.xsim_error(TABLE[:100], TABLE[100:200], margin=margin)) / 2
+        assert evaluate([bitext(margin=margin)], Embed())["dev/ntrex/xsim_error"] == expected
+
+
+def test_changed_sentences_are_candidates_of_xsimpp_alone():
+    harder = evaluate([bitext(right=range(100, 300))], Embed())
+    plain = evaluate([bitext()], Embed())
+    among = metrics.neighbours.match(TABLE[:100], TABLE[100:300])
+    assert harder["dev/ntrex/xsimpp_error"] == metrics.xsim(among) > plain["dev/ntrex/xsim_error"]
+    for metric in ("accuracy", "f1", "xsim_error"):
+        assert harder[f"dev/ntrex/{metric}"] == plain[f"dev/ntrex/{metric}"]
+
+
 def test_an_equal_text_is_no_xsim_error_in_either_direction():
     twice = bitext(left=[*range(50), *range(50)], right=[*range(50), *range(50)])
     scores = evaluate([twice], Embed())

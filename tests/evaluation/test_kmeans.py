@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics import adjusted_rand_score, v_measure_score
 
-from babeltune.evaluation.kmeans import SEEDS, STARTS, adjusted_rand, agreement, kmeans
+from babeltune.evaluation.kmeans import SEEDS, STARTS, adjusted_rand, agreement, kmeans, v_measure
 
 LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40)
 
@@ -19,6 +19,13 @@ LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, m
 def test_the_adjusted_rand_index_is_scikit_learns(pairs):
     truth, found = zip(*pairs, strict=True)
     assert adjusted_rand(truth, found) == pytest.approx(adjusted_rand_score(truth, found), abs=1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LABELS)
+def test_the_v_measure_is_scikit_learns(pairs):
+    truth, found = zip(*pairs, strict=True)
+    assert v_measure(truth, found) == pytest.approx(v_measure_score(truth, found), abs=1e-12)
 
 
 def test_it_may_be_negative():
@@ -44,7 +51,10 @@ def test_clusters_are_as_tight_as_scikit_learns(clusters, spread):
 
 def test_well_separated_topics_are_found_by_every_seed():
     rows, truth = blobs(120, 4, 8, 0.05, seed=1)
-    assert agreement(rows * np.linspace(0.1, 9, len(rows))[:, None], [f"topic {t}" for t in truth]) == (1.0, 0.0)
+    assert set(agreement(rows * np.linspace(0.1, 9, len(rows))[:, None], [f"topic {t}" for t in truth]).values()) == {
+        1.0,
+        0.0,
+    }
 
 
 def test_the_mean_and_spread_are_over_several_seeds_of_several_starts():
@@ -53,10 +63,12 @@ def test_the_mean_and_spread_are_over_several_seeds_of_several_starts():
     assert STARTS >= 10
     rows, truth = blobs(150, 6, 8, 2.0, seed=2)
     unit = rows.astype(np.float32) / np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
-    found = [adjusted_rand_score(truth, kmeans(unit.astype(np.float64), 6, seed=seed)[0]) for seed in SEEDS]
-    mean, deviation = agreement(rows.astype(np.float32), truth.astype(str))
-    assert mean == pytest.approx(np.mean(found), abs=0.02)
-    assert 0 < deviation < 0.2
+    clusters = [kmeans(unit.astype(np.float64), 6, seed=seed)[0] for seed in SEEDS]
+    scores = agreement(rows.astype(np.float32), truth.astype(str))
+    for metric, reference in (("ari", adjusted_rand_score), ("v_measure", v_measure_score)):
+        found = [reference(truth, which) for which in clusters]
+        assert scores[metric] == pytest.approx(np.mean(found), abs=0.02)
+        assert 0 < scores[f"{metric}_sd"] < 0.2
 
 
 def test_the_same_vectors_score_the_same():
@@ -68,5 +80,5 @@ def test_the_same_vectors_score_the_same():
 
 def test_vectors_that_are_all_alike_have_no_topics_and_broken_ones_no_score():
     labels = ["a", "b", "a", "b"]
-    assert agreement(np.ones((4, 3), np.float32), labels)[0] <= 0
-    assert math.isnan(agreement(np.array([[1.0, np.nan]] * 4, np.float32), labels)[0])
+    assert agreement(np.ones((4, 3), np.float32), labels)["ari"] <= 0
+    assert all(map(math.isnan, agreement(np.array([[1.0, np.nan]] * 4, np.float32), labels).values()))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
 
-from babeltune.evaluation import metrics
+from babeltune.evaluation import metrics, neighbours
 
 DATA = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no corpora in {DATA}; set BABELTUNE_DATA")
@@ -77,7 +77,7 @@ def test_a_target_beyond_the_k_nearest_can_never_win():
 def test_equal_vectors_tie_and_the_lowest_row_wins_wherever_they_stand():
     right = np.tile(noisy_pair(7)[0], (40, 1))
     left = np.random.default_rng(3).permutation(right)
-    found = metrics.neighbours(left, right, k=5)
+    found = neighbours.neighbours(left, right, k=5)
     assert (found.cosine == found.cosine[:, :1]).all()
     assert (found.index == found.index[:, :1] % 7 + 7 * torch.arange(5)).all()
 
@@ -86,16 +86,16 @@ def test_equal_vectors_tie_and_the_lowest_row_wins_wherever_they_stand():
 @given(st.lists(st.lists(st.integers(0, 2), min_size=9, max_size=9), min_size=1, max_size=6), st.integers(1, 9))
 def test_the_first_largest_are_a_stable_sorts(rows, k):
     values = torch.tensor(rows, dtype=torch.float32)
-    top, index = metrics._first_largest(values, k)
+    found = neighbours.first_largest(values, k)
     expected, order = values.sort(dim=1, descending=True, stable=True)
-    assert torch.equal(top, expected[:, :k])
-    assert torch.equal(index, order[:, :k])
+    assert torch.equal(found.cosine, expected[:, :k])
+    assert torch.equal(found.index, order[:, :k])
 
 
 def test_blocks_change_nothing(monkeypatch):
     left, right = noisy_pair(101, dim=8)
     whole = metrics.match(left, right)
-    monkeypatch.setattr(metrics, "BLOCK", 300)
+    monkeypatch.setattr(neighbours, "BLOCK", 300)
     tiled = metrics.match(left, right)
     assert torch.equal(whole.forward.index, tiled.forward.index)
     assert torch.equal(whole.backward.index, tiled.backward.index)
@@ -103,7 +103,7 @@ def test_blocks_change_nothing(monkeypatch):
 
 
 def test_no_square_matrix_is_built(monkeypatch):
-    monkeypatch.setattr(metrics, "BLOCK", 1 << 16)
+    monkeypatch.setattr(neighbours, "BLOCK", 1 << 16)
     n, largest = 3000, 0
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -206,7 +206,7 @@ def test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy():
     for accuracy, f1, found in zip(
         metrics.bitext_accuracy(left, right),
         metrics.bitext_f1(left, right),
-        (metrics.neighbours(left, right, 1), metrics.neighbours(right, left, 1)),
+        (neighbours.neighbours(left, right, 1), neighbours.neighbours(right, left, 1)),
         strict=True,
     ):
         best = found.index[:, 0].tolist()
@@ -334,6 +334,6 @@ def test_without_rows_the_pairs_are_the_rows():
     assert (metrics.pair_margins(left, right) == metrics.pair_margins(left, right, pairs=(range(30), range(30)))).all()
     with pytest.raises(ValueError, match="30 left and 29 right vectors"):
         metrics.pair_margins(left, right[:29])
-    choice = metrics._margin_scores(metrics.match(left, right), "ratio")[:, 0]
+    choice = metrics.candidate_scores(metrics.match(left, right), "ratio")[:, 0]
     own = metrics.match(left, right).forward.index[:, 0] == torch.arange(30)
     assert metrics.pair_margins(left, right)[own] == pytest.approx(choice[own].numpy(), rel=1e-5)

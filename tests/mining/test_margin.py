@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.evaluation.metrics import Matches, Neighbours
+from babeltune.evaluation.neighbours import Matches, Neighbours
 from babeltune.mining.margin import flipped, pair_scores, precision_at_1, retrieve
 from babeltune.mining.tiles import both_ways, one_way
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.errors import DataError
-from babeltune.evaluation.metrics import neighbours
+from babeltune.evaluation.neighbours import neighbours
 from babeltune.mining import tiles
 from babeltune.mining.best import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.mining.rows import Joined, Rows

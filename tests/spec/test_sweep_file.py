@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data.corpus import build_corpus, read_eval
+from babeltune.data.corpus import build_corpus
+from babeltune.data.eval_sets import read_eval
 from babeltune.data.sources import read_source
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError
@@ -654,12 +655,15 @@ def test_a_source_has_the_fields_of_its_format(tmp_path, source, expected):
 def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
     sweep = read_sweep(written(tmp_path))
     metrics = dev_metrics(sweep)
-    assert metrics[:6] == (
+    assert metrics[:9] == (
         "dev/news/accuracy",
         "dev/news/accuracy_forward",
         "dev/news/accuracy_backward",
+        "dev/news/f1",
         "dev/news/xsim_error",
+        "dev/news/xsim_error_pooled",
         "dev/graded/spearman",
+        "dev/graded/pearson",
         "dev/news/fra-eng/accuracy",
     )
     assert "dev/graded/eng/spearman" in metrics
@@ -953,8 +957,9 @@ def test_a_clustering_sets_metrics_are_those_of_its_languages_and_of_their_mixtu
     topics = "{name: sib, task: clustering, source: {name: t, id: id, paths: {eng: a.tsv, zho: b.tsv}}, label: topic}"
     metrics = dev_metrics(read_sweep(written(tmp_path, changed(old, topics))))
     assert [m for m in metrics if "sib" in m] == [
-        "dev/sib/ari",
+        *("dev/sib/ari", "dev/sib/v_measure"),
         *(f"dev/sib/{subset}/ari" for subset in ("eng", "zho", "mixed")),
+        *(f"dev/sib/{subset}/v_measure" for subset in ("eng", "zho", "mixed")),
     ]
     text = changed(old, topics).replace("metric: dev/news/accuracy", "{metric: dev/sib/mixed/ari, goal: minimize}")
     assert "is better the higher it is" in refusal(written(tmp_path, text))

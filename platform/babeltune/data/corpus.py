@@ -9,27 +9,24 @@ components of pairs that share sentences are held out. Sealed test texts are rea
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.overlap import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.data.sources import Rows, language_pairs, read_graded, read_labelled, read_source
+from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError
-from babeltune.records import Data, Source, Task
+from babeltune.records import Data, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-MIXED_SEED = 42
-"""Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +65,6 @@ class Corpus:
     """Equal and nearly equal texts of training sources and eval sets; empty where they were not looked for."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvalRows:
-    """All that a dev or test set says, before subsets and `limit`: columns of text, and for STS the grades."""
-
-    task: Task
-    columns: dict[str, list[str]]  # bitext and clustering: by language; STS: by the names of the two columns
-    grades: list[float] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    """Clustering: of each row."""
-    digest: str
-    dropped: dict[str, int] = field(default_factory=dict)
-    """Broken rows by reason, where the source drops these."""
-
-
 def build_corpus(
     data: Data, root: Path, seed: int, translate: Translate | None = None, near: MakeFindNear | None = None
 ) -> Corpus:
@@ -94,10 +77,10 @@ def build_corpus(
     """
     dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
-    sealed = {name: np.unique(sentence_keys(itertools.chain(*rows.columns.values()))) for name, rows in evals.items()}
+    sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
     near = near or (find_near_anew if data.overlap == "near" else None)
     find = near({name: rows.digest for name, rows in evals.items()}) if near else None
-    index = EvalIndex({name: [*itertools.chain(*rows.columns.values())] for name, rows in evals.items() if find})
+    index = EvalIndex({name: list(rows.texts()) for name, rows in evals.items() if find})
     cleaning = Cleaning(data, seed, sealed, find and functools.partial(find, index))
     blocks: list[Block] = []
     read: dict[str, Rows] = {}
@@ -242,94 +225,7 @@ class Cleaning:
         return mask
 
 
-# --- Tasks ---------------------------------------------------------------------------------------------------------
-
-
-def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
-    """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
-
-    Raises `DataError` for text that cannot be read.
-    """
-    return [task for rows in read_eval(tasks, root) for task in subsets(rows, data.anchor_priority)]
-
-
-def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
-    """Everything that the tasks' files hold."""
-    found = []
-    for task in tasks:
-        if task.task == "bitext":
-            if task.source is None:
-                raise DataError(f"bitext task {task.name!r} has no source; name the files that hold its pairs")
-            rows = read_source(task.source, root, others={})
-            found.append(EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped))
-        elif task.task == "clustering":
-            rows, labels = read_labelled(task, root)
-            found.append(
-                EvalRows(task=task, columns=rows.columns, labels=labels, digest=rows.digest, dropped=rows.dropped)
-            )
-        else:
-            left, right, grades, digest = read_graded(task, root)
-            found.append(EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest))
-    return found
-
-
-def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
-    """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
-    names = [rows.task.name for rows in found]
-    for rows in found:
-        name = f"{kind}/{rows.task.name}"
-        several = names.count(rows.task.name) > 1
-        yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
-
-
-def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
-    """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
-    of each language."""
-    task = rows.task
-    if task.task == "clustering":
-        return clustering_subsets(rows)
-    if task.task == "sts" or task.source is None:
-        language = task.language or ""
-        sides = {language: (language, language, rows.columns["left"], rows.columns["right"])}
-    else:
-        sides = {
-            f"{other}-{anchor}": (other, anchor, rows.columns[other], rows.columns[anchor])
-            for anchor, other in language_pairs(task.source, list(rows.columns), anchor_priority)
-        }
-    return [
-        TextTask(
-            name=task.name,
-            kind=task.task,
-            subset=name,
-            left=tuple(left[: task.limit]),
-            right=tuple(right[: task.limit]),
-            scores=tuple(rows.grades[: task.limit]),
-            left_languages=(left_language,),
-            right_languages=(right_language,),
-            k=task.k,
-        )
-        for name, (left_language, right_language, left, right) in sides.items()
-    ]
-
-
-def clustering_subsets(rows: EvalRows) -> list[TextTask]:
-    """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
-    task, languages = rows.task, list(rows.columns)
-    chosen = {language: [language] * len(rows.labels) for language in languages}
-    if len(languages) > 1:
-        draws = np.random.default_rng(MIXED_SEED).integers(len(languages), size=len(rows.labels))
-        chosen["mixed"] = [languages[draw] for draw in draws]
-    return [
-        TextTask(
-            name=task.name,
-            kind=task.task,
-            subset=name,
-            left=tuple(rows.columns[language][row] for row, language in enumerate(of_rows[: task.limit])),
-            labels=tuple(rows.labels[: task.limit]),
-            left_languages=tuple(of_rows[: task.limit]) if name == "mixed" else (name,),
-        )
-        for name, of_rows in chosen.items()
-    ]
+# --- Numbers -------------------------------------------------------------------------------------------------------
 
 
 def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
@@ -352,9 +248,6 @@ def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
         )
         for (anchor, other), (left, right) in sides.items()
     ]
-
-
-# --- Numbers -------------------------------------------------------------------------------------------------------
 
 
 def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning) -> Corpus:

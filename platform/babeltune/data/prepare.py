@@ -259,7 +259,7 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
     Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts, which give the raw
     teacher's row of the leaderboard. Equal sentences of two languages are asked once.
     """
-    ids = {i for task in corpus.tasks for side in (task.left, task.right) for i in side}
+    ids = {i for task in corpus.tasks for i in task.texts()}
     if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
         ids.update(np.unique(corpus.pairs[:, 0]).tolist())
     if wanted.frozen or ("target" in wanted.sides and not copy_anchor):

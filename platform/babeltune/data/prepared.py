@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -28,36 +28,41 @@ Other = TypeVar("Other", int, str)
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTask(Generic[Text]):
-    """A dev or test set. Bitext: `left[i]` translates `right[i]`. STS: `scores[i]` grades the pair. Clustering:
-    `labels[i]` is the topic of `left[i]`."""
+    """A dev or test set. Bitext: `left[i]` translates `right[i]`. Mining: `left[i]` translates `right[j]` for the pairs
+    (i, j) of `gold`. STS: `scores[i]` grades the pair. Clustering, transfer: `labels[i]` is the topic of `left[i]`."""
 
     name: str
-    kind: Literal["bitext", "sts", "clustering"]
+    kind: Literal["bitext", "mining", "sts", "clustering", "transfer"]
     subset: str
     """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
     left: tuple[Text, ...]
     right: tuple[Text, ...] = ()
+    """Bitext: after the translations, changed sentences that are none (xSIM++)."""
     scores: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
+    gold: tuple[tuple[int, int], ...] = ()
     left_languages: tuple[str, ...] = ("",)
     """The language of each text of `left`, or the one of all."""
     right_languages: tuple[str, ...] = ("",)
+    group: str = ""
     k: int = 4
+    margin: Literal["ratio", "distance", "absolute"] = "ratio"
+    compare: Literal["text", "index"] = "text"
+    fit: EvalTask[Text] | None = None
+    """Mining: what the threshold is fitted on. Transfer: what the head learns from."""
+
+    def texts(self) -> Iterator[Text]:
+        """All texts that have to be encoded."""
+        yield from itertools.chain(self.left, self.right, self.fit.texts() if self.fit else ())
 
     def mapped(self, name: Callable[[Text, str], Other]) -> EvalTask[Other]:
         """The task with every text called as `name` says of it and its language, left sides first."""
-        return EvalTask(
-            name=self.name,
-            kind=self.kind,
-            subset=self.subset,
-            left=tuple(map(name, self.left, itertools.cycle(self.left_languages))),
-            right=tuple(map(name, self.right, itertools.cycle(self.right_languages))),
-            scores=self.scores,
-            labels=self.labels,
-            left_languages=self.left_languages,
-            right_languages=self.right_languages,
-            k=self.k,
-        )
+        changed: dict[str, Any] = {
+            "left": tuple(map(name, self.left, itertools.cycle(self.left_languages))),
+            "right": tuple(map(name, self.right, itertools.cycle(self.right_languages))),
+            "fit": self.fit.mapped(name) if self.fit else None,
+        }
+        return EvalTask(**{**vars(self), **changed})
 
 
 IdTask = EvalTask[int]
@@ -68,10 +73,13 @@ TextTask = EvalTask[str]
 
 def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
     """The tasks that `plain` wrote."""
-    return tuple(
-        EvalTask(**{**task, **{name: tuple(value) for name, value in task.items() if isinstance(value, list)}})
-        for task in values
-    )
+    return tuple(map(_task_from, values))
+
+
+def _task_from(values: dict[str, Any]) -> EvalTask[Any]:
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    nested = {"gold": tuple(map(tuple, values["gold"])), "fit": values["fit"] and _task_from(values["fit"])}
+    return EvalTask(**{**values, **lists, **nested})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,76 +1,34 @@
-"""Scores of sentence vectors: bitext retrieval, xSIM and Spearman, as mteb, LASER and scipy define them.
+"""Scores of sentence vectors: bitext retrieval, xSIM and STS correlations, as mteb, LASER and scipy define them.
 
-Pure functions of arrays. Similarities are fp32 cosines with autocast and TF32 off, computed in blocks of rows, so
-that memory grows with the number of candidates and not with its square. Ties are decided by the lowest index; bit-equal
-vectors always tie, wherever they stand. Inputs are never changed.
+Pure functions of arrays. Inputs are never changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from babeltune.evaluation import neighbours
+from babeltune.evaluation.neighbours import Matches, Neighbours, Side, unit
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import ArrayLike, NDArray
 
-    Vectors = NDArray[np.float32] | Tensor
-
-BLOCK = 1 << 24
-"""Similarities held at once (fp32: 64 MB)."""
+    from babeltune.evaluation.neighbours import Vectors
 
 Margin = Literal["ratio", "distance", "absolute"]
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """The k candidates most similar to each query, best first, lowest index first where equal."""
-
-    cosine: Float[Tensor, "queries k"]
-    index: Int[Tensor, "queries k"]
-
-
-@dataclass(frozen=True)
-class Matches:
-    """Neighbours in both directions of a bitext: all that accuracy, F1 and xSIM need."""
-
-    forward: Neighbours
-    """For each left sentence, among the right ones."""
-    backward: Neighbours
-    """For each right sentence, among the left ones."""
-
-    def turned(self) -> Matches:
-        """The same matches with left and right exchanged."""
-        return Matches(self.backward, self.forward)
-
-
-def match(left: Vectors, right: Vectors, k: int = 4) -> Matches:
-    """The matches of `left` [n, d] and `right` [n, d], with k = min(k, n) neighbours."""
+def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
+    """The matches of the two sides of a bitext, [n, d] each, with k = min(k, n) neighbours."""
     if len(left) != len(right):
         raise ValueError(f"{len(left)} left and {len(right)} right vectors: a bitext has as many of each")
-    return Matches(neighbours(left, right, k), neighbours(right, left, k))
-
-
-def neighbours(queries: Vectors, candidates: Vectors, k: int) -> Neighbours:
-    """The k = min(k, candidates) nearest `candidates` [m, d] of each of the `queries` [n, d] by cosine."""
-    unique_queries, query_of = _distinct(_unit(queries))
-    unique_candidates, candidate_of = _distinct(_unit(candidates))
-    k = min(k, len(candidate_of))
-    repeated = len(unique_candidates) < len(candidate_of)
-    cosines, indices = [], []
-    with full_precision(unique_queries.device.type):
-        for block in torch.split(unique_queries, max(1, BLOCK // max(1, len(candidate_of)))):
-            similarity = block @ unique_candidates.T
-            cosine, index = _first_largest(similarity[:, candidate_of] if repeated else similarity, k)
-            cosines.append(cosine)
-            indices.append(index)
-    return Neighbours(torch.cat(cosines)[query_of], torch.cat(indices)[query_of])
+    return neighbours.match(left, right, k)
 
 
 def bitext_accuracy(left: Vectors, right: Vectors) -> tuple[float, float]:
@@ -96,11 +54,14 @@ def accuracy(found: Neighbours) -> float:
 
 
 def weighted_f1(found: Neighbours) -> float:
-    """Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c)."""
+    """mteb's weighted F1 of one direction, queries to candidates.
+
+    Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c).
+    """
     best = found.index[:, 0]
     right = best == torch.arange(len(best), device=best.device)
     predicted = torch.bincount(best, minlength=len(best)).double()
-    return _or_nan(found, (right * 2 / (1 + predicted)).mean())
+    return _or_nan(found, (right * 2 / (1 + predicted[best])).mean())
 
 
 def xsim_error(
@@ -123,14 +84,20 @@ def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = 
     Candidates are the k right neighbours by cosine. They are scored again by a margin against the mean cosine to the
     neighbourhoods of both sentences (Artetxe & Schwenk 2019, section 3.2); the first of equal scores wins.
     With the right side's text ids in `texts`, an equal text at another row counts as right (LASER's default);
-    without, only the row itself does (`--index-comparison`).
+    without, only the row itself does (`--index-comparison`). The right side may go on after the translations, with
+    sentences that are none: changed ones make it xSIM++ (Chen et al. 2023, section 3).
     """
     found = matches.forward
-    choice = candidate_scores(matches, margin).argmax(dim=1, keepdim=True)
-    best = found.index.gather(1, choice)[:, 0]
-    ids = torch.arange(len(best)) if texts is None else torch.as_tensor(np.asarray(texts))
+    best, _ = best_scored(matches, margin)
+    ids = torch.arange(len(matches.backward.index)) if texts is None else torch.as_tensor(np.asarray(texts))
     ids = ids.to(best.device)
-    return _or_nan(found, (ids[best] != ids).double().mean())
+    return _or_nan(found, (ids[best] != ids[: len(best)]).double().mean())
+
+
+def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"], Float[Tensor, "queries"]]:
+    """Of every left sentence, the candidate of the highest margin score, and that score; the first of equal ones."""
+    scores, choice = candidate_scores(matches, margin).max(dim=1, keepdim=True)
+    return matches.forward.index.gather(1, choice)[:, 0], scores[:, 0]
 
 
 def pair_margins(
@@ -151,11 +118,12 @@ def pair_margins(
     if pairs is None and len(left) != len(right):
         raise ValueError(f"{len(left)} left and {len(right)} right vectors: without `pairs`, as many of each")
     rows, columns = (np.arange(len(left)),) * 2 if pairs is None else (np.asarray(side, np.int64) for side in pairs)
-    x, y = _unit(left), _unit(right)
+    x, y = unit(left), unit(right)
     cosine = (x[rows].double() * y[columns].double()).sum(dim=1)
     if margin == "absolute":
         return cosine.cpu().numpy()
-    forward, backward = (neighbours(a, b, k).cosine.double().mean(dim=1) for a, b in ((x, y), (y, x)))
+    matches = neighbours.match(x, y, k)
+    forward, backward = (found.cosine.double().mean(dim=1) for found in (matches.forward, matches.backward))
     around = (forward[rows] + backward[columns]) / 2
     scores = cosine - around if margin == "distance" else (cosine / around).where(around > 0, float("nan"))
     return scores.cpu().numpy()
@@ -168,14 +136,14 @@ def share_of_flipped_margins(matches: Matches) -> float:
 
 def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
     """[n] cosine of each row of `left` with the same row of `right`; exactly 1 for equal vectors, as scikit-learn's."""
-    x, y = _unit(left).double(), _unit(right).double()
+    x, y = unit(left).double(), unit(right).double()
     result: NDArray[np.float64] = (1 - 0.5 * (x - y).square().sum(dim=1)).cpu().numpy()
     return result
 
 
 def mean_cosine(vectors: Vectors) -> float:
     """The mean cosine of all pairs of different rows of [n, d], near 1 after a collapse; 0 for one row."""
-    count, total = len(vectors), _unit(vectors).double().sum(dim=0).square().sum()
+    count, total = len(vectors), unit(vectors).double().sum(dim=0).square().sum()
     return float((total - count) / (count * (count - 1))) if count > 1 else 0.0
 
 
@@ -185,14 +153,21 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     NaN where it is undefined: fewer than two values, a constant input, or a NaN among them.
     """
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if a.shape != b.shape or a.ndim != 1:
-        raise ValueError(f"shapes {a.shape} and {b.shape}: a rank correlation compares two rows of equal length")
-    if len(a) < 2 or np.isnan(a).any() or np.isnan(b).any():
+    if a.ndim == b.ndim == 1 and (np.isnan(a).any() or np.isnan(b).any()):
         return float("nan")
-    ranks_a, ranks_b = _ranks(a), _ranks(b)
-    ranks_a, ranks_b = ranks_a - ranks_a.mean(), ranks_b - ranks_b.mean()
-    scale = float(np.sqrt((ranks_a @ ranks_a) * (ranks_b @ ranks_b)))
-    return float(ranks_a @ ranks_b) / scale if scale else float("nan")
+    return pearson(_ranks(a) if a.ndim == 1 else a, _ranks(b) if b.ndim == 1 else b)
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Pearson's correlation, as `scipy.stats.pearsonr`; NaN where it is undefined, as in `spearman`."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1:
+        raise ValueError(f"shapes {a.shape} and {b.shape}: a correlation compares two rows of equal length")
+    if len(a) < 2 or np.isnan(a).any() or np.isnan(b).any() or a.min() == a.max() or b.min() == b.max():
+        return float("nan")
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale else float("nan")
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -210,69 +185,18 @@ def _neighbourhood(matches: Matches) -> Float[Tensor, "queries k"]:
 
 
 def candidate_scores(matches: Matches, margin: Margin) -> Float[Tensor, "queries k"]:
-    """The margin of each left sentence with its k neighbours."""
+    """The margin score of each left sentence with its k neighbours."""
     return margin_scores(matches.forward.cosine, _neighbourhood(matches), margin)
 
 
 def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
-    """The cosines against the mean cosine `around` them (Artetxe & Schwenk 2019, section 3.2), elementwise."""
+    """Elementwise (Artetxe & Schwenk 2019, section 3.2): `ratio`, the cosine over the mean cosine `around` it, of both
+    neighbourhoods; `distance`, their difference; `absolute`, the cosine."""
     if margin == "absolute":
         return cosine
     return cosine / around if margin == "ratio" else cosine - around
 
 
-def _unit(vectors: Vectors) -> Float[Tensor, "n dim"]:
-    """The rows at length 1, in fp32, in memory of their own."""
-    rows = torch.as_tensor(vectors).detach().float()
-    return torch.nn.functional.normalize(rows, dim=1)
-
-
-def _distinct(rows: Float[Tensor, "n dim"]) -> tuple[Float[Tensor, "distinct dim"], Int[Tensor, "n"]]:
-    """The bit-different rows in order of appearance, and which of them each row is.
-
-    A matrix product may give equal rows results that differ in the last bit by position; multiplying each row once
-    keeps their ties exact.
-    """
-    first: dict[bytes, int] = {}
-    number = [first.setdefault(row.tobytes(), len(first)) for row in rows.cpu().numpy()]
-    where = torch.tensor(number, dtype=torch.long, device=rows.device)
-    if len(first) == len(rows):
-        return rows, where
-    _, places = np.unique(np.asarray(number), return_index=True)
-    return rows[torch.as_tensor(places, device=rows.device)], where
-
-
-def _first_largest(
-    values: Float[Tensor, "rows columns"], k: int
-) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
-    """`torch.topk` with the lowest index first among equals, which topk leaves open."""
-    more = min(k + 1, values.shape[1])
-    top, index = values.topk(more, dim=1)
-    top, index = top[:, :k], index[:, :k]
-    by_index = index.argsort(dim=1)
-    top, index = top.gather(1, by_index), index.gather(1, by_index)
-    top, order = top.sort(dim=1, descending=True, stable=True)
-    index = index.gather(1, order)
-    if more > k:
-        tied = (values >= top[:, -1:]).sum(dim=1) > k
-        if tied.any():
-            again, where = values[tied].sort(dim=1, descending=True, stable=True)
-            top[tied], index[tied] = again[:, :k], where[:, :k]
-    return top, index
-
-
 def _or_nan(found: Neighbours, score: Tensor) -> float:
     """The score, or NaN where there was nothing to score or a vector was not finite."""
     return float(score) if len(found.cosine) and bool(found.cosine.isfinite().all()) else float("nan")
-
-
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
-    """Matrix products in fp32, whatever the caller trains with."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from babeltune.errors import DataError
-from babeltune.evaluation.metrics import Matches, Neighbours
+from babeltune.evaluation.neighbours import Matches, Neighbours
 from babeltune.mining.best import EMPTY, cosine_of, index_of, pack
 from babeltune.mining.rows import Rows
 from babeltune.mining.tiles import SLACK, check, exact, searched

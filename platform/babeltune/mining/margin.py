@@ -12,14 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from babeltune.evaluation.metrics import (
-    Margin,
-    Matches,
-    Neighbours,
-    candidate_scores,
-    margin_scores,
-    share_of_flipped_margins,
-)
+from babeltune.evaluation.metrics import Margin, candidate_scores, margin_scores, share_of_flipped_margins
+from babeltune.evaluation.neighbours import Matches, Neighbours
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

@@ -16,7 +16,8 @@ import torch
 
 from babeltune.data.shards import run_here
 from babeltune.errors import DataError
-from babeltune.evaluation.metrics import Margin, Matches, paired_cosine
+from babeltune.evaluation.metrics import Margin, paired_cosine
+from babeltune.evaluation.neighbours import Matches
 from babeltune.mining.index import Index, load_faiss, through_index
 from babeltune.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.mining.rows import Rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from babeltune.evaluation.metrics import Matches
+from babeltune.evaluation.neighbours import Matches
 from babeltune.mining.best import empty
 from babeltune.mining.rows import Rows
 from babeltune.mining.tiles import TILE, Block, Found, Precision, Progress, blocks, nothing, scan, settle

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from babeltune.errors import DataError
-from babeltune.evaluation.metrics import Matches, Neighbours, full_precision
+from babeltune.evaluation.neighbours import Matches, Neighbours, full_precision
 from babeltune.mining.best import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.mining.rows import Rows
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from babeltune.data.corpus import EvalRows, labelled, read_eval
+from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
 from babeltune.errors import PromotionError, SweepError

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from babeltune.data.corpus import EvalRows, labelled
+from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts
 
 FILE = "openings.jsonl"

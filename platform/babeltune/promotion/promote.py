@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
 
-from babeltune.data.corpus import read_eval, subsets
+from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
 from babeltune.engine.ledger import find_run, find_sweep, leaderboard

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from babeltune.data.prepared import TextTask, tasks_from
+from babeltune.data.prepared import IdTask, TextTask, tasks_from
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.promotion.compare import Outcomes, outcomes
@@ -64,7 +64,9 @@ class Rescorer:
         `prompt` is put before every sentence; without it, the model's own one is. Raises `PromotionError` with the
         process's last words when it fails.
         """
-        asked = {"models": models, "tasks": plain(list(tasks)), "prefix": prefix, "prompt": prompt}
+        texts: dict[str, int] = {}  # each once: a multi-way set has a language in many subsets
+        numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
+        asked = {"models": models, "texts": list(texts), "tasks": plain(numbered), "prefix": prefix, "prompt": prompt}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -127,6 +129,11 @@ def score_items(
     return scores, outcomes(numbered, encoded[0], prefix)
 
 
+def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
+    """The tasks with their texts in place of their numbers."""
+    return [task.mapped(lambda number, _: texts[number]) for task in tasks]
+
+
 def main() -> None:
     """Answers requests, a line of JSON each, until there are no more."""
     answers = os.fdopen(os.dup(1), "w")
@@ -134,7 +141,7 @@ def main() -> None:
     importlib.import_module("sentence_transformers")  # before the first request comes
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
-        tasks = tasks_from(asked["tasks"])
+        tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
         found = {
             name: score_items(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()
         }

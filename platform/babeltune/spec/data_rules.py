@@ -5,6 +5,7 @@ Pure, as `bounds.py` is.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -204,12 +205,19 @@ def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str,
 
 
 def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
-    """One dev or test task: the fields of its kind."""
+    """One dev or test task: its names, and the fields of its kind."""
+    names = {other.name for other in (*data.dev, *data.test)} | {"heldout"}
     if not NAME.fullmatch(task.name) or task.name == "heldout":
         rule = "is kept for `data.split`" if task.name == "heldout" else "must be letters, digits, `_`, `.` or `-`"
         yield (*key, "name"), f"{task.name!r} {rule}"
+    if task.group is not None and (not NAME.fullmatch(task.group) or task.group in names):
+        rule = "is the name of a task" if task.group in names else "must be letters, digits, `_`, `.` or `-`"
+        yield (*key, "group"), f"{task.group!r} {rule}; give the group a name of its own"
     yield from record_problems(key, task)
-    if task.task != "sts":
+    yield from stray_problems(key, task)
+    if task.task == "mining":
+        yield from mining_problems(key, task)
+    elif task.task != "sts":
         if task.source is None:
             yield key, f"{task.task} task {task.name!r} needs a source"
         elif task.source.format in ("pivot", "translate"):
@@ -217,16 +225,69 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
             yield (*key, "source", "format"), words
         else:
             yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
-            if task.task == "clustering":
+            if task.task != "bitext":
                 yield from clustering_problems((*key, "source"), task.source)
-        if task.path is not None or task.language is not None:
+            if task.task == "transfer" and task.language not in languages(task.source, {}):
+                known = languages(task.source, {})
+                yield (
+                    (*key, "language"),
+                    f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
+                    f"allowed: {', '.join(known)}{nearest(task.language or '', known)}",
+                )
+        if task.path is not None or (task.language is not None and task.task != "transfer"):
             yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
+        if task.augmented is not None:
+            yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
     else:
         if (task.path is None) == (task.source is None) or task.language is None:
             both = "; it has both" if task.path is not None and task.source is not None else ""
             yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
         elif task.source is not None:
             yield from graded_problems((*key, "source"), task, task.source)
+
+
+ONLY = {
+    "language2": ("sts",),
+    "augmented": ("bitext",),
+    "compare": ("bitext",),
+    "margin": ("bitext", "mining"),
+    "gold": ("mining",),
+    "fit": ("mining",),
+    "split": ("transfer",),
+    "learnt": ("transfer",),
+    "scored": ("transfer",),
+}
+"""Fields of a task that only these kinds read."""
+
+
+def stray_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """Fields that a task of another kind would read."""
+    for field in dataclasses.fields(task):
+        kinds = ONLY.get(field.name, ())
+        if kinds and task.task not in kinds and getattr(task, field.name) != field.default:
+            yield (
+                (*key, field.name),
+                f"is for tasks of kind {' or '.join(kinds)}, and this one is {task.task}; remove it",
+            )
+
+
+def mining_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """Two sides read apart, gold, and the same two languages in what the threshold is fitted on."""
+    if task.source is None or task.gold is None:
+        yield key, f"mining task {task.name!r} needs a source, of its two sides, and gold"
+        return
+    if task.limit is not None:
+        yield (*key, "limit"), "is not for mining, whose gold speaks of all rows; remove it"
+    fits = [] if task.fit is None else [((*key, "fit", "source"), task.fit.source)]
+    for place, source in (((*key, "source"), task.source), *fits):
+        yield from source_problems(place, source, {})
+        if source.paths is None or len(source.paths) != 2 or source.id is None or source.format == "moses":
+            yield place, "must have `paths` of two languages, and `id`, the column that gold's ids are from"
+    if task.fit is not None and languages(task.fit.source, {}) != languages(task.source, {}):
+        yield (
+            (*key, "fit", "source"),
+            f"must hold {' and '.join(languages(task.source, {}))} in this order, as `source`",
+        )
 
 
 def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:

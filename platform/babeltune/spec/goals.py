@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
+from babeltune.evaluation.evaluate import METRICS, POOLED
 from babeltune.records import Sweep, Task
 from babeltune.spec.bounds import Problem
 from babeltune.spec.data_rules import languages, source_pairs
 from babeltune.spec.space import check_point, same
-
-BITEXT_METRICS = ("accuracy", "accuracy_forward", "accuracy_backward", "xsim_error")
-METRICS = {"bitext": BITEXT_METRICS, "sts": ("spearman",), "clustering": ("ari",)}
-"""By the kind of task: what can be an objective."""
 
 
 def goal_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -30,7 +29,7 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
                 f"{objective.metric!r} is not scored; allowed: {offered}{nearest(objective.metric, metrics)}",
             )
             continue
-        low = objective.metric.endswith("_error")
+        low = objective.metric.endswith(("_error", "_error_pooled"))
         if (objective.goal == "minimize") != low:
             yield (
                 ("objectives", index, "goal"),
@@ -79,33 +78,55 @@ def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
 
 
 def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
-    """The names of all metrics that the dev tasks produce: means over a task's subsets first, then each subset."""
-    means, single = list[str](), list[str]()
-    tasks: list[tuple[str, str, tuple[str, ...]]] = [
-        (task.name, task.task, task_subsets(task, sweep.data.anchor_priority)) for task in sweep.data.dev
-    ]
+    """The names of all metrics that the dev tasks produce: means over a task's or group's subsets first, then each
+    subset."""
+    means, single = dict[str, None](), list[str]()
+    for task in sweep.data.dev:
+        subsets = {subset: task_metrics(task, subset) for subset in task_subsets(task, sweep.data.anchor_priority)}
+        for name in filter(None, (task.name, task.group)):
+            means |= dict.fromkeys(f"dev/{name}/{metric}" for metric in _averaged(subsets.values()))
+        single += [f"dev/{task.name}/{subset}/{metric}" for subset, metrics in subsets.items() for metric in metrics]
     if sweep.data.split is not None:
-        tasks.append(("heldout", "bitext", _heldout_subsets(sweep)))
-    for name, kind, subsets in tasks:
-        for metric in METRICS[kind]:
-            means.append(f"dev/{name}/{metric}")
-            single += [f"dev/{name}/{subset}/{metric}" for subset in subsets]
+        metrics = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
+        means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([metrics]))
+        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in metrics]
     return (*means, *single)
+
+
+def task_metrics(task: Task, subset: str) -> list[str]:
+    """The metrics of one of a task's subsets."""
+    metrics = list(METRICS[task.task])
+    if task.task == "mining" and task.fit is None:
+        return [metric for metric in metrics if metric.endswith("_oracle")]
+    changed = languages(task.augmented, {}) if task.augmented is not None else ()
+    if task.task == "bitext" and not any(subset.endswith(f"-{language}") for language in changed):
+        metrics.remove("xsimpp_error")
+    return metrics
+
+
+def _averaged(metrics: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The metrics of a task whose subsets have these, each followed by its pooled average."""
+    for metric in dict.fromkeys(itertools.chain.from_iterable(metrics)):
+        yield metric
+        if metric in POOLED:
+            yield POOLED[metric]
 
 
 def task_languages(task: Task) -> tuple[str, ...]:
     """The languages of a task's texts."""
     if task.task == "sts" or task.source is None:
-        return (task.language,) if task.language is not None else ()
+        return tuple(dict.fromkeys(language for language in (task.language, task.language2) if language is not None))
     return languages(task.source, {})
 
 
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages and `mixed`."""
-    if task.task == "sts" or task.source is None:
-        return (task.language,) if task.language is not None else ()
+    known = task_languages(task)
+    if task.task in ("sts", "mining") or task.source is None:
+        return ("-".join(known),) if known else ()
+    if task.task == "transfer":
+        return known
     if task.task == "clustering":
-        known = languages(task.source, {})
         return (*known, "mixed") if len(known) > 1 else known
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
 

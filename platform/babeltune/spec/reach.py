@@ -77,6 +77,10 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
         for index, task in enumerate(tasks):
             if task.path is not None:
                 yield ("data", kind, index, "path"), task.path
+            if task.gold is not None:
+                yield ("data", kind, index, "gold"), task.gold
+            if task.fit is not None:
+                yield ("data", kind, index, "fit", "gold"), task.fit.gold
 
 
 def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
@@ -94,6 +98,10 @@ def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
         for index, task in enumerate(tasks):
             if task.source is not None:
                 yield ("data", kind, index, "source"), task.source
+            if task.augmented is not None:
+                yield ("data", kind, index, "augmented"), task.augmented
+            if task.fit is not None:
+                yield ("data", kind, index, "fit", "source"), task.fit.source
 
 
 class Hub:

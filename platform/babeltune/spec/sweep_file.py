@@ -50,7 +50,7 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
-PATHS = ("path", "paths", "model", "dataset")
+PATHS = ("path", "paths", "gold", "model", "dataset")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")

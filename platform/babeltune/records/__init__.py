@@ -1,8 +1,8 @@
 """The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
 
 A sweep file is a `Sweep` (validated by `sweep_file.py`); one proposal makes it a `Trial`; training yields `Report`s.
-Field names are the keys of the sweep file, and their docstrings are its reference; those of the search and of promotion
-stand in `records_search.py` and are had from here.
+Field names are the keys of the sweep file, and their docstrings are its reference; those of sources and tasks are in
+`text.py`, those of the search and of promotion in `search.py`. All are imported from here.
 """
 
 from __future__ import annotations
@@ -11,107 +11,20 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from babeltune.data.translation import Translation
 from babeltune.models.presets import PRESETS
-from babeltune.records_search import Budget as Budget
-from babeltune.records_search import Gate as Gate
-from babeltune.records_search import Number as Number
-from babeltune.records_search import Objective as Objective
-from babeltune.records_search import Parameter as Parameter
-from babeltune.records_search import Promotion as Promotion
-from babeltune.records_search import Sampler as Sampler
-from babeltune.records_search import Scalar as Scalar
-from babeltune.records_search import Scheduler as Scheduler
-from babeltune.records_search import Strict as Strict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(Strict):
-    """Where text comes from: one file or data set that holds some languages side by side.
-
-    `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
-    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
-    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id; `translation` makes a `translate` of one language of another source.
-    """
-
-    name: str
-    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
-    path: str | None = None
-    columns: dict[str, str] | None = None
-    """Language code -> column name (or, with `header: false`, column number from 0)."""
-    paths: dict[str, str] | None = None
-    """Language code -> file."""
-    column: str = "text"
-    """The text's column in each of `paths`."""
-    where: dict[str, str] = field(default_factory=dict)
-    """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
-    header: bool = True
-    id: str | None = None
-    """The column that names a row, for `join: id`."""
-    join: str = "id"
-    """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
-    dataset: str | None = None
-    subset: str | None = None
-    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`."""
-    split: str = "train"
-    """The data set's split."""
-    revision: str | None = None
-    """The data set's commit, tag or branch."""
-    left: str | None = None
-    """A pivot's two sources, by name."""
-    right: str | None = None
-    translation: Translation | None = None
-    """Whose text, into which language, by which model: see `translation.py`."""
-    pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
-    """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
-    cap: int | None = None
-    """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
-    weight: float = 1.0
-    """How often its pairs are drawn, relative to the other sources of the same language pair."""
-    on_error: Literal["fail", "drop"] = "fail"
-    """A broken row stops the run, or is dropped and counted."""
-    synthetic: bool = False
-    """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
-    train: bool = True
-    """False for a source that only feeds a pivot or a translation."""
-
-    def __post_init__(self) -> None:
-        if self.format == "translate":
-            object.__setattr__(self, "synthetic", True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task(Strict):
-    """A named dev or test set: bitext retrieval over a `source`'s pairs, graded sentence pairs of one language, or
-    texts with topics, to be found again by clustering."""
-
-    name: str
-    """Tasks of one kind may share a name: they are one set in several files."""
-    task: Literal["bitext", "sts", "clustering"] = "bitext"
-    source: Source | None = None
-    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored. Clustering: the rows; the subsets are its
-    languages and, where there are several, `mixed`, each row in one of them. STS: a file or data set, without
-    `columns`."""
-    path: str | None = None
-    """STS: a TSV, where there is no `source`."""
-    language: str | None = None
-    """STS: of both sentences, which are in the three columns below."""
-    sentence1: str = "sentence1"
-    sentence2: str = "sentence2"
-    score: str = "score"
-    label: str = "label"
-    """Clustering: the column of the topic, in each file."""
-    limit: int | None = None
-    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
-    k: int = 4
-    """Neighbours of the xSIM margin."""
-
-    def graded(self) -> Source:
-        """STS: where both sentences are, with the grades as the rows' ids."""
-        source = self.source or Source(name=self.name, path=self.path)
-        columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
-        return dataclasses.replace(source, columns=columns, id=self.score)
+from babeltune.records.base import Number as Number
+from babeltune.records.base import Scalar as Scalar
+from babeltune.records.base import Strict as Strict
+from babeltune.records.search import Budget as Budget
+from babeltune.records.search import Gate as Gate
+from babeltune.records.search import Objective as Objective
+from babeltune.records.search import Parameter as Parameter
+from babeltune.records.search import Promotion as Promotion
+from babeltune.records.search import Sampler as Sampler
+from babeltune.records.search import Scheduler as Scheduler
+from babeltune.records.text import Mined as Mined
+from babeltune.records.text import Source as Source
+from babeltune.records.text import Task as Task
 
 
 @dataclass(frozen=True, kw_only=True)

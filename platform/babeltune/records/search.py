@@ -1,21 +1,14 @@
 """The records of the search and of promotion: what is searched, how, by what it is judged, and what it may cost.
 
-A part of `records.py`, which says what a record is and is where they are imported from.
+Field names are the keys of the sweep file, and their docstrings are its reference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
-Number = int | float
-Scalar = bool | int | float | str | None
-
-
-class Strict:
-    """A record that pydantic, where it is at the door, refuses unknown keys for."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+from babeltune.records.base import Number, Scalar, Strict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,279 @@
+"""Reads dev and test sets: from what a task names to the texts of every subset that is scored."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from babeltune.data.prepared import TextTask
+from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
+from babeltune.data.tables import Fault, located, tsv_rows
+from babeltune.errors import DataError, nearest
+from babeltune.records import Data, Mined, Source, Task
+
+MIXED_SEED = 42
+"""Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRows:
+    """All that a dev or test set says, before subsets and `limit`: columns of text, and what is known of their rows."""
+
+    task: Task
+    columns: dict[str, list[str]]
+    """By language, all equally long but for mining. STS: by the names of the two columns."""
+    grades: list[float] = field(default_factory=list)
+    """STS: of each row."""
+    labels: list[str] = field(default_factory=list)
+    """Clustering, transfer: of each row."""
+    splits: list[str] = field(default_factory=list)
+    """Transfer: of each row."""
+    augmented: dict[str, list[str]] = field(default_factory=dict)
+    """Bitext: changed sentences by language."""
+    gold: list[tuple[int, int]] = field(default_factory=list)
+    """Mining: pairs of rows, of the first and the second language."""
+    fit: EvalRows | None = None
+    """Mining: the set that the threshold is fitted on."""
+    digest: str
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Broken rows by reason, where the source drops these."""
+
+    def texts(self) -> Iterator[str]:
+        """All sentences, none of which may be trained on."""
+        yield from itertools.chain(*self.columns.values(), *self.augmented.values())
+        if self.fit is not None:
+            yield from self.fit.texts()
+
+
+# --- Reading -------------------------------------------------------------------------------------------------------
+
+
+def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
+    """The dev or test sets in texts, `limit` applied: one for every subset. Bitext: `right` is the anchor's side.
+
+    Raises `DataError` for text that cannot be read.
+    """
+    return [task for rows in read_eval(tasks, root) for task in subsets(rows, data.anchor_priority)]
+
+
+def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
+    """Everything that the tasks' files hold."""
+    return [_READERS[task.task](task, root) for task in tasks]
+
+
+def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
+    """What counts and digests call each set: `test/tatoeba`, or `test/tatoeba/fra` where several tasks share a name."""
+    names = [rows.task.name for rows in found]
+    for rows in found:
+        name = f"{kind}/{rows.task.name}"
+        several = names.count(rows.task.name) > 1
+        yield (f"{name}/{rows.task.source.name if rows.task.source else rows.task.language}" if several else name), rows
+
+
+def source_of(task: Task) -> Source:
+    """The task's source; `DataError` where it has none."""
+    if task.source is None:
+        raise DataError(f"{task.task} task {task.name!r} has no source; name the files that hold its text")
+    return task.source
+
+
+def read_bitext(task: Task, root: Path) -> EvalRows:
+    """The rows, and the changed sentences where there are some."""
+    rows = read_source(source_of(task), root, others={})
+    if task.augmented is None:
+        return EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped)
+    changed = read_source(task.augmented, root, others={})
+    return EvalRows(
+        task=task,
+        columns=rows.columns,
+        augmented=changed.columns,
+        digest=digest_of(rows.digest, changed.digest),
+        dropped=rows.dropped,
+    )
+
+
+def read_sts(task: Task, root: Path) -> EvalRows:
+    """The graded pairs."""
+    left, right, grades, digest = read_graded(task, root)
+    return EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest)
+
+
+def read_topics(task: Task, root: Path) -> EvalRows:
+    """Texts with their topics and, for transfer, their splits."""
+    rows, labels = read_labelled(task, root)
+    digest, splits = rows.digest, list[str]()
+    if task.task == "transfer":
+        again, splits = read_labelled(replace(task, label=task.split), root)
+        digest = digest_of(digest, again.digest)
+        for name in (task.learnt, task.scored):
+            if name not in splits:
+                known = sorted(set(splits))
+                raise DataError(
+                    f"transfer task {task.name!r}: no row has {name!r} in column {task.split!r}; "
+                    f"there are: {', '.join(known)}{nearest(name, known)}"
+                )
+    return EvalRows(task=task, columns=rows.columns, labels=labels, splits=splits, digest=digest, dropped=rows.dropped)
+
+
+def read_mining(task: Task, root: Path) -> EvalRows:
+    """The two sides and gold, and those of the set that the threshold is fitted on."""
+    rows = read_mined(task, Mined(source=source_of(task), gold=task.gold or ""), root)
+    if task.fit is None:
+        return rows
+    fit = read_mined(task, task.fit, root)
+    return replace(rows, fit=fit, digest=digest_of(rows.digest, fit.digest))
+
+
+def read_mined(task: Task, mined: Mined, root: Path) -> EvalRows:
+    """One set for mining. Raises `DataError` for a gold pair that is broken or of unknown ids."""
+    source = mined.source
+    columns, digests, dropped, places = {}, [], dict[str, int](), []
+    for language, name in (source.paths or {}).items():
+        side = read_source(replace(source, paths={language: name}), root, others={})
+        columns[language] = side.columns[language]
+        places.append({written: row for row, written in enumerate(side.ids)})
+        digests.append(side.digest)
+        dropped |= {reason: dropped.get(reason, 0) + count for reason, count in side.dropped.items()}
+    path, content, gold = located(mined.gold, root), hashlib.sha256(), []
+    for line, values in tsv_rows(path, ["0", "1"], content, header=False):
+        if isinstance(values, Fault):
+            raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it")
+        for name, known, language in zip(values, places, columns, strict=True):
+            if name not in known:
+                raise DataError(f"{path}:{line}: no row of {language!r} has the id {name!r}; correct it")
+        gold.append((places[0][values[0]], places[1][values[1]]))
+    digest = digest_of(*digests, content.hexdigest())
+    return EvalRows(task=task, columns=columns, gold=gold, digest=digest, dropped=dropped)
+
+
+def digest_of(*parts: str) -> str:
+    """One digest of several."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+_READERS = {
+    "bitext": read_bitext,
+    "mining": read_mining,
+    "sts": read_sts,
+    "clustering": read_topics,
+    "transfer": read_topics,
+}
+
+
+# --- Subsets -------------------------------------------------------------------------------------------------------
+
+
+def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+    """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
+    of each language."""
+    kind = rows.task.task
+    if kind == "bitext":
+        return bitext_subsets(rows, anchor_priority)
+    if kind == "mining":
+        return [mining_subset(rows)]
+    if kind == "clustering":
+        return clustering_subsets(rows)
+    if kind == "transfer":
+        return transfer_subsets(rows)
+    return [sts_subset(rows)]
+
+
+def bitext_subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+    """A subset for each language pair, the anchor second, followed by the changed sentences of its language."""
+    task = rows.task
+    sides = {language: tuple(texts[: task.limit]) for language, texts in rows.columns.items()}
+    candidates = {language: (*side, *rows.augmented.get(language, ())) for language, side in sides.items()}
+    return [
+        TextTask(
+            **common(task),
+            subset=f"{other}-{anchor}",
+            left=sides[other],
+            right=candidates[anchor],
+            left_languages=(other,),
+            right_languages=(anchor,),
+            margin=task.margin,
+            compare=task.compare,
+        )
+        for anchor, other in language_pairs(source_of(task), list(rows.columns), anchor_priority)
+    ]
+
+
+def mining_subset(rows: EvalRows) -> TextTask:
+    """The two sides, in the order of the source's languages."""
+    (first, left), (second, right) = rows.columns.items()
+    return TextTask(
+        **common(rows.task),
+        subset=f"{first}-{second}",
+        left=tuple(left),
+        right=tuple(right),
+        gold=tuple(rows.gold),
+        left_languages=(first,),
+        right_languages=(second,),
+        margin=rows.task.margin,
+        fit=mining_subset(rows.fit) if rows.fit is not None else None,
+    )
+
+
+def sts_subset(rows: EvalRows) -> TextTask:
+    """The graded pairs."""
+    task = rows.task
+    first = task.language or ""
+    second = task.language2 or first
+    return TextTask(
+        **common(task),
+        subset=first if first == second else f"{first}-{second}",
+        left=tuple(rows.columns["left"][: task.limit]),
+        right=tuple(rows.columns["right"][: task.limit]),
+        scores=tuple(rows.grades[: task.limit]),
+        left_languages=(first,),
+        right_languages=(second,),
+    )
+
+
+def clustering_subsets(rows: EvalRows) -> list[TextTask]:
+    """The texts of each language and, where there are several, `mixed`: each row in one of them, drawn at random."""
+    task, languages = rows.task, list(rows.columns)
+    chosen = {language: [language] * len(rows.labels) for language in languages}
+    if len(languages) > 1:
+        draws = np.random.default_rng(MIXED_SEED).integers(len(languages), size=len(rows.labels))
+        chosen["mixed"] = [languages[draw] for draw in draws]
+    return [
+        TextTask(
+            **common(task),
+            subset=name,
+            left=tuple(rows.columns[language][row] for row, language in enumerate(of_rows[: task.limit])),
+            labels=tuple(rows.labels[: task.limit]),
+            left_languages=tuple(of_rows[: task.limit]) if name == "mixed" else (name,),
+        )
+        for name, of_rows in chosen.items()
+    ]
+
+
+def transfer_subsets(rows: EvalRows) -> list[TextTask]:
+    """The scored rows of each language, and with each the rows of one language that are learnt from."""
+    task = rows.task
+
+    def texts(language: str, split: str, limit: int | None) -> TextTask:
+        chosen = [row for row, name in enumerate(rows.splits) if name == split][:limit]
+        return TextTask(
+            **common(task),
+            subset=language,
+            left=tuple(rows.columns[language][row] for row in chosen),
+            labels=tuple(rows.labels[row] for row in chosen),
+            left_languages=(language,),
+        )
+
+    learnt = texts(task.language or "", task.learnt, None)
+    return [replace(texts(language, task.scored, task.limit), fit=learnt) for language in rows.columns]
+
+
+def common(task: Task) -> dict[str, Any]:
+    """What every subset takes over from its task."""
+    return {"name": task.name, "kind": task.task, "group": task.group or "", "k": task.k}

@@ -1,0 +1,138 @@
+"""The frozen records of the text that a sweep file names: sources, and the dev and test sets made of them.
+
+Nothing here reads a file. Field names are the keys of the sweep file, and their docstrings are its reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Literal
+
+from babeltune.data.translation import Translation
+from babeltune.records.base import Strict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Strict):
+    """Where text comes from: one file or data set that holds some languages side by side.
+
+    `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
+    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
+    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
+    language, or on equal id; `translation` makes a `translate` of one language of another source.
+    """
+
+    name: str
+    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
+    path: str | None = None
+    columns: dict[str, str] | None = None
+    """Language code -> column name (or, with `header: false`, column number from 0)."""
+    paths: dict[str, str] | None = None
+    """Language code -> file."""
+    column: str = "text"
+    """The text's column in each of `paths`."""
+    where: dict[str, str] = field(default_factory=dict)
+    """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
+    header: bool = True
+    id: str | None = None
+    """The column that names a row, for `join: id`."""
+    join: str = "id"
+    """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
+    dataset: str | None = None
+    subset: str | None = None
+    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`."""
+    split: str = "train"
+    """The data set's split."""
+    revision: str | None = None
+    """The data set's commit, tag or branch."""
+    left: str | None = None
+    """A pivot's two sources, by name."""
+    right: str | None = None
+    translation: Translation | None = None
+    """Whose text, into which language, by which model: see `translation.py`."""
+    pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
+    """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
+    cap: int | None = None
+    """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
+    weight: float = 1.0
+    """How often its pairs are drawn, relative to the other sources of the same language pair."""
+    on_error: Literal["fail", "drop"] = "fail"
+    """A broken row stops the run, or is dropped and counted."""
+    synthetic: bool = False
+    """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
+    train: bool = True
+    """False for a source that only feeds a pivot or a translation."""
+
+    def __post_init__(self) -> None:
+        if self.format == "translate":
+            object.__setattr__(self, "synthetic", True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mined(Strict):
+    """Two monolingual sides, and which of their sentences translate each other: a set for mining, as BUCC's are."""
+
+    source: Source
+    """`paths` of two languages with `id`: the files are read apart, not joined."""
+    gold: str
+    """A file of two ids a line, a tab between, without a header, in the order of the source's languages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Strict):
+    """A named dev or test set. `bitext`: retrieval over a `source`'s pairs. `mining`: finding the translations in two
+    monolingual sides. `sts`: graded sentence pairs. `clustering`: texts with topics, to be found again by k-means.
+    `transfer`: the same, learnt by a linear head from one language and told of the others.
+
+    Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
+    with `limit`."""
+
+    name: str
+    """Tasks of one kind may share a name: they are one set in several files."""
+    task: Literal["bitext", "mining", "sts", "clustering", "transfer"] = "bitext"
+    group: str | None = None
+    """Adds the means `dev/<group>/<metric>` over the subsets of all tasks of this group, each counting the same: STS12
+    to STS16, the English parts of STS17 and STS22 and STS-B in one group are MTEB's English STS."""
+    source: Source | None = None
+    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
+    language encoded once). Clustering, transfer: the rows; the subsets are the languages and, where there are several
+    (clustering), `mixed`, each row in one of them. STS: a file or data set without `columns`. Mining: see `Mined`."""
+    path: str | None = None
+    """STS: a TSV, where there is no `source`."""
+    language: str | None = None
+    """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from."""
+    language2: str | None = None
+    """STS: of the second sentence, where it is another one; the subset is then `fra-eng`."""
+    sentence1: str = "sentence1"
+    sentence2: str = "sentence2"
+    score: str = "score"
+    label: str = "label"
+    """Clustering, transfer: the column of the topic, in each file."""
+    split: str = "split"
+    """Transfer: the column that says which rows are learnt from and which are scored, in each file."""
+    learnt: str = "train"
+    """Transfer: what `split` says of the rows that are learnt from, and of those that are scored."""
+    scored: str = "test"
+    limit: int | None = None
+    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
+    k: int = 4
+    """Neighbours of the margin: xSIM's and mining's."""
+    margin: Literal["ratio", "distance", "absolute"] = "ratio"
+    """Of xSIM and mining."""
+    compare: Literal["text", "index"] = "text"
+    """Bitext: whether for xSIM an equal sentence of another row is right too, or the row alone."""
+    augmented: Source | None = None
+    """Bitext: changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
+    candidates wherever that language is the pair's second, whatever the `limit`, and give `xsimpp_error`."""
+    gold: str | None = None
+    """Mining: as in `Mined`."""
+    fit: Mined | None = None
+    """Mining: the set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
+    threshold is fitted on what it is scored on."""
+
+    def graded(self) -> Source:
+        """STS: where both sentences are, with the grades as the rows' ids."""
+        source = self.source or Source(name=self.name, path=self.path)
+        columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
+        return dataclasses.replace(source, columns=columns, id=self.score)
