@@ -16,10 +16,10 @@ from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.openings import read_openings
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
-from babeltune.records import Promotion, plain
+from babeltune.records import Promotion
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
-from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
+from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports, write_reports
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process")]
 LINEAGE = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
@@ -99,9 +99,8 @@ def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypa
     (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     name = f"{folder.id}/{best.name}"
     honest = {k: v for k, v in promote(name, cluster).dev.items() if not k.endswith("xsim_flipped")}
-    (report,) = (r for r in read_reports(trial) if r.index == best.best)
-    line = plain(replace(report, metrics=honest))
-    (trial / "reports.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    told = [replace(r, metrics=honest if r.index == best.best else {}) for r in read_reports(trial)]
+    write_reports(trial, told)
     before = crown(cluster, folder, models["whole"])
     result = CliRunner().invoke(app, ["promote", name, "--json"])
     assert result.exit_code == 3, result.output

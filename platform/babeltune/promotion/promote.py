@@ -78,7 +78,7 @@ def promote(
     if dry_run:
         return decided(candidate, cluster, alias)
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
-    lock = storage / "models" / f".{registered_name(candidate)}.lock"
+    lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):  # a second promotion compares with what the first one has made the champion
         return decided(candidate, cluster, alias, run_id=run_id, out=out)
