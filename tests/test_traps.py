@@ -195,7 +195,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "search in blocks equals search in one",
         "tests/mining/test_tiles.py::test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole",
         "tests/evaluation/test_metrics.py::test_blocks_change_nothing",
-        "tests/data/test_mining.py::test_mining_equals_a_search_with_plain_loops",
+        "tests/data/test_negatives.py::test_mining_equals_a_search_with_plain_loops",
         "tests/models/test_packing.py::test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went",
     ),
     28: (

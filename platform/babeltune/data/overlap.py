@@ -4,8 +4,8 @@ Texts are compared by their `text_key` (no case, punctuation, blanks). Equal one
 equal are two whose sets of character trigrams have a Jaccard similarity of at least `THRESHOLD`: candidates share a
 band of their MinHash signatures (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4),
 and then the exact similarity is computed, so that what is counted is never an estimate. 20 bands of 6 find 99.8 % of
-the pairs at the threshold. The signatures are computed here and not by `datasketch`, which takes 220 µs a text where
-this takes 15: with it, a million texts are four minutes instead of a quarter of one. A test holds both side by side.
+the pairs at the threshold. 926,034 training texts against 208,420 evaluation texts take 48 CPU seconds. The signatures
+are computed here and not by `datasketch`, which takes some 200 µs a text for them alone; a test holds both side by side.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EXAMPLES = 3
 BLOCK = 4096
 """Texts whose grams are held at once."""
 LENIENT = 0.6
-"""Candidates whose signatures agree less than this are not looked at: the estimate is within 0.12 three times out of
-four, and five deviations off at this distance."""
+"""Candidates whose signatures agree less than this are not looked at. At the threshold the share of 120 values that
+agree has a standard deviation of 0.037, so 0.6 is five of them below."""
 
 _FACTORS, _SHIFTS = np.random.default_rng(0).integers(2**32, size=(2, BANDS * ROWS), dtype=np.uint32) | np.uint32(1)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from babeltune.data.alignment import build_spans, build_words
 from babeltune.data.corpus import Corpus, build_corpus
-from babeltune.data.mining import mine_negatives
+from babeltune.data.negatives import mine_negatives
 from babeltune.data.overlap import find_near_once
 from babeltune.data.prepared import Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.data import mining
-from babeltune.data.mining import mine_negatives
+from babeltune.data import negatives
+from babeltune.data.negatives import mine_negatives
 
 # Unit vectors whose cosines (0, ±0.5, ±1) are exact in float32, so that ties are ties.
 UNITS = np.array([[a, b, c, d] for a in (1, -1) for b in (1, -1) for c in (1, -1) for d in (1, -1)], np.float32) / 2
@@ -33,13 +33,13 @@ def search(vectors, anchors, targets, groups, k, below):
     st.lists(st.integers(0, 15), min_size=10, max_size=10),
     st.integers(1, 4),
     st.sampled_from([2.0, 1.0, 0.75, 0.5, 0.0]),
-    st.sampled_from([1, 30, mining.TILE]),
+    st.sampled_from([1, 30, negatives.TILE]),
 )
 def test_mining_equals_a_search_with_plain_loops(pairs, unit_of, k, below, tile):
     anchors, targets, groups = (np.array(column) for column in zip(*pairs, strict=True))
     vectors = UNITS[np.array(unit_of)[anchors]] * (1 + anchors[:, None] % 3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mining, "TILE", tile)
+        patch.setattr(negatives, "TILE", tile)
         found = mine_negatives(vectors, anchors, targets + 100, groups, k=k, below=below)
     assert found.dtype == np.int32
     assert found.tolist() == search(vectors, anchors, targets + 100, groups, k, below).tolist()
