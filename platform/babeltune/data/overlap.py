@@ -5,7 +5,7 @@ equal are two whose sets of character trigrams have a Jaccard similarity of at l
 band of their MinHash signatures (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4),
 and then the exact similarity is computed, so that what is counted is never an estimate. 20 bands of 6 find 99.8 % of
 the pairs at the threshold. 926,034 training texts against 208,420 evaluation texts take 48 CPU seconds. The signatures
-are computed here and not by `datasketch`, which takes some 200 µs a text for them alone; a test holds both side by side.
+are computed here and not by `datasketch`, which takes some 200 µs a text for them alone; a test compares both.
 """
 
 from __future__ import annotations
