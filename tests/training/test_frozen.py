@@ -23,7 +23,7 @@ from babeltune.models.encoder import FrozenEncoder, TextIds, encode_all
 from babeltune.promotion.card import routes
 from babeltune.promotion.export import export, export_trial, load_export
 from babeltune.promotion.promote import Candidate, dev_texts, export_model, weigh
-from babeltune.promotion.rescore import score
+from babeltune.promotion.rescore import score, score_items
 from babeltune.records import Parameter, Student, Teacher
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import check_method, data_root, read_sweep
@@ -139,14 +139,18 @@ def test_a_promotion_scores_the_exported_layers_with_the_languages_of_the_texts(
     sweep, run, reports = trained(*frozen, folder.trial(0))
     candidate = Candidate(folder, sweep, run.trial, reports[-1], run.prepared)
 
-    def rescore(models, tasks, prefix):
-        return {name: score(model, tasks, prefix) for name, model in models.items()}
+    class Here:
+        """Scores in this process."""
+
+        @staticmethod
+        def scored(models, tasks, prefix):
+            return {name: score_items(model, tasks, prefix, None) for name, model in models.items()}
 
     export_model(candidate, tmp_path / "model")
     export_model(candidate, tmp_path / "untrained", untrained=True)
-    assert weigh(candidate, tmp_path, rescore).verdict == "promote"
+    assert weigh(candidate, tmp_path, Here()).verdict == "promote"
     export_model(candidate, tmp_path / "other" / "model", untrained=True)
-    assert weigh(candidate, tmp_path / "other", rescore).verdict == "refuse"
+    assert weigh(candidate, tmp_path / "other", Here()).verdict == "refuse"
 
 
 def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(frozen, tmp_path):
