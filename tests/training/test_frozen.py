@@ -12,7 +12,7 @@ from torch import nn
 
 from babeltune.cli.advice import about_languages
 from babeltune.data.prepare import Wanted, prepare
-from babeltune.data.store import open_matrix
+from babeltune.data.store import open_matrix, write_json
 from babeltune.data.teacher import load_teacher
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.ledger import SweepFolder
@@ -137,6 +137,7 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
 def test_a_promotion_scores_the_exported_layers_with_the_languages_of_the_texts(frozen, tmp_path):
     folder = SweepFolder(tmp_path / "sweep")
     sweep, run, reports = trained(*frozen, folder.trial(0))
+    write_json(folder.trial(0) / "trial.json", run.trial)
     candidate = Candidate(folder, sweep, run.trial, reports[-1], run.prepared)
 
     class Here:
