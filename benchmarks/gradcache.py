@@ -3,7 +3,8 @@
 One forward and backward pass of the whole batch: both encode every chunk without a graph, take the gradient of the loss
 in the vectors, and encode again with a graph. Same weights, pairs and loss (scale 20), fp32, one thread. Ours is
 `Learner.backward`, as a trial calls it; the peer is `CachedMultipleNegativesRankingLoss` on our exported student, which
-is given its tokens, so that its tokenization is not in its time.
+is given its tokens, so that its tokenization is not in its time. Then the memory of such a step on 8,192 pairs, each in
+a process of its own: cached, which may take a quarter at most, and in one piece.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from transformers.utils import logging
 from babeltune.data.prepared import Prepared
 from babeltune.records import Trial
 from babeltune.training.loop import Run
-from benchmarks.race import cpu_seconds, options, race, verdict
+from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
 from benchmarks.train import (
     SCALE,
     TOLERANCE,
@@ -37,6 +38,9 @@ from benchmarks.work import describe_lengths, start
 
 GOAL = 2.2
 BATCH, CHUNK = 4096, 64
+LARGE = 8192
+MEMORY_SHARE = 0.25
+"""Of the memory of a step in one piece, what a cached one may take."""
 STUDENT = {"width": 128, "feed_forward": 512}
 
 
@@ -66,6 +70,24 @@ def tokenized(model: SentenceTransformer, batch: tuple[list[str], list[str]]) ->
     return [model.preprocess(side) for side in batch]
 
 
+def passes(trial: Trial, prepared: Prepared, backward: bool) -> None:
+    """Makes a step's batch and, if so, its gradients: what either takes is measured in a process of its own."""
+    run = start(trial, prepared)
+    rows = run.schedule.rows(0)
+    batch = run.reader.batch(rows, len(rows))
+    if backward:
+        run.learner.backward(batch)
+
+
+def memory(trial: Trial, prepared: Prepared) -> int:
+    """Peak bytes of the passes above those of model and batch."""
+    return peak_memory(passes, trial, prepared, True) - peak_memory(passes, trial, prepared, False)
+
+
+def in_one_piece(trial: Trial) -> Trial:
+    return replace(trial, training=replace(trial.training, chunk=None))
+
+
 def main() -> None:
     """Runs the benchmark."""
     given = options(__doc__)
@@ -82,9 +104,24 @@ def main() -> None:
         features = tokenized(model, batch)
         rows = race(lambda: ours(run), lambda: peer(model, features, CHUNK), given.rounds)
         gradient = largest_difference(own_gradients(run), peer_gradients(model))
+        large, prepared, _ = make_cached_task(storage / "large", LARGE, CHUNK)
+        cached, whole = memory(large, prepared), memory(in_one_piece(large), prepared)
+    print(f"memory of a batch of {LARGE}: {cached / 2**20:.0f} MiB cached, {whole / 2**20:.0f} MiB in one piece")
     print(f"largest difference of the gradients, relative to the largest gradient: {gradient:.2g}")
     broken = [f"the gradients differ by more than {TOLERANCE:g}"] if gradient > TOLERANCE else []
-    verdict("gradcache", rows, GOAL, given, broken=broken, text=text, lengths=lengths, gradient_difference=gradient)
+    if cached > MEMORY_SHARE * whole:
+        broken.append(f"a cached step takes more than {MEMORY_SHARE:g} of the memory of one in one piece")
+    verdict(
+        "gradcache",
+        rows,
+        GOAL,
+        given,
+        broken=broken,
+        text=text,
+        lengths=lengths,
+        gradient_difference=gradient,
+        memory=[cached, whole],
+    )
 
 
 if __name__ == "__main__":

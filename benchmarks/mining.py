@@ -4,7 +4,8 @@
 peer is `faiss.IndexFlatIP` (filled beforehand) searched in either direction. Both get the same threads, and CPU
 seconds are compared. Then: the neighbours must be the same, ties aside; margins are scored again at least 100 times
 faster than by LASER's loop over candidates (which takes each dot product again, where ours has the search's cosines);
-memory above the vectors and the results must not grow with n; and `--sentences` real translations are mined end to end.
+anonymous memory above the results, of vectors that are mapped from disk, must not grow with n; and `--sentences` real
+translations are mined end to end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 import os
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +25,8 @@ import torch
 
 from babeltune.evaluation.metrics import candidate_scores
 from babeltune.evaluation.neighbours import Matches
-from babeltune.mining.tiles import both_ways
-from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
+from babeltune.mining.tiles import both_ways, nothing
+from benchmarks.race import cpu_seconds, options, own_peak, peak_memory, race, verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,13 +34,18 @@ if TYPE_CHECKING:
 LEFT, RIGHT, DIM, K = 16_384, 32_768, 384, 4
 GOAL, LOOP_GOAL = 1.5, 100
 MEMORY = (4_096, 16_384, 65_536)
-MEMORY_DIM = 64
 FLAT = 1.5
 """Memory at the largest n may be so many times that at the smallest: allocators keep what they freed."""
+PORTION = 4_096
+"""Vectors that are made at a time."""
+SAMPLED = 0.005
+"""Seconds between two looks at a process's memory."""
 TIE = 1e-6
 """Cosines this near are a tie: two products in fp32 differ by less."""
 THREADS = 2
 TEXT = ("wmt_news/fra-eng.tsv.gz", "tatoeba_challenge/fra-eng.tsv.gz")
+MORE = ("wmt_news/*-eng.tsv.gz", "tatoeba_challenge/*-eng.tsv.gz")
+"""Other languages' text, where more sentences are asked for than the French has."""
 
 
 def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -101,43 +108,84 @@ def margins(x: NDArray[np.float32], y: NDArray[np.float32], matches: Matches) ->
     return peer / ours, float(np.abs(candidate_scores(matches, "ratio").numpy() - expected).max())
 
 
-def above_inputs(count: int, searched: bool) -> None:
-    """Makes vectors and, if so, searches them: what either takes is measured in a process of its own."""
-    x, y = make_vectors(count, count, MEMORY_DIM)
-    if searched:
-        both_ways(x, y, K)
+def write_vectors(path: Path, count: int, dim: int, seed: int) -> None:
+    """Unit vectors [count, dim] as a `.npy` file, made in portions."""
+    rng = np.random.default_rng(seed)
+    out = np.lib.format.open_memmap(path, "w+", np.float32, (count, dim))
+    for start in range(0, count, PORTION):
+        part = rng.standard_normal((min(PORTION, count - start), dim), np.float32)
+        out[start : start + len(part)] = part / np.linalg.norm(part, axis=1, keepdims=True)
+    out.flush()
+
+
+def anonymous() -> int:
+    """Bytes of this process that are no file's: mapped vectors do not count."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
+
+
+def search_memory(folder: Path) -> None:
+    """Searches vectors on disk, and writes to `peak` the most memory that it took above that after the imports.
+
+    What every search must hold for its result is left out: candidates while it runs, cosines and indices at its end.
+    """
+    x, y = (np.load(folder / f"{side}.npy", mmap_mode="r") for side in ("left", "right"))
+    before = anonymous()
+    most, ended = [before], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(SAMPLED):
+            most[0] = max(most[0], anonymous())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    matches = both_ways(x, y, K)
+    ended.set()
+    watcher.join()
+    kept = nothing(len(x), len(y), K)
+    held = [kept.forward, kept.backward]
+    held += [part for side in (matches.forward, matches.backward) for part in (side.cosine, side.index)]
+    (folder / "peak").write_text(str(most[0] - before - sum(part.nbytes for part in held)))
 
 
 def memory() -> dict[int, int]:
-    """n -> peak bytes above those of the vectors and the results, n x n of `MEMORY_DIM` dimensions."""
+    """n -> peak anonymous bytes above the results' of searching n x n vectors of `DIM` dimensions on disk."""
     found = {}
     for count in MEMORY:
-        results = 2 * count * (8 * (K + 4) + 12 * K + 8 * K)  # keys kept; cosines and indices; keys settled
-        found[count] = peak_memory(above_inputs, count, True) - peak_memory(above_inputs, count, False) - results
+        with tempfile.TemporaryDirectory() as place:
+            for seed, side in enumerate(("left", "right")):
+                write_vectors(Path(place) / f"{side}.npy", count, DIM, seed)
+            peak_memory(search_memory, Path(place))
+            found[count] = int((Path(place) / "peak").read_text())
     return found
 
 
 def mined_text(count: int, model: str | None) -> dict[str, Any]:
-    """Mines known French-English pairs end to end: seconds, recall and precision."""
-    from babeltune.data.teacher import BUNDLED, teacher_folder
+    """Mines known pairs with English end to end, French ones first: seconds, memory, recall and precision."""
     from babeltune.mining.mine import Settings, mine
     from babeltune.mining.vectors import model_at
-    from babeltune.records import Teacher
+    from babeltune.models.hub import BUNDLED, model_folder
 
     data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    pairs = dict.fromkeys(pair for name in TEXT for pair in read_pairs(data / name))
-    sources: dict[str, str] = {}
-    for source, target in pairs:
-        sources.setdefault(source, target)
-    known = dict(list(sources.items())[:count])
+    files = dict.fromkeys([*(data / name for name in TEXT), *(path for g in MORE for path in sorted(data.glob(g)))])
+    known: dict[str, str] = {}
+    for source, target in (pair for path in files for pair in read_pairs(path)):
+        if len(known) < count:
+            known.setdefault(source, target)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        for name, lines in (("fra", sorted(known)), ("eng", sorted(known.values()))):
+        for name, lines in (("sources", sorted(known)), ("targets", sorted(known.values()))):
             (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        chosen = model_at(model or str(teacher_folder(Teacher(model=BUNDLED))))
+        chosen = model_at(str(model_folder(model or BUNDLED, None, setting="--model")))
         started = time.monotonic()
         done = mine(
-            folder / "fra", folder / "eng", (chosen, chosen), folder / "out.tsv", Settings(), folder, lambda *_: None
+            folder / "sources",
+            folder / "targets",
+            (chosen, chosen),
+            folder / "out.tsv",
+            Settings(),
+            folder,
+            lambda *_: None,
         )
         seconds = time.monotonic() - started
         rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]
@@ -145,6 +193,7 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
     return {
         "sentences": [done["source"]["kept"], done["target"]["kept"]],
         "seconds": seconds,
+        "memory": own_peak(),
         "recall": right / len(known),
         "precision": right / len(rows),
     }
@@ -175,13 +224,13 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
     print(f"neighbours that differ: {wrong}; margins: {loop_ratio:.3g} times LASER's loop, difference {difference:.2g}")
     bytes_above = memory()
     print(
-        "memory above vectors and results: " + ", ".join(f"n {n:,}: {b / 1e6:.0f} MB" for n, b in bytes_above.items())
+        "anonymous memory above the results: " + ", ".join(f"n {n:,}: {b / 1e6:.0f} MB" for n, b in bytes_above.items())
     )
     text = mined_text(own.sentences, own.model) if own.sentences else None
     if text:
         print(
-            f"{text['sentences'][0]:,} x {text['sentences'][1]:,} real sentences in {text['seconds']:.0f} s: "
-            f"recall {text['recall']:.3f}, precision {text['precision']:.3f}"
+            f"{text['sentences'][0]:,} x {text['sentences'][1]:,} real sentences in {text['seconds']:.0f} s and "
+            f"{text['memory'] / 2**20:.0f} MiB at most: recall {text['recall']:.3f}, precision {text['precision']:.3f}"
         )
     broken = []
     if wrong:

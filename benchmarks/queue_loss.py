@@ -1,9 +1,10 @@
-"""The filtered loss over a queue of negatives, in tiles, against full logits: seconds.
+"""The filtered loss over a queue of negatives, in tiles, against full logits: seconds, and ours in bytes.
 
 One step of LASER3-CO-Filter's loss (Algorithm 1 with the pre-filter): value, gradient and enqueueing for 32 pairs of
 384 dimensions and a full queue of 65,536. Ours is the method's `loss`, called as a training step calls it with the
 vectors where the student would be; the peer writes out the logits of batch x queue, fills those that the teacher finds
-too close with -inf, and leaves the gradient to autograd.
+too close with -inf, and leaves the gradient to autograd. Nothing of batch x queue x dim may be built: what ours
+takes, its queue included, must be far less.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Method, Tokens, load_method, make_config
-from benchmarks.race import cpu_seconds, options, race, verdict
+from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -27,6 +28,8 @@ GOAL = 1.2
 TEMPERATURE, SIGMA = 0.05, 0.9
 TOLERANCE = 1e-4
 """Largest difference of value and gradient, relative to the largest value and gradient."""
+MEMORY_SHARE = 0.1
+"""Of the bytes of batch x queue x dim, those that ours may take."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,20 @@ def difference(given: Vectors, steps: int = 2) -> tuple[float, float]:
     return max(v for v, _ in found), max(g for _, g in found)
 
 
+def evaluate_once(which: str, pairs: int, entries: int, dim: int) -> None:
+    """What a process whose memory is measured does: make the `inputs`, or a step of `ours` besides."""
+    Ours(make_vectors(4, 8, 4)).step()  # so that code that is loaded late is not counted
+    given = make_vectors(pairs, entries, dim)
+    if which == "ours":
+        Ours(given).step()
+
+
+def memory(pairs: int, entries: int, dim: int) -> tuple[int, int]:
+    """Peak bytes of a full queue and a step above the inputs', and how many it may take."""
+    inputs, ours = (peak_memory(evaluate_once, which, pairs, entries, dim) for which in ("inputs", "ours"))
+    return ours - inputs, int(MEMORY_SHARE * 4 * pairs * entries * dim)
+
+
 def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
     """Runs the benchmark."""
     chosen = options(__doc__)
@@ -120,11 +137,16 @@ def main(pairs: int = PAIRS, entries: int = QUEUE, dim: int = DIM) -> None:
         chosen.rounds,
     )
     print(f"largest difference, relative: value {value:.2g}, gradient {gradient:.2g}")
+    taken, allowed = memory(pairs, entries, dim)
+    print(f"peak memory above the inputs: {taken / 2**20:.0f} MiB, allowed {allowed / 2**20:.0f} MiB")
     broken = []
+    if taken > allowed:
+        broken.append(f"the step took more than {MEMORY_SHARE:g} of the bytes of batch x queue x dim")
     if max(value, gradient) > TOLERANCE:
         broken.append(f"ours and the peer differ by more than {TOLERANCE:g}")
     differ = {"value_difference": value, "gradient_difference": gradient}
-    verdict("queue_loss", rows, GOAL, chosen, broken=broken, pairs=pairs, queue=entries, dim=dim, **differ)
+    sizes = {"pairs": pairs, "queue": entries, "dim": dim, "bytes": taken}
+    verdict("queue_loss", rows, GOAL, chosen, broken=broken, **sizes, **differ)
 
 
 if __name__ == "__main__":

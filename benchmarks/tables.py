@@ -42,7 +42,24 @@ def in_language(language: str) -> Part:
     return Part(f"paper2_{language}", f"{FOLDER}/paper2.yaml", () if language == "khm" else overlay)
 
 
+def on_real_text(name: str, *settings: str) -> Part:
+    """A sweep whose file holds bundled text, on five languages' real text at 40,000 pairs a run."""
+    chosen = ("training.pairs=40000", "training.reports=2", *settings)
+    options = ("--with", REAL, *(word for setting in chosen for word in ("--set", setting)))
+    return Part(
+        name, f"{FOLDER}/{name}.yaml", options, ("dev/ntrex/accuracy", "dev/stsb/spearman", "dev/korsts/spearman")
+    )
+
+
+REAL = "benchmarks/data/en_fra_rus_jpn_kor.yaml"
 ALIGNED = ("--set", "name=paper4_aligned", "--set", "teacher.model=models:/multilingual_teacher@champion")
+TOPICS = (
+    "dev/ntrex/accuracy",
+    "dev/ntrex/xsim_error",
+    "dev/sib200/eng/ari",
+    "dev/sib200/zho/ari",
+    "dev/sib200/mixed/ari",
+)
 BITEXT = (
     "dev/tatoeba/accuracy",
     "dev/ntrex/accuracy",
@@ -51,14 +68,14 @@ BITEXT = (
     "dev/korsts/spearman",
 )
 TABLES: dict[str, tuple[Part, ...]] = {
-    "labels": (alone("labels"),),
-    "seeds": (alone("seeds"),),
+    "labels": (on_real_text("labels", "training.learning_rate=1e-3", "training.global_batch=256"),),
+    "seeds": (on_real_text("seeds", "budget.trials=6"),),
     "paper1": (alone("paper1", *BITEXT),),
     "paper2": tuple(map(in_language, ("khm", "pus", "npi", "sin", "swh", "zul", "kor"))),
     "sigma": (alone("sigma", "dev/ntrex/xsim_error", "dev/flores/xsim_error", "train/target_similarity"),),
     "paper3": (alone("paper3", *BITEXT),),
     "dimensions": (alone("dimensions"),),
-    "paper4": (alone("paper4"), Part("paper4_aligned", f"{FOLDER}/paper4.yaml", ALIGNED)),
+    "paper4": (alone("paper4", *TOPICS), Part("paper4_aligned", f"{FOLDER}/paper4.yaml", ALIGNED, TOPICS)),
     "paper5": (alone("paper5", *BITEXT),),
 }
 MODELS = {"multilingual_teacher": "teacher", "unaligned_encoder": "unaligned_encoder"}

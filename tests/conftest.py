@@ -13,6 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from corpora import BESIDE, DATA
+
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
 
@@ -41,13 +43,21 @@ def enter_loopback_only() -> bool:
     return True
 
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
-SHARED = Path(os.environ.get("BABELTUNE_DATA") or BESIDE)
+NEEDS_GPU = "needs_gpu"
+"""The marker of tests that are skipped where there is no GPU."""
 skipped: list[str] = []
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker(NEEDS_GPU):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("CUDA is not available")
+
+
 def pytest_runtest_logreport(report):
-    if report.skipped and (SHARED.is_dir() or BESIDE.is_dir()):
+    if report.skipped and NEEDS_GPU not in getattr(report, "keywords", ()) and (DATA.is_dir() or BESIDE.is_dir()):
         skipped.append(report.nodeid)
 
 
@@ -55,14 +65,14 @@ pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Where the real corpora are at hand, a skipped test fails the run."""
+    """Where the real corpora are at hand, a skipped test fails the run, unless it needs a GPU and there is none."""
     if skipped and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter):
     if skipped:
-        terminalreporter.write_line(f"{SHARED} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
+        terminalreporter.write_line(f"{DATA} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,22 @@
 import json
 import re
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.losses.gather import Ranks
 from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep
 from babeltune.training.loop import train
-from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
+from benchmarks import gradcache, queue_loss, race, soft_loss, tables, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
@@ -67,6 +71,33 @@ class Once:
         return False
 
 
+class Allocated(TorchDispatchMode):
+    """Follows the storages that operations make: the most elements of one tensor, and the most bytes held at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.held = self.peak = 0
+        self.sizes = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), more=None):
+        found = operation(*arguments, **(more or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+                self.follow(tensor.untyped_storage())
+        return found
+
+    def follow(self, storage):
+        if storage not in self.sizes:
+            self.sizes[storage] = storage.nbytes()
+            self.held += storage.nbytes()
+            self.peak = max(self.peak, self.held)
+            weakref.finalize(storage, self.release, storage.nbytes())
+
+    def release(self, size):
+        self.held -= size
+
+
 def a_trial(sweep, prepared, folder, **config):
     trial = make_trial(replace(sweep, config=config), 0, {})
     train(trial, prepared, folder, Once(), Ranks(), torch.device("cpu"))
@@ -95,6 +126,11 @@ def test_a_benchmark_fails_when_its_worst_round_is_below_085_of_the_goal(capsys,
     assert found == code
     assert printed.out.splitlines()[-1] == f"name ratio 2.5 min {worst} max 3 goal 2"
     assert LINE.fullmatch(printed.out.splitlines()[-1])
+
+
+def test_a_benchmark_fails_when_its_median_is_below_the_goal(capsys):
+    assert end_of(capsys, "name", [Row(1, 1.9), Row(1, 1.9), Row(1, 3)], 2.0, Options())[0] == 1
+    assert end_of(capsys, "name", [Row(1, 1.9), Row(1, 2), Row(1, 3)], 2.0, Options())[0] == 0
 
 
 def test_a_benchmark_fails_when_another_promise_is_broken(capsys):
@@ -165,6 +201,19 @@ def test_the_chunks_and_the_cached_loss_of_sentence_transformers_have_equal_grad
     assert train_step.largest_difference(*found) < 1e-4
 
 
+def test_chunks_of_a_sixth_take_less_than_half_of_the_memory_of_one_piece(task):
+    """The weights' gradients, which both hold, are most of what the chunks take at this size."""
+    trial, prepared = cached(task)
+    peaks = []
+    for chosen in (trial, gradcache.in_one_piece(trial)):
+        run = work.start(chosen, prepared)
+        batch = run.reader.batch(run.schedule.rows(0), 48)
+        with Allocated() as allocated:
+            run.learner.backward(batch)
+        peaks.append(allocated.peak)
+    assert peaks[0] < peaks[1] / 2
+
+
 def test_a_sweep_over_the_store_and_one_with_the_teacher_beside_it_have_equal_losses(sweep_work):
     assert sweep_work.ours() > 0
     assert sweep_work.peer() > 0
@@ -211,6 +260,35 @@ def test_a_trial_and_the_benchmark_of_the_loss_share_the_tiles(name, tiny, tmp_p
 def test_a_step_over_the_queue_and_one_over_full_logits_agree():
     value, gradient = queue_loss.difference(queue_loss.make_vectors(8, 3000, 16), steps=3)
     assert max(value, gradient) < queue_loss.TOLERANCE
+
+
+PAIRS, ENTRIES, DIM = 64, 8192, 16
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [({}, ENTRIES * DIM), ({"variant": "co"}, ENTRIES * DIM), ({"equal_m": True}, PAIRS * ENTRIES)],
+)
+def test_no_tensor_of_a_step_has_a_row_of_the_queue_for_each_pair(config, most):
+    """Without equal M, which draws from all negatives at once, none is even as large as batch x queue."""
+    step = queue_loss.Ours(queue_loss.make_vectors(PAIRS, ENTRIES, DIM))
+    step.objective.config = replace(step.objective.config, **config)
+    with Allocated() as allocated:
+        step.step()
+    assert PAIRS < allocated.largest <= most
+
+
+@pytest.mark.parametrize(("peak", "broken"), [(1300, True), (1200, False)])
+def test_the_benchmark_of_the_queue_judges_its_memory(monkeypatch, capsys, peak, broken):
+    def measured(function, which, *sizes):
+        function(which, *sizes)
+        return {"inputs": 400, "ours": 400 + peak}[which]
+
+    monkeypatch.setattr(queue_loss, "peak_memory", measured)
+    monkeypatch.setattr(sys, "argv", ["queue_loss"])
+    with pytest.raises(SystemExit):
+        queue_loss.main(pairs=4, entries=97, dim=8)  # a tenth of the bytes of all three is 1,241
+    assert ("of the bytes of batch x queue x dim" in capsys.readouterr().err) == broken
 
 
 def test_a_trial_and_the_benchmark_of_the_queue_share_its_tiles(tiny, tmp_path, monkeypatch):
@@ -277,3 +355,42 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     write_prepared(prepared, folder.prepared)
     trial_start.stock_loop({"payload": payload(sweep, folder, 0, {})})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
+
+
+# The papers' tables
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """The command lines that a table types; its models are registered."""
+    lines = []
+    monkeypatch.setattr(tables, "babeltune", lambda *words, cluster: lines.append(words))
+    monkeypatch.setattr(tables, "champion_of", lambda *_: "1")
+    monkeypatch.chdir(Path(__file__).parents[1])
+    return lines
+
+
+@pytest.mark.parametrize("table", ["labels", "seeds"])
+def test_the_tables_of_the_default_settings_are_of_real_text_and_as_many_trials_as_points(typed, table):
+    """README's figures: 40,000 pairs, batches of 256 but where the winner has its own."""
+    tables.main([table])
+    (_, file, *options), (_, name, *shown) = typed
+    given = {flag: [v for f, v in zip(options[::2], options[1::2], strict=True) if f == flag] for flag in options[::2]}
+    sweep = read_sweep(file, overlays=given["--with"], assignments=given["--set"])
+    assert (sweep.name, sweep.training.pairs, sweep.training.reports) == (name, 40_000, 2)
+    assert (sweep.training.learning_rate, sweep.training.global_batch) == (1e-3, 256)
+    assert sweep.budget.trials == len(sweep.sampler.points)
+    assert [metric for metric in shown if metric.startswith("dev/")] == [
+        "dev/ntrex/accuracy",
+        "dev/stsb/spearman",
+        "dev/korsts/spearman",
+    ]
+    assert {task.name for task in sweep.data.dev} == {"ntrex", "stsb", "korsts"}
+
+
+def test_paper_4_shows_each_subset_of_the_topics(typed):
+    tables.main(["paper4"])
+    *_, own, aligned = typed
+    for shown in (own, aligned):
+        assert [f"dev/sib200/{subset}/ari" in shown for subset in ("eng", "zho", "mixed")] == [True] * 3
+        assert "dev/sib200/ari" not in shown

@@ -9,7 +9,7 @@ PLATFORM = (
     *("method", "records", "errors", "data.prepared", "data.store", "data.tokens", "models.encoder", "models.packing"),
     *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
     *("evaluation.metrics", "evaluation.evaluate", "evaluation.kmeans"),
-    *("evaluation.bucc", "evaluation.neighbours", "evaluation.transfer"),
+    *("evaluation.bucc", "evaluation.neighbours", "evaluation.linear_head"),
     *("training.checkpoint", "training.sampler", "training.loop", "engine.trial"),
 )
 METHODS = (

@@ -30,7 +30,10 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "tests/methods/test_translation_ranking.py::test_the_loss_is_the_printed_equation",
         "tests/methods/test_contract.py::test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient",
     ),
-    5: ("a learnable temperature",),
+    5: (
+        "a learnable temperature",
+        "tests/methods/test_contract.py::test_no_method_learns_its_temperature_scale_or_margin",
+    ),
     6: (
         "gradient caching: randomness, autocast, the plain loss",
         "tests/losses/test_gradcache.py::test_cached_gradients_equal_those_of_the_plain_loss",

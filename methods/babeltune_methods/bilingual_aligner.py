@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.soft_loss import Repeats, additive_margin, repeat_shares
+from babeltune.losses.repeats import Repeats, negative_shares, of_both_sides
+from babeltune.losses.soft_loss import additive_margin
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ class Config:
     """After each inner layer (0.5)."""
     temperature: float = 0.05
     """tau (0.05)."""
-    intra: bool = False
-    """Whether the other sentences of a row's own side are negatives too. The report names NT-Xent, which has them; its
-    code does not."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """`fixed`: candidates with the text of a row, or of its positive, are no negatives. The others mask nothing."""
+    """Where the report and its code differ. `paper`: NT-Xent, with `intra`; `authors_code`: without. `fixed`: without,
+    and candidates with the text of a row's positive are no negatives; with `intra`, where a row's own side is among
+    the candidates, nor are those with its own text, which would be pushed off a copy of itself."""
+    intra: bool | None = None
+    """Whether the other sentences of a row's own side are negatives too; absent: as the reading has it. The report
+    names NT-Xent, which has them; its code does not."""
 
     def __post_init__(self) -> None:
         if self.depth not in (-1, 0, 1, 2):
@@ -67,7 +70,12 @@ class Config:
     @classmethod
     def paper(cls) -> Config:
         """The report: NT-Xent with the negatives that its name stands for, nothing masked."""
-        return cls(reading="paper", intra=True)
+        return cls(reading="paper")
+
+    @property
+    def both_sides(self) -> bool:
+        """`intra`, as given or as the reading has it."""
+        return self.reading == "paper" if self.intra is None else self.intra
 
 
 def aligner(config: Config, width: int) -> nn.Sequential:
@@ -95,7 +103,7 @@ class BilingualAligner(Method):
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
-        return (2 if config.intra else 1) * (global_batch - 1)
+        return (2 if config.both_sides else 1) * (global_batch - 1)
 
     def layers(self) -> Mapping[str, nn.Sequential]:
         return dict(zip(self.languages, cast("Iterable[nn.Sequential]", self.aligners), strict=True))
@@ -126,34 +134,28 @@ class BilingualAligner(Method):
         sources = Repeats(batch.source_ids, all_source, offset)
         targets = Repeats(batch.target_ids, all_target, offset)
 
-        masked = {"masked": config.reading == "fixed", "intra": config.intra}
-        left_out = [others(targets, sources, **masked), others(sources, targets, **masked)]
+        masked = config.reading == "fixed"
+        left_out = [
+            of_both_sides(positives, rows, masked) if config.both_sides else positives.others(masked)
+            for positives, rows in ((targets, sources), (sources, targets))
+        ]
 
         def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, left_out: Repeats) -> Tensor:
             """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), other a_j beside the b_j where `intra`."""
-            candidates = torch.cat([all_b, all_a]) if config.intra else all_b
+            candidates = torch.cat([all_b, all_a]) if config.both_sides else all_b
             return additive_margin(a, b, candidates, left_out, scale=1 / config.temperature)
 
         forward = ranked(x, y, all_x, all_y, left_out[0]) / total
         backward = ranked(y, x, all_y, all_x, left_out[1]) / total
         diagnostics = {
-            **repeat_shares(
-                sources.count() + targets.count(), 2 * total, [side.negatives() for side in left_out], gather
+            **negative_shares(
+                sources.count() + targets.count(),
+                2 * total,
+                [side.negatives() for side in left_out],
+                [self.negatives(config, total)] * 2,
+                gather,
             ),
             "cosine": (x * y).sum().detach() / total,
         }
         terms = {"forward": forward.detach(), "backward": backward.detach()}
         return Loss((forward + backward) / 2, terms, diagnostics)
-
-
-def others(positives: Repeats, rows: Repeats, *, masked: bool, intra: bool) -> Repeats:
-    """What each row leaves out of its candidates: its positive, which is counted apart, and its repeats (`masked`).
-
-    With `intra` the rows' own side follows in the candidates, and a row also leaves out itself and its own repeats.
-    """
-    if not intra:
-        return positives.others(masked)
-    sides = (positives.others(masked), rows.others(masked))
-    own = torch.stack([side.own for side in sides], dim=1)
-    everyone = torch.cat([side.everyone for side in sides])
-    return Repeats(own, everyone, positives.offset, positives=True)

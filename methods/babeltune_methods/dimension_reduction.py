@@ -25,7 +25,8 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.soft_loss import Repeats, additive_margin, repeat_shares
+from babeltune.losses.repeats import Repeats, negative_shares
+from babeltune.losses.soft_loss import additive_margin
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 
@@ -89,8 +90,12 @@ class DimensionReduction(Method):
         forward = additive_margin(x, y, all_y, left_out[0], **settings) / total
         backward = additive_margin(y, x, all_x, left_out[1], **settings) / total
         diagnostics = {
-            **repeat_shares(
-                sources.count() + targets.count(), 2 * total, [side.negatives() for side in left_out], gather
+            **negative_shares(
+                sources.count() + targets.count(),
+                2 * total,
+                [side.negatives() for side in left_out],
+                [total - 1] * 2,
+                gather,
             ),
             "cosine": (x * y).sum().detach() / total,
         }

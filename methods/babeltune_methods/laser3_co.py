@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.losses.masked_language import MaskedLanguageHead
 from babeltune.losses.negative_queue import Filter, Queue, equal_m, log_sums
-from babeltune.losses.soft_loss import occurrences, repeat_shares
+from babeltune.losses.repeats import negative_shares, occurrences
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class Config:
     """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). The paper compares student(x) with
     teacher(y); a student that is used alone needs both. 0 is the paper's stage two."""
     mask_weight: float = 0.0
-    """LASER3's `mask` task: masked language modelling of x, of which 15 % of the tokens are chosen (fairseq: 0.09). The
-    paper does not say whether it kept it, so it is off."""
+    """LASER3's `mask` task: masked language modelling of x, of which 15 % of the tokens are chosen (fairseq: 0.09, of
+    sums; see `distil`). The paper does not say whether it kept it, so it is off."""
     mask_duplicates: bool = True
     """Candidates with the positive's own text are no negatives. The paper does not say; `paper()` does not mask."""
 
@@ -90,7 +90,12 @@ class Config:
 
 
 def distil(q: Float[Tensor, "local dim"], k: Float[Tensor, "local dim"]) -> Float[Tensor, ""]:
-    """sum_i 1 - cos(q_i, k_i), LASER3's loss."""
+    """sum_i 1 - cos(q_i, k_i), LASER3's loss.
+
+    fairseq adds up sums: this one, and that of `mask` over its chosen tokens. Here each is a mean, over the pairs and
+    over those tokens of the global batch, so `mask` weighs less beside it: fairseq's 0.09 is a `mask_weight` of 0.09
+    times the tokens that are chosen per pair.
+    """
     return (1 - (q * k).sum(1)).sum()
 
 
@@ -186,9 +191,8 @@ class Laser3Co(Method):
             rows = torch.where(counts > 0, log_sum - positive, 0 * positive)
         repeated = occurrences(batch.source_ids, ids if self.queue is None else names) > (self.queue is None)
         diagnostics = {
-            "filtered": (1 - counts / len(candidates)).sum() / batch.total,
             "negatives": counts.sum() / batch.total,
-            **repeat_shares(repeated.sum(), batch.total, [counts], gather),
+            **negative_shares(repeated.sum(), batch.total, [counts], [len(candidates) - (self.queue is None)], gather),
         }
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.soft_loss import Repeats, additive_margin, repeat_shares
+from babeltune.losses.repeats import Repeats, negative_shares
+from babeltune.losses.soft_loss import additive_margin
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Lealla(Method):
             forward, backward = ams(x, y, all_y, left_out[0]), ams(y, x, all_x, left_out[1])
             terms.append(("ams", config.alpha * (forward + backward) / total))
             repeated = sources.count() + targets.count()
-            diagnostics |= repeat_shares(repeated, 2 * total, [side.negatives() for side in left_out], gather)
+            kept = [side.negatives() for side in left_out]
+            diagnostics |= negative_shares(repeated, 2 * total, kept, [total - 1] * 2, gather)
         if config.beta or config.gamma:
             g_x, g_y = self.teachers(batch)
             if config.beta:

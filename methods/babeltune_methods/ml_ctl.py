@@ -17,7 +17,7 @@ where a small batch is easy. Masked language modelling goes on beside it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,11 +26,12 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.losses.masked_language import MaskedLanguageHead
-from babeltune.losses.soft_loss import Repeats, repeat_shares
+from babeltune.losses.repeats import Repeats, negative_shares, of_both_sides
+from babeltune.losses.soft_loss import tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 VARIANTS = ("info_snt", "cz_snt", "ml_ctl_info", "ml_ctl_cz", "mlm")
 READINGS: dict[str, tuple[float, bool, str]] = {
@@ -50,8 +51,9 @@ class Config:
     their sentences. `mlm` is masked language modelling alone, which aligns nothing."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
     """Where the poster and the released code differ, for the next three settings, unless these are given. `fixed` is
-    the paper, and candidates with the text of either side of an anchor's pair are no negatives. (The code's decoder is
-    not tied to the word embeddings; here it always is.)"""
+    the paper, and candidates with the text of either side of an anchor's pair are no negatives: those with the text of
+    its positive, as elsewhere, and, since both sides are candidates, also those with its own, which would be pushed
+    off a copy of itself. (The code's decoder is not tied to the word embeddings; here it always is.)"""
     pool_scale: float | None = None
     """Of the sum of first and last state: 0.5 is the paper's average; the code's sum is 1."""
     both_directions: bool | None = None
@@ -132,26 +134,26 @@ def pooled(
 
 
 def anchor_losses(
-    a: Float[Tensor, "rows dim"],
-    b: Float[Tensor, "rows dim"],
-    others: Float[Tensor, "candidates dim"],
-    kept: Bool[Tensor, "rows candidates"],
+    a: Float[Tensor, "local dim"],
+    b: Float[Tensor, "local dim"],
+    candidates: Float[Tensor, "candidates dim"],
+    left_out: Repeats,
     temperature: float,
     *,
     positive_below: bool,
-) -> Float[Tensor, "rows"]:
-    """Each anchor's loss; 0 where none of the candidates is kept as its negative.
+) -> Float[Tensor, ""]:
+    """The sum of the anchors' losses over the candidates that `left_out` leaves them; an anchor without any has none.
 
     With the positive below, in the denominator, InfoNCE: -log e^{s+} / (e^{s+} + sum e^{s-}). Without it CZ-NCE:
     -log e^{s+} / sum e^{s-} = log phi, phi = sum e^{s- - s+}. Its gradient is that of phi / sg(phi), as the code has
     it, and its value can be watched.
     """
+    some = left_out.negatives() > 0
+    a, b, left_out = a[some], b[some], replace(left_out, own=left_out.own[some])
     positive = (a * b).sum(1) / temperature
-    some = kept.any(1)
-    negatives = (a @ others.T / temperature).masked_fill(~kept, -torch.inf)
-    log_sum = torch.where(some.unsqueeze(1), negatives, 0.0).logsumexp(1)
-    rows = (torch.logaddexp(positive, log_sum) if positive_below else log_sum) - positive
-    return torch.where(some, rows, 0 * positive)
+    beside = positive if positive_below else None
+    log_sums, _ = tiled_cross_entropy(a, candidates, temperature=temperature, repeats=left_out, beside=beside)
+    return log_sums - positive.sum()
 
 
 class MlCtl(Method):
@@ -218,26 +220,20 @@ class MlCtl(Method):
             for side in zip(states, (batch.source, batch.target), spans, strict=True)
         )
         all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        own = (batch.source_ids, batch.target_ids)
-        ids = gather(torch.stack(own, dim=1)).T.contiguous()
-        if config.reading == "fixed":
-            dropped = torch.stack([side.unsqueeze(1) == ids.reshape(-1) for side in own]).any(0)
-        else:
-            places, offset = torch.arange(batch.total, device=ids.device), gather.offset(len(x))
-            dropped = (places == places[offset : offset + len(x)].unsqueeze(1)).repeat(1, 2)
+        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
+        offset = gather.offset(len(x))
+        sources = Repeats(batch.source_ids, all_source, offset)
+        targets = Repeats(batch.target_ids, all_target, offset)
+        left_out = of_both_sides(sources, targets, config.reading == "fixed")
         anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
-        rows = [
-            anchor_losses(
-                a, b, torch.cat([all_x, all_y]), ~dropped, config.temperature, positive_below="info" in config.variant
-            )
-            for a, b in anchors
-        ]
-        repeats = torch.stack([Repeats(*side, 0).count() for side in zip(own, ids, strict=True)]).sum()
+        info, candidates = "info" in config.variant, torch.cat([all_x, all_y])
+        sums = [anchor_losses(a, b, candidates, left_out, config.temperature, positive_below=info) for a, b in anchors]
+        repeated, kept = sources.count() + targets.count(), [left_out.negatives()]
         diagnostics = {
-            **repeat_shares(repeats, 2 * batch.total, [(~dropped).sum(1)], gather),
+            **negative_shares(repeated, 2 * batch.total, kept, [2 * batch.total - 2], gather),
             "cosine": (x * y).sum().detach() / batch.total,
         }
-        return torch.cat(rows).sum() / (len(anchors) * batch.total), diagnostics
+        return torch.stack(sums).sum() / (len(anchors) * batch.total), diagnostics
 
     def guess(
         self, states: list[Tensor], masked: list[Masked], encode: Encode, gather: Gather

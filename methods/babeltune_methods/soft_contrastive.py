@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.soft_loss import Labels, Repeats, repeat_shares, soft_labels, tiled_cross_entropy
+from babeltune.losses.repeats import Repeats, negative_shares
+from babeltune.losses.soft_loss import Labels, soft_labels, tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 if TYPE_CHECKING:
@@ -227,10 +228,11 @@ class SoftContrastive(Method):
         terms["kl"] = (loss.detach() - floor) / total
         diagnostics = {
             "label_entropy": rowwise / (total * math.log(total)),
-            **repeat_shares(
+            **negative_shares(
                 sources.count() + targets.count(),
                 2 * total,
                 [side.others(masked).negatives() for side in (sources, targets)],
+                [total - 1] * 2,
                 gather,
             ),
             "cosine": (f_s * f_t).sum().detach() / total,

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.soft_loss import Repeats, repeat_shares, tiled_cross_entropy
+from babeltune.losses.repeats import Repeats, negative_shares
+from babeltune.losses.soft_loss import tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
 
 if TYPE_CHECKING:
@@ -101,9 +102,14 @@ class TranslationRanking(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total, k = batch.total, config.hard_negatives
-        if total < 2 and not k:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
-        sides = [batch.source, batch.target, *([batch.negatives] if k and batch.negatives is not None else [])]
+        sides, found = [batch.source, batch.target], batch.negatives_mask if k else None
+        if k:
+            if batch.negatives is None or found is None:
+                raise TrainingError(f"hard_negatives is {k}, and the batch has none; prepare mines them")
+            sides.append(batch.negatives)
+        if total < 2 and (found is None or not gather(found.sum(1, keepdim=True)).any()):
+            mined = " and no hard negative was found for it" if k else ""
+            raise TrainingError(f"a global batch of {total} pair has no negatives{mined}; raise training.global_batch")
         s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
         all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
@@ -113,21 +119,19 @@ class TranslationRanking(Method):
         masked = config.mask_duplicates
 
         hard = None
-        if k:
-            if not h or batch.negatives_mask is None:
-                raise TrainingError(f"hard_negatives is {k}, and the batch has none; prepare mines them")
-            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), batch.negatives_mask, config.temperature)
-        negatives = [targets.others(masked).negatives()]
-        if k and batch.negatives_mask is not None:
-            negatives[0] = negatives[0] + batch.negatives_mask.sum(1)
+        if found is not None:
+            hard = hard_log_sum(s, h[0].view(len(s), k, s.shape[1]), found, config.temperature)
+        theirs = found.sum(1) if found is not None else 0
+        kept, available = [targets.others(masked).negatives() + theirs], [total - 1 + theirs]
         forward = ranking(s, t, all_t, config.temperature, targets if masked else None, hard) / total
         loss, terms = forward, {"forward": forward.detach()}
         if config.direction == "both":
             backward = ranking(t, s, all_s, config.temperature, sources if masked else None) / total
             loss, terms["backward"] = (forward + backward) / 2, backward.detach()
-            negatives.append(sources.others(masked).negatives())
+            kept.append(sources.others(masked).negatives())
+            available.append(total - 1)
         diagnostics = {
-            **repeat_shares(sources.count() + targets.count(), 2 * total, negatives, gather),
+            **negative_shares(sources.count() + targets.count(), 2 * total, kept, available, gather),
             "cosine": (s * t).sum().detach() / total,
         }
         return Loss(loss, terms, diagnostics)

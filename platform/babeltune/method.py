@@ -230,7 +230,7 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
-        """Negatives that each anchor sees, recorded with every run."""
+        """Negatives that each anchor sees, where the text has as many; recorded with every run."""
         return global_batch - 1 if cls.needs(config).in_batch_negatives else 0
 
     @classmethod

@@ -17,7 +17,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from babeltune.cli import app, main
-from babeltune.cli.advice import about_memory, about_precision
+from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.ledger import SweepFolder, sweep_folders
 from babeltune.engine.sweep import only_driver
@@ -53,7 +53,7 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     sweeps = ["plan", "resume", "runs", "status", "stop", "submit"]
-    models = ["encode", "evaluate", "filter", "methods", "mine", "promote", "score", "transfer", "ui"]
+    models = ["encode", "evaluate", "filter", "methods", "mine", "promote", "retrieve", "score", "transfer", "ui"]
     assert sorted([*sweeps, *models]) == COMMANDS
 
 
@@ -126,6 +126,31 @@ def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
     assert not [*about_memory(read_sweep(tiny_file))]
     huge = read_sweep(tiny_file, assignments=["parameters.student.width={choice: [32, 1048576]}"])
     assert "M weights" in next(iter(about_memory(huge)))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "longest"),
+    [
+        ([], "65,536"),
+        (["parameters.queue={choice: [512, 4096]}"], "4,096"),
+        (["parameters.queue={const: 1787}"], None),
+        (["parameters={variant: {const: co}}", "config={queue: 1788}"], "1,788"),
+        (["parameters={variant: {choice: [laser3, in_batch]}}"], None),
+        (["parameters={}", "method=mse_distillation"], None),
+    ],
+)
+def test_a_queue_that_the_text_cannot_fill_is_warned_of(assignments, longest):
+    sweep = read_sweep("search_spaces/laser3_co.yaml", assignments=assignments)
+    words = [f"laser3_co has a queue of up to {longest} entries, and the training text 1,787 distinct"] * bool(longest)
+    assert [found[: len(words[0])] for found in about_queue(sweep, 1787)] == words
+
+
+def test_plan_warns_of_such_a_queue(babeltune, tiny_file):
+    for queue, expected in ((100, False), (5000, True)):
+        fixed = ["--set", "parameters={}", "--set", "method=laser3_co", "--set", f"config={{queue: {queue}}}"]
+        code, _, err = babeltune("plan", tiny_file, *fixed)
+        assert code == 0
+        assert ("a queue of up to 5,000 entries" in " ".join(err.split())) == expected
 
 
 def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):

@@ -1,4 +1,4 @@
-"""mine, score and encode as people and programs call them; what they do is judged in tests/mining."""
+"""mine, score, retrieve and encode as people and programs call them; what they do is judged in tests/mining."""
 
 import json
 
@@ -54,8 +54,18 @@ def test_score_reads_named_columns(call, tmp_path):
     assert "4 pairs, mean" in result.stdout
     rows = [line.split("\t")[1:] for line in (tmp_path / "o.tsv").read_text().splitlines()]
     assert rows == [[text, text.upper()] for text in TEXT]
-    with pytest.raises(BabeltuneError, match="names 1; give two"):
+    with pytest.raises(BabeltuneError, match="is not SOURCE,TARGET"):
         call("score", "p.tsv", "model", "--out", "o.tsv", "--columns", "fra")
+
+
+def test_retrieve_prints_the_precision_at_1(call, tmp_path):
+    (tmp_path / "gold").write_text("1\n2\n3\n3\n1\n1\n")
+    result = call("retrieve", "s.txt", "t.txt", "model", "--out", "o.tsv", "--gold", "gold", "--k", "9")
+    assert "precision at 1 0.8000, 4 queries in o.tsv" in result.stdout
+    assert "k is 9, but there are only 4 different candidates" in result.stderr
+    assert "s.txt: of 6 lines, 1 repeated, 1 empty" in result.stderr
+    assert len((tmp_path / "o.tsv").read_text().splitlines()) == 16
+    assert "precision" not in call("retrieve", "s.txt", "t.txt", "model", "--out", "o.tsv").stdout
 
 
 def test_encode_reads_standard_input(call, tmp_path):

@@ -51,17 +51,25 @@ def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value
 
 
 def test_the_plan_says_id_trials_pairs_and_work(sweep):
-    report = describe(sweep, counts=COUNTS, pairs=PAIRS, teacher_sentences=1234, samples=3)
+    counted = {"counts": COUNTS, "pairs": PAIRS, "anchors": 1700, "teacher_sentences": 1234}
+    report = describe(sweep, **counted, samples=3)
     assert report.id == sweep_id(sweep)
     assert len(report.trials) == 3
     assert report.total_pairs == 3300
     assert report.budget_pairs == sweep.budget.trials * sweep.training.pairs
     assert report.default.steps == -(-sweep.training.pairs // sweep.training.global_batch)
-    assert report == describe(sweep, counts=COUNTS, pairs=PAIRS, teacher_sentences=1234, samples=3)
+    assert report == describe(sweep, **counted, samples=3)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(render(report))
     text = console.export_text()
-    for words in (report.id, "rows 300 · pairs 1,200 · distinct 1,190", "eng-fra 1,700", "1,234 sentences", "sample 2"):
+    for words in (
+        report.id,
+        "rows 300 · pairs 1,200 · distinct 1,190",
+        "eng-fra 1,700",
+        "1,234 sentences",
+        "sample 2",
+        "of 1,700 anchors",
+    ):
         assert words in text
     assert yaml.safe_load(report.spec)["name"] == sweep.name
     assert "aligned words" not in text

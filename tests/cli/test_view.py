@@ -14,6 +14,7 @@ from babeltune.cli.view import (
     number,
     picture,
     show_decision,
+    show_front,
     show_method,
     show_sweeps,
     table_of,
@@ -77,6 +78,15 @@ def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(t
     assert "1.234" in lines[1]
     assert lines[2].startswith("t0001 ★")
     assert "[labels are nearly flat]" in lines[2]
+
+
+def test_a_front_shows_its_metrics_in_their_units():
+    row = Row(
+        name="t0003", state="finished", params={"seed": 1}, metrics={"dev/news/f1": 0.25, "model/parameters": 1e7}
+    )
+    lines = shown(lambda console: show_front(("dev/news/f1", "model/parameters"), [row], console)).splitlines()
+    assert lines[0].split() == ["trial", "news/f1", "model/parameters", "settings"]
+    assert lines[1].split() == ["t0003", "0.2500", "10,000,000", "seed=1"]
 
 
 def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +20,9 @@ from babeltune.data.split import components, sentence_keys
 from babeltune.errors import DataError
 from babeltune.records import Data, Source, Split, Task
 from babeltune.spec.sweep_file import read_data
+from corpora import DATA, needs_data
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-REAL = (REPOSITORY / os.environ.get("BABELTUNE_DATA", "../shared/data")).resolve()
 Table = list[tuple[str, ...]]
 
 
@@ -435,12 +434,7 @@ def test_keys_are_equal_exactly_where_text_keys_are():
 # --- real data -----------------------------------------------------------------------------------------------------
 
 
-needs_real_data = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"the real corpora are not at {REAL}; set BABELTUNE_DATA"
-)
-
-
-@needs_real_data
+@needs_data
 def test_the_benchmark_overlay_names_files_and_columns_that_exist():
     data, root = read_data(REPOSITORY / "benchmarks/data/en_fra_rus_jpn_kor.yaml")
     tasks = read_tasks([*data.dev, *data.test], root, data)
@@ -450,7 +444,7 @@ def test_the_benchmark_overlay_names_files_and_columns_that_exist():
             assert set((train.columns or {}).values()) | {"id"} == set(file.readline().rstrip("\n").split("\t"))
 
 
-@needs_real_data
+@needs_data
 def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
     def pair(folder: str, code: str, suffix: str = ".tsv.gz") -> Source:
         path = f"{folder}/{code}-eng{suffix}"
@@ -466,7 +460,7 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
         test=(Task(name="tatoeba_kor", source=pair("tatoeba", "kor", ".tsv")),),
         split=Split(pairs=100),
     )
-    corpus = build_corpus(data, REAL, 0)
+    corpus = build_corpus(data, DATA, 0)
     assert corpus.counts["tatoeba_challenge_kor"]["rows"] == 1467
     assert corpus.counts["sts_parallel_kor"]["cap"] == 2000
     sizes = {(task.name, task.subset): len(task.left) for task in corpus.tasks}
@@ -476,18 +470,18 @@ def test_a_real_corpus_is_cleaned_and_overlaps_with_no_real_eval_set():
         ("stsb", "eng"): 1500,
         ("heldout", "kor-eng"): 100,
     }
-    sealed = read_tasks(data.test, REAL, data)
+    sealed = read_tasks(data.test, DATA, data)
     evals = {text_key(text) for task in sealed for text in (*task.left, *task.right)}
     evals |= {text_key(corpus.texts[i]) for task in corpus.tasks for i in (*task.left, *task.right)}
     assert not evals & {text_key(text) for pair in pairs(corpus) for text in pair}
 
 
-@needs_real_data
+@needs_data
 def test_real_topics_are_in_two_languages_and_mixed():
     paths = {"eng": "sib200/eng_Latn.tsv.gz", "zho": "sib200/zho_Hans.tsv.gz"}
     source = Source(name="sib200", id="id", paths=paths)
     eng, zho, mixed = read_tasks(
-        [Task(name="sib200", task="clustering", source=source, label="category")], REAL, Data(train=())
+        [Task(name="sib200", task="clustering", source=source, label="category")], DATA, Data(train=())
     )
     assert [len(task.left) for task in (eng, zho, mixed)] == [510, 510, 510]
     assert len(set(mixed.labels)) == 7

@@ -1,5 +1,7 @@
 """Dev and test sets of every kind, from files to subsets, and what a sweep file may say of them."""
 
+import gzip
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +14,7 @@ from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.records import Data, Mined, Source, Sweep, Task, plain
 from babeltune.spec.data_rules import data_problems
 from babeltune.spec.goals import dev_metrics
+from babeltune.spec.sweep_file import read_data
 
 ENG = Data(train=(), anchor_priority=("eng",))
 
@@ -142,6 +145,36 @@ def test_hub_names_of_mteb_are_read_from_saved_copies(tmp_path):
     assert tatoeba.left == bucc.left == sts.left == ("a 1", "a 2")
     assert (sts.scores, sts.subset, sts.group) == ((4.5, 1.0), "fra-eng", "sts_fr")
     assert (sts.left_languages, sts.right_languages) == (("fra",), ("eng",))
+
+
+def test_tatoebas_112_languages_and_bucc_are_read_by_their_hub_names(tmp_path, monkeypatch):
+    """From folders that are laid out as the repositories are: a file for each configuration, named by the card."""
+    monkeypatch.setenv("BABELTUNE_DATA", str(tmp_path))
+    saved = {"tatoeba-bitext-mining": ("fra-eng", "sqi-eng", "yid-eng"), "bucc-bitext-mining": ("zh-en",)}
+    for name, subsets in saved.items():
+        folder = tmp_path / "mteb" / name
+        (folder / "test").mkdir(parents=True)
+        card = ["---", "configs:"]
+        for subset in subsets:
+            card += [
+                f"- config_name: {subset}",
+                "  data_files:",
+                "  - split: test",
+                f"    path: test/{subset}.jsonl.gz",
+            ]
+            rows = [json.dumps({"sentence1": f"{subset} {i}", "sentence2": f"english {i}"}) for i in range(3)]
+            (folder / "test" / f"{subset}.jsonl.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+        (folder / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
+    data, root = read_data("search_spaces/evaluation/mteb_bitext.yaml")
+    assert [[task.name for task in data.dev].count(name) for name in ("tatoeba", "bucc")] == [112, 4]
+    assert len({(task.name, task.source.subset) for task in data.dev}) == 116
+    there = [task for task in data.dev if task.source.subset in ("fra-eng", "sqi-eng", "yid-eng", "zh-en")]
+    found = read_tasks(there, root, data)
+    assert [task.subset for task in found] == ["fra-eng", "sqi-eng", "yid-eng", "zh-en"]
+    assert found[1].left == ("sqi-eng 0", "sqi-eng 1", "sqi-eng 2")
+    assert found[3].right == ("english 0", "english 1", "english 2")
+    scores = evaluate_texts(found, encode, "dev")
+    assert {"dev/tatoeba/f1", "dev/tatoeba/sqi-eng/f1", "dev/bucc/zh-en/accuracy"} <= set(scores)
 
 
 def test_tasks_survive_being_written(bucc, tmp_path):

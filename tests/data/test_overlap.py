@@ -170,6 +170,18 @@ def test_near_duplicates_go_where_the_data_say_so(sweep, tmp_path):
         assert "no_near_overlap" not in kept.counts[source]
 
 
+def test_a_test_set_whose_texts_are_in_a_dev_set_cannot_gate(sweep, tmp_path):
+    more = (tmp_path / "sealed.tsv").read_text(encoding="utf-8").splitlines()
+    dev = (tmp_path / "seen.tsv").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "seen.tsv").write_text("\n".join([*dev, more[1]]) + "\n", encoding="utf-8")
+    ledger = corpus_of(sweep, tmp_path).contamination
+    facts = ledger.seen["test/sealed"]
+    assert facts["dev"] > 0
+    assert facts["share"] == facts["dev"] / facts["texts"] > CONTAMINATED
+    dirty = contaminated({"contamination": ledger.plain()})
+    assert "are in dev sets, which select" in dirty["sealed"]
+
+
 def test_a_contaminated_set_cannot_gate():
     facts = {"texts": 100, "near": 6, "share": CONTAMINATED + 0.01}
     dirty = contaminated({"contamination": {"sets": {"test/t": facts}}})

@@ -16,10 +16,10 @@ from babeltune.data.teacher import (
     load_teacher,
     model_digest,
     teacher_folder,
-    verify_weights,
 )
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import StoreError, TeacherError
+from babeltune.models.hub import BUNDLED_SHA256, verify_weights
 from babeltune.records import Student, Teacher
 
 TEXTS = [
@@ -187,8 +187,8 @@ def test_a_folder_with_pickled_weights_alone_is_refused_whatever_others_hold(tin
 def test_altered_weights_are_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"other weights")
-    with pytest.raises(TeacherError, match=f"is not the published model.*expected {module.BUNDLED_SHA256}"):
-        verify_weights(path, module.BUNDLED_SHA256)
+    with pytest.raises(TeacherError, match=f"is not the published model.*expected {BUNDLED_SHA256}"):
+        verify_weights(path, BUNDLED_SHA256)
 
 
 def test_the_digest_of_a_model_follows_its_weights(tiny, tmp_path):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from babeltune.data.store import write_json
-from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, leaderboard, outcome, trial_row, winner
-from babeltune.errors import SweepError, UnknownNameError
+from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, front, leaderboard, outcome, trial_row, winner
+from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
@@ -141,6 +141,31 @@ def test_the_front_holds_the_trials_that_no_other_one_dominates(tmp_path, sweep)
     assert winner(folder).front
     folder.write("sweep.json", sweep)
     assert not any(row.front for row in leaderboard(folder)), "with one objective the order says it all"
+
+
+def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "costs-0123456789")
+    costs = [(0.5, 100, 9.0), (0.6, 200, 8.0), (0.6, 300, 8.0), (0.4, 100, 12.0), (0.4, 100, 9.0)]
+    for number, (score, size, speed) in enumerate(costs):
+        add(folder, sweep, number, [score], "finished")
+        metrics = {METRIC: score, "model/parameters": size, "model/sentences_per_second": speed}
+        write_reports(folder.trial(number), [Report(index=1, step=1, pairs=1, seconds=1, metrics=metrics)])
+    add(folder, sweep, 5, [0.9], "pruned")
+    noisy = {METRIC: 0.55, "model/parameters": 200, "model/sentences_per_second": 8.9}
+    add(folder, sweep, 6, [0.55], "finished")
+    write_reports(folder.trial(6), [Report(index=1, step=1, pairs=1, seconds=1, metrics=noisy)])
+    folder.write("baselines.json", {"scores": {"teacher": {METRIC: 1.0}}})
+    metrics, rows = front(folder)
+    assert metrics == (METRIC, "model/parameters", "model/sentences_per_second")
+    assert [row.name for row in rows] == ["t0001", "t0000", "t0003"], "the larger is the same at a higher cost"
+    assert [row.name for row in front(folder, [METRIC])[1]] == ["t0001", "t0002"]
+    assert [row.name for row in front(folder, ["model/parameters", METRIC])[1]] == ["t0000", "t0001"]
+    with pytest.raises(UnknownNameError, match=r"no metric 'model/parameter' in .*did you mean 'model/parameters'"):
+        front(folder, ["model/parameter"])
+    losing = {METRIC: 0.5, "train/loss": 0.1}
+    write_reports(folder.trial(0), [Report(index=1, step=1, pairs=1, seconds=1, metrics=losing)])
+    with pytest.raises(SpecError, match="'train/loss' is of the training"):
+        front(folder, ["train/loss"])
 
 
 def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):

@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from babeltune.data.store import write_json
 from babeltune.engine.lanes import Lanes
 from babeltune.engine.search import prime, register_methods, scheduler_for, search
-from babeltune.engine.searcher import Ledger, Proposals, open_study, replay, sampler_for, warm_trials
+from babeltune.engine.searcher import Ledger, Proposals, open_study, replay, sampler_for
+from babeltune.engine.warm_start import warm_trials
 from babeltune.engine.watcher import LaneTrainable
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training

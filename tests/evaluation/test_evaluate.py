@@ -5,10 +5,13 @@ import sys
 import numpy as np
 import pytest
 
+from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluation import metrics
+from babeltune.evaluation import metrics, neighbours
 from babeltune.evaluation.evaluate import evaluate, evaluate_texts
+from babeltune.records import Data, Source, Task
+from corpora import DATA, needs_data
 
 TABLE = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
 TABLE[100:200] = TABLE[:100] + 0.9 * TABLE[200:300]
@@ -45,6 +48,29 @@ def test_every_text_is_encoded_once_over_all_tasks():
     embed = Embed()
     evaluate([bitext(), bitext(subset="rus-eng", left=range(50, 150), right=range(100, 200)), sts()], embed)
     assert embed.asked == [list(range(200))]
+
+
+@needs_data
+def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
+    """NTREX, multi-way: a language's sentences are encoded once, and made ready for the search once."""
+    paths = {path.name.partition(".")[0]: f"ntrex/{path.name}" for path in sorted((DATA / "ntrex").glob("*.tsv.gz"))}
+    source = Source(name="ntrex", id="id", paths=paths, pairs="all")
+    tasks = read_tasks([Task(name="ntrex", source=source, limit=4)], DATA, Data(train=(), anchor_priority=("eng",)))
+    given, ready = [], []
+
+    def encode(texts, languages):
+        given.append(list(zip(texts, languages, strict=True)))
+        return np.random.default_rng(0).normal(size=(len(texts), 8)).astype(np.float32)
+
+    side = neighbours.side
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "side", lambda rows: ready.append(type(rows)) or side(rows))
+        scores = evaluate_texts(tasks, encode)
+    assert len(paths) == 42
+    assert len(tasks) == 861 == len([name for name in scores if name.count("/") == 3 and name.endswith("/accuracy")])
+    assert len(given) == 1
+    assert len(given[0]) == len(set(given[0])) == 42 * 4
+    assert ready.count(np.ndarray) == 42
 
 
 def test_metrics_say_task_subset_and_direction():

@@ -10,6 +10,7 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, v_measure_score
 
 from babeltune.evaluation.kmeans import SEEDS, STARTS, adjusted_rand, agreement, kmeans, v_measure
+from corpora import needs_data, sib200
 
 LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40)
 
@@ -47,6 +48,15 @@ def test_clusters_are_as_tight_as_scikit_learns(clusters, spread):
     means = np.stack([rows[which == k].mean(0) for k in range(clusters)])
     assert inertia == pytest.approx(((rows - means[which]) ** 2).sum(), rel=1e-9)
     assert inertia <= 1.02 * reference.inertia_
+
+
+@needs_data
+def test_topics_of_real_text_are_clustered_as_well_as_by_scikit_learn():
+    vectors, topics, _ = sib200("eng_Latn")
+    found = agreement(vectors, topics)
+    clusters = [KMeans(len(set(topics)), n_init=STARTS, random_state=s).fit_predict(vectors) for s in SEEDS]
+    assert found["ari"] == pytest.approx(np.mean([adjusted_rand_score(topics, c) for c in clusters]), abs=0.02)
+    assert found["v_measure"] == pytest.approx(np.mean([v_measure_score(topics, c) for c in clusters]), abs=0.02)
 
 
 def test_well_separated_topics_are_found_by_every_seed():

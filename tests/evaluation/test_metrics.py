@@ -2,7 +2,6 @@ import gzip
 import itertools
 import math
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
 
 from babeltune.evaluation import metrics, neighbours
-
-DATA = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no corpora in {DATA}; set BABELTUNE_DATA")
+from corpora import DATA, needs_data
 
 
 def noisy_pair(n, dim=16, noise=0.8, seed=0):
@@ -305,35 +302,3 @@ def test_the_mean_cosine_is_that_of_all_pairs_of_different_rows():
     assert metrics.mean_cosine(vectors) == pytest.approx(sum(expected) / len(expected), abs=1e-6)
     assert metrics.mean_cosine(vectors[:1]) == 0.0
     assert metrics.mean_cosine(np.ones((3, 4), np.float32)) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
-@pytest.mark.parametrize("k", [1, 3, 50])
-def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k):
-    """Every pair by the printed formula, with repeated sentences once in the neighbourhoods."""
-    x, y = noisy_pair(12, dim=5, seed=3)
-    y = y[:9]
-    rows, columns = [0, 1, 1, 5, 11, 8], [0, 1, 2, 8, 3, 8]
-    u = [v / np.linalg.norm(v) for v in x.astype(np.float64)]
-    v = [w / np.linalg.norm(w) for w in y.astype(np.float64)]
-    expected = []
-    for i, j in zip(rows, columns, strict=True):
-        to_right = sorted((float(u[i] @ w) for w in v), reverse=True)[:k]
-        to_left = sorted((float(w @ v[j]) for w in u), reverse=True)[:k]
-        cosine, around = float(u[i] @ v[j]), (sum(to_right) / len(to_right) + sum(to_left) / len(to_left)) / 2
-        ratio = cosine / around if around > 0 else math.nan
-        expected.append({"ratio": ratio, "distance": cosine - around, "absolute": cosine}[margin])
-    found = metrics.pair_margins(x, y, k, margin, pairs=(rows, columns))
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
-    if margin == "ratio":
-        assert np.isnan(found).any() == (k == 50)
-
-
-def test_without_rows_the_pairs_are_the_rows():
-    left, right = noisy_pair(30)
-    assert (metrics.pair_margins(left, right) == metrics.pair_margins(left, right, pairs=(range(30), range(30)))).all()
-    with pytest.raises(ValueError, match="30 left and 29 right vectors"):
-        metrics.pair_margins(left, right[:29])
-    choice = metrics.candidate_scores(metrics.match(left, right), "ratio")[:, 0]
-    own = metrics.match(left, right).forward.index[:, 0] == torch.arange(30)
-    assert metrics.pair_margins(left, right)[own] == pytest.approx(choice[own].numpy(), rel=1e-5)

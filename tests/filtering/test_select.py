@@ -80,19 +80,6 @@ def test_without_py3langid_the_error_names_the_installation(monkeypatch):
         scorers()
 
 
-def test_a_translation_scores_above_a_mismatch_and_each_text_is_encoded_once():
-    table = {"a": [1, 0.2, 0], "b": [0, 1, 0.3], "c": [0.1, 0, 1]}
-    asked = []
-
-    def encode(texts, side):
-        asked.append((side, texts))
-        return np.array([table[text] for text in texts], np.float32)
-
-    scores = select.score_pairs(pairs(("a", "a"), ("b", "b"), ("a", "b"), ("c", "c")), encode, 2, "ratio")
-    assert asked == [(0, ["a", "b", "c"]), (1, ["a", "b", "c"])]
-    assert scores[2] < min(scores[[0, 1, 3]])
-
-
 def test_ranking_is_stable_and_leaves_out_what_has_no_margin():
     ranked, left = select.rank(pairs(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")), np.array([1.0, np.nan, 2.0, 1.0]))
     assert ranked == Ranked(source=["c", "a", "d"], target=["3", "1", "4"], scores=[2.0, 1.0, 1.0])
@@ -113,5 +100,9 @@ def test_subsets_are_the_longest_beginnings_that_fit(lengths, sizes):
 
 def test_a_subset_is_written_with_its_scores(tmp_path):
     ranked = Ranked(source=["a", "b"], target=["x y", "z"], scores=[1.25, 1.0])
-    select.write_subset(tmp_path / "top.tsv", ranked, 1)
-    assert (tmp_path / "top.tsv").read_text() == "1.250000\ta\tx y\n"
+    assert select.write_subsets(tmp_path, ranked, [1, 2]) == [
+        {"asked": 1, "file": "top-1.tsv", "pairs": 0, "tokens": 0, "lowest_score": None},
+        {"asked": 2, "file": "top-2.tsv", "pairs": 1, "tokens": 2, "lowest_score": 1.25},
+    ]
+    assert (tmp_path / "top-1.tsv").read_text() == ""
+    assert (tmp_path / "top-2.tsv").read_text() == "1.250000\ta\tx y\n"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from babeltune.losses.gather import Ranks
-from babeltune.losses.soft_loss import Repeats, soft_labels, tiled_cross_entropy
+from babeltune.losses.repeats import Repeats
+from babeltune.losses.soft_loss import soft_labels, tiled_cross_entropy
 
 
 def unit(rows, columns, seed, dtype=torch.float32):

@@ -53,15 +53,16 @@ def through(layers, vector):
 def printed(config, x, y, source_ids, target_ids):
     """-sum_i log e^S_ii / sum_j e^S_ij, its mirror image, and with `intra` the own side's others below the line."""
     n, masked = len(x), config.reading == "fixed"
+    intra = config.reading == "paper" if config.intra is None else config.intra
 
     def ranked(a, b, own, other):
         total = 0.0
         for i in range(n):
             at = [math.exp(sum(p * q for p, q in zip(a[i], c, strict=True)) / config.temperature) for c in [*b, *a]]
             # A candidate that says what the positive says (or the row, where its own side is there too) is none.
-            said = {other[i], *([own[i]] if config.intra else [])} if masked else set()
+            said = {other[i], *([own[i]] if intra else [])} if masked else set()
             below = at[i] + sum(at[j] for j in range(n) if j != i and other[j] not in said)
-            if config.intra:
+            if intra:
                 below += sum(at[n + j] for j in range(n) if j != i and own[j] not in said)
             total -= math.log(at[i] / below)
         return total / n
@@ -76,7 +77,7 @@ CONFIGS = st.builds(
     output=st.just(4),
     dropout=st.just(0.0),
     temperature=st.sampled_from([0.015, 0.05, 0.5]),
-    intra=st.booleans(),
+    intra=st.sampled_from([None, True, False]),
     reading=st.sampled_from(["paper", "authors_code", "fixed"]),
 )
 
@@ -116,7 +117,7 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     total, labels = 0.0, torch.arange(n)
     for a, b in (parts, parts[::-1]):
         logits = a @ b.T / config.temperature
-        if config.intra:
+        if config.both_sides:
             logits = torch.cat([logits, (a @ a.T / config.temperature).fill_diagonal_(-torch.inf)], dim=1)
         total = total + nn.functional.cross_entropy(logits, labels) / 2
     total.backward()
@@ -162,7 +163,11 @@ def test_an_aligner_of_no_row_has_a_gradient_of_zero():
 
 
 def test_the_paper_has_the_negatives_of_its_losss_name_and_needs_the_languages():
-    assert Config.paper().intra
+    assert Config.paper() == Config(reading="paper")
+    assert Config(reading="paper").both_sides
+    assert not any(Config(reading=reading).both_sides for reading in ("authors_code", "fixed"))
+    assert not Config(reading="paper", intra=False).both_sides
+    assert BilingualAligner.negatives(Config.paper(), 64) == 126
     assert BilingualAligner.negatives(Config(), 64) == 63
     assert BilingualAligner.negatives(Config(intra=True), 64) == 126
     with pytest.raises(TrainingError, match="language of each sentence"):

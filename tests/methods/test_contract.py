@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -84,24 +85,32 @@ LAYERS = {"depth": -1, "output": 5}
 REPEATS = [
     *(("soft_contrastive", {"labels": "hard", "tcm": tcm}, 5 / 14, 4) for tcm in (True, False)),
     ("soft_contrastive", {"labels": "hard", "reading": "paper"}, 5 / 14, 6),
+    *(("soft_contrastive", {"labels": labels}, 5 / 14, 6) for labels in ("priority", "average")),
     ("translation_ranking", {"hard_negatives": 0}, 5 / 14, 4),
-    ("translation_ranking", {"hard_negatives": 2}, 5 / 14, 5),
-    ("translation_ranking", {"hard_negatives": 2, "direction": "forward"}, 5 / 14, 6),
+    ("translation_ranking", {"hard_negatives": 2}, 5 / 14, 4),
+    ("translation_ranking", {"hard_negatives": 2, "direction": "forward"}, 5 / 14, 4),
     ("translation_ranking", {"hard_negatives": 2, "mask_duplicates": False}, 5 / 14, 6),
     ("laser3_co", {"variant": "in_batch"}, 2 / 7, 5),
     ("laser3_co", {"variant": "in_batch", "mask_duplicates": False}, 2 / 7, 6),
+    ("laser3_co", {"variant": "in_batch", "equal_m": True}, 2 / 7, 5),
     ("laser3_co", {"variant": "co", "queue": 5}, 5 / 7, 4),
     ("laser3_co", {"variant": "co", "queue": 5, "mask_duplicates": False}, 5 / 7, 5),
+    ("laser3_co", {"variant": "co", "queue": 5, "equal_m": True}, 5 / 7, 4),
+    *(("laser3_co", {"variant": "co_filter", "queue": 5, "sigma": sigma}, 5 / 7, None) for sigma in (0.0, 0.2, 1.0)),
+    ("laser3_co", {"variant": "co_filter", "queue": 5, "sigma": 0.2, "mask_duplicates": False}, 5 / 7, None),
+    ("laser3_co", {"variant": "co_filter", "queue": 5, "sigma": 0.2, "equal_m": True}, 5 / 7, None),
     ("ml_ctl", {}, 5 / 14, 9),
+    ("ml_ctl", {"variant": "info_snt"}, 5 / 14, 9),
     ("ml_ctl", {"reading": "authors_code"}, 5 / 14, 12),
     *((name, {}, 5 / 14, 4) for name in ("lealla", "dimension_reduction")),
     *((name, {"mask_duplicates": False}, 5 / 14, 6) for name in ("lealla", "dimension_reduction")),
     ("bilingual_aligner", LAYERS, 5 / 14, 4),
     ("bilingual_aligner", {**LAYERS, "intra": True}, 5 / 14, 9),
-    ("bilingual_aligner", {**LAYERS, "intra": True, "reading": "paper"}, 5 / 14, 12),
+    ("bilingual_aligner", {**LAYERS, "reading": "paper"}, 5 / 14, 12),
+    ("bilingual_aligner", {**LAYERS, "reading": "authors_code"}, 5 / 14, 6),
 ]
 """Of seven pairs in which one source comes twice and one target three times: the share of repeated texts, and the least
-number of negatives of a row. The queue holds texts 0 to 4."""
+number of negatives of a row, where it does not depend on vectors. The queue holds texts 0 to 4."""
 LANGUAGES = ("eng", "fra", "kor")
 """A text's is its number's remainder, so that batches mix them."""
 WORLDS = (4, 2)
@@ -349,16 +358,90 @@ def test_a_loss_leaves_its_batch_as_it_was(name, values):
     assert all(torch.equal(after[at], value) for at, value in before.items())
 
 
+def kept_negatives(name, config, batch, queue):
+    """Of every row, in each direction, which of its candidates it keeps as negatives; its own positive is none."""
+    texts, n = (batch.source_ids.tolist(), batch.target_ids.tolist()), batch.total
+    masked = getattr(config, "mask_duplicates", getattr(config, "reading", "") == "fixed")
+    if name == "laser3_co":
+        anchors, own = batch.teacher_source.tolist(), texts[0]
+        entries = [[(own[j], anchors[j]) for j in range(n) if j != i] for i in range(n)]
+        if queue is not None:
+            entries = [list(zip(queue.ids.tolist(), queue.vectors.tolist(), strict=True))] * n
+        below = config.sigma if config.variant == "co_filter" else math.inf
+        rows = [
+            [not (masked and text == own[i]) and cosine(anchors[i], vector) < below for text, vector in entries[i]]
+            for i in range(n)
+        ]
+        if config.equal_m:
+            least = min(map(sum, rows))
+            rows = [[place < least for place in range(len(row))] for row in rows]
+        return rows
+    masked = masked and getattr(config, "labels", "hard") == "hard"
+    both_sides = name == "ml_ctl" or (name == "bilingual_aligner" and config.both_sides)
+    rows = []
+    for own, other in ((0, 1), (1, 0))[: 1 if getattr(config, "direction", "both") == "forward" else 2]:
+        for i in range(n):
+            said = {texts[other][i], *([texts[own][i]] if both_sides else [])} if masked else set()
+            sides = (other, own) if both_sides else (other,)
+            rows.append([texts[side][j] not in said for side in sides for j in range(n) if j != i])
+            if name == "translation_ranking" and own == 0 and config.hard_negatives:
+                rows[-1] += [True] * sum(batch.negatives_mask[i].tolist())
+    return rows
+
+
+def cosine(a, b):
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+@torch.no_grad()
+def compared(name, method, student, batch):
+    """The vectors of each pair whose cosine the log has."""
+    source, target = student(batch.source), student(batch.target)
+    if name == "laser3_co":
+        return batch.teacher_source, target
+    if name == "dimension_reduction":
+        return method.dense(source), method.dense(target)
+    if name == "bilingual_aligner":
+        return tuple(map(method.aligned, (source, target), batch.languages.T))
+    if name == "ml_ctl":
+        read = batch.source, batch.target
+        if method.config.resolved[2] == "masked":
+            read = batch.masked_source.tokens, batch.masked_target.tokens
+        spans = batch.words.split(2, dim=1)
+        return tuple(method.contextual(student.states(side), side, at) for side, at in zip(read, spans, strict=True))
+    return source, target
+
+
 @pytest.mark.parametrize(("name", "values", "duplicates", "least"), REPEATS)
-def test_repeated_texts_and_the_fewest_negatives_are_reported(name, values, duplicates, least):
+def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(name, values, duplicates, least):
     method, needs = build(name, values)
     ids = {"source_ids": torch.tensor([0, 1, 0, 2, 3, 11, 12]), "target_ids": torch.tensor([7, 8, 9, 6, 7, 7, 5])}
     batch = dataclasses.replace(share(7, needs.hard_negatives), **ids)
-    if needs.hard_negatives:
-        batch = dataclasses.replace(batch, negatives_mask=torch.ones(7, 2, dtype=torch.bool))
-    found = method.loss(Student(), batch, Ranks()).diagnostics
+    if needs.hard_negatives:  # row 0, of which the most are repeats, found none
+        batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
+    kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
+    student = Student()
+    found = method.loss(student, batch, Ranks()).diagnostics
     assert found["duplicates"].item() == pytest.approx(duplicates)
-    assert found["negatives_least"].item() == least
+    assert found["negatives_least"].item() == min(map(sum, kept))
+    assert least in (None, min(map(sum, kept)))
+    assert found["filtered"].item() == pytest.approx(1 - sum(map(sum, kept)) / sum(map(len, kept)), abs=1e-6)
+    pairs = zip(*(side.tolist() for side in compared(name, method, student, batch)), strict=True)
+    assert found["cosine"].item() == pytest.approx(sum(cosine(a, b) for a, b in pairs) / 7, abs=1e-5)
+    assert ("label_entropy" in found) == (name == "soft_contrastive")
+
+
+def test_every_contrastive_method_is_among_those():
+    """All but distillation and the sum of others."""
+    assert {name for name, *_ in REPEATS} == {name for name, _ in CASES} - {"mse_distillation", "combined"}
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
+def test_no_method_learns_its_temperature_scale_or_margin(name, values):
+    """D5: such a number is a setting, and a parameter has at least a dimension of the network."""
+    method, _ = build(name, values)
+    assert all(p.ndim and p.numel() > 1 for p in method.parameters())
 
 
 def sharp(name, values):
@@ -398,11 +481,14 @@ def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_negatives_are_required_where_they_are_the_method(name, values):
     method, needs = build(name, values)
+    batch = share(1, needs.hard_negatives)
     if not needs.in_batch_negatives or needs.hard_negatives:
-        assert method.loss(Student(), share(1, needs.hard_negatives), Ranks()).total.isfinite()
-        return
-    with pytest.raises(TrainingError, match="no negatives"):
-        method.loss(Student(), share(1, 0), Ranks())
+        assert method.loss(Student(), batch, Ranks()).total.isfinite()
+    if needs.hard_negatives:
+        batch = dataclasses.replace(batch, negatives_mask=torch.zeros_like(batch.negatives_mask))
+    if needs.in_batch_negatives:
+        with pytest.raises(TrainingError, match="no negatives"):
+            method.loss(Student(), batch, Ranks())
 
 
 if __name__ == "__main__":

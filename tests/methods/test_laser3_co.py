@@ -141,33 +141,47 @@ def test_stage_one_is_torchs_cosine_loss():
     assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_mask_task_is_masked_language_modelling_of_the_target():
-    """fairseq's third task: its weight times the mean over the target's chosen tokens."""
+@settings(max_examples=40, deadline=None)
+@given(CONFIGS, st.sampled_from([0.09, 2.0]), st.integers(2, 5), st.integers(0, 1000))
+def test_the_mask_task_is_masked_language_modelling_of_the_target(config, weight, n, seed):
+    """fairseq's third task, beside any of the others: its weight times the mean over the target's chosen tokens."""
+    draw, (width, vocabulary) = random.Random(seed), (3, 8)
+    vectors, k, entries = gaussian(2 * n, DIM, seed), gaussian(n, DIM, seed + 1), gaussian(6, DIM, seed + 2)
+    states, embeddings = gaussian(vocabulary, 2 * width, seed + 3), gaussian(vocabulary, width, seed + 4)
+    lengths = [draw.randint(1, 3) for _ in range(n)]
+    ids = [draw.randrange(vocabulary) for _ in range(sum(lengths))]
+    labels = [draw.choice([-100, draw.randrange(vocabulary)]) for _ in ids]
+    labels[draw.randrange(len(labels))] = 5
 
     class Encode:
-        table = torch.tensor(gaussian(8, DIM, 0), requires_grad=True)
-        tokens = torch.tensor(gaussian(8, 6, 1), requires_grad=True)
-        word_embeddings = torch.tensor(gaussian(8, 3, 2))
+        word_embeddings = torch.tensor(embeddings)
 
         def __call__(self, tokens):
-            return self.table[tokens.ids]
+            return torch.tensor(vectors)[tokens.ids]
 
         def states(self, tokens):
-            return self.tokens[tokens.ids]
+            return torch.tensor(states)[tokens.ids]
 
-    plain = batch_of(gaussian(4, DIM, 1))
-    masked = Masked(Tokens(torch.tensor([0, 5, 0, 7]), plain.target.lengths), torch.tensor([4, -100, 6, -100]))
-    batch = dataclasses.replace(plain, masked_target=masked)
-    config = Config(variant="laser3", mask_weight=0.09)
-    method = Laser3Co(config, student_dim=DIM, teacher_dim=DIM, width=3, vocabulary=8)
+    masked = Masked(Tokens(torch.tensor(ids), torch.tensor(lengths)), torch.tensor(labels))
+    batch = dataclasses.replace(batch_of(k), masked_target=masked)
+    config = dataclasses.replace(config, mask_weight=weight)
+    method = Laser3Co(config, student_dim=DIM, teacher_dim=DIM, width=width, vocabulary=vocabulary)
+    method.warm_up(torch.tensor(entries), torch.arange(1000, 1006))
     loss = method.loss(Encode(), batch, Ranks())
-    logits = method.head(Encode.tokens[[0, 0], 3:], Encode.word_embeddings)
-    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([4, 6]))
-    assert loss.terms["mask"].item() == pytest.approx(0.09 * expected.item(), rel=1e-5)
-    without = method_of(Config(variant="laser3")).loss(Encode(), plain, Ranks())
-    assert loss.total.item() == pytest.approx(without.total.item() + 0.09 * expected.item(), rel=1e-5)
+    guesses = []
+    for token, label in zip(ids, labels, strict=True):
+        if label != -100:
+            logits = method.head(torch.tensor([states[token][width:]]), Encode.word_embeddings)[0].tolist()
+            guesses.append(math.log(sum(map(math.exp, logits))) - logits[label])
+    guess = weight * sum(guesses) / len(guesses)
+    rest = printed(config, vectors[n:], k, vectors[:n], entries, range(1000, 1006), range(n))
+    assert loss.terms["mask"].item() == pytest.approx(guess, rel=1e-5, abs=1e-6)
+    assert loss.total.item() == pytest.approx(rest + guess, rel=2e-5, abs=1e-5)
     assert Laser3Co.needs(config).masked == 0.15
     assert Laser3Co.needs(config).states
+
+
+def test_without_the_mask_task_no_states_are_read():
     assert not Laser3Co.needs(Config()).states
     assert method_of(Config()).head is None
 

@@ -104,9 +104,10 @@ def test_the_terms_are_the_printed_equations(config, variant, n, seed):
     loss, gradient, weights = run(config, vectors, batch_of(g_x, g_y, source_ids, target_ids))
     expected = printed(config, vectors[:n], vectors[n:], g_x, g_y, weights, source_ids, target_ids)
     assert loss.terms.keys() == expected.keys()
+    tolerance = {"rel": 2e-5, "abs": 1e-6 * config.scale}  # fp32, where a small loss is left of large logits
     for name, value in expected.items():
-        assert loss.terms[name].item() == pytest.approx(value, rel=2e-5, abs=1e-6)
-    assert loss.total.item() == pytest.approx(sum(expected.values()), rel=2e-5, abs=1e-6)
+        assert loss.terms[name].item() == pytest.approx(value, **tolerance)
+    assert loss.total.item() == pytest.approx(sum(expected.values()), **tolerance)
     assert gradient.isfinite().all()
 
 

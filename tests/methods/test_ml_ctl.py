@@ -16,6 +16,7 @@ from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.store import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
 from babeltune.losses.gather import Ranks
+from babeltune.losses.repeats import Repeats
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
 from babeltune.records import Words
 from babeltune.spec.space import make_trial
@@ -157,6 +158,7 @@ CONFIGS = st.builds(
     cl_input=st.sampled_from([None, None, "clean", "masked"]),
     temperature=st.sampled_from([0.02, 0.07, 1.0]),
     alpha=st.sampled_from([0.0, 0.1, 2.0]),
+    p=st.sampled_from([0.05, 0.15, 0.9]),
 )
 
 
@@ -172,6 +174,8 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
     assert sum(v.item() for v in loss.terms.values()) == pytest.approx(loss.total.item(), rel=1e-5, abs=1e-5)
     loss.total.backward()
     assert encode.table.grad.isfinite().all()
+    reads_masks = "mlm" in loss.terms or config.resolved[2] == "masked"
+    assert MlCtl.needs(config).masked == (config.p if reads_masks else 0.0)
 
 
 def test_the_readings_are_those_of_the_poster_and_of_the_code():
@@ -183,18 +187,24 @@ def test_the_readings_are_those_of_the_poster_and_of_the_code():
 # --- Identities -----------------------------------------------------------------------------------------------------
 
 
+def row_by_row(a, b, candidates, left_out, temperature, **settings):
+    """The loss of each anchor alone."""
+    own = left_out.own.split(1)
+    parts = [dataclasses.replace(left_out, own=one) for one in own]
+    rows = zip(a.split(1), b.split(1), parts, strict=True)
+    return torch.stack([anchor_losses(*row, candidates, part, temperature, **settings) for *row, part in rows])
+
+
 def losses(n, positive_below, seed=0, temperature=0.07):
-    """Anchor losses and the gradient of their mean, in float64; every row keeps all but its own candidates."""
+    """Anchor losses and the gradient of their mean; every row keeps all but its own candidates."""
     generator = torch.Generator().manual_seed(seed)
-    a, b = (
-        torch.nn.functional.normalize(torch.randn(n, 4, generator=generator, dtype=torch.float64), dim=1)
-        for _ in range(2)
-    )
+    a, b = (torch.nn.functional.normalize(torch.randn(n, 4, generator=generator), dim=1) for _ in range(2))
     a.requires_grad_()
-    kept = ~torch.eye(n, dtype=torch.bool).repeat(1, 2)
-    rows = anchor_losses(a, b, torch.cat([a, b]).detach(), kept, temperature, positive_below=positive_below)
+    places = torch.arange(n)
+    left_out = Repeats(places, places.repeat(2), 0, positives=True)
+    rows = row_by_row(a, b, torch.cat([a, b]).detach(), left_out, temperature, positive_below=positive_below)
     rows.mean().backward()
-    return rows.detach(), a.grad, a.detach(), b, kept
+    return rows.detach(), a.grad, a.detach(), b, ~torch.eye(n, dtype=torch.bool).repeat(1, 2)
 
 
 @settings(max_examples=30, deadline=None)
@@ -203,9 +213,9 @@ def test_infonce_is_log_1_plus_e_to_the_cz_nce_and_their_gradients_are_proportio
     """D15; METHODS A4: grad L_CZ = grad L_info · (1 + phi) / phi."""
     info, of_info, *_ = losses(n, True, seed)
     cz, of_cz, *_ = losses(n, False, seed)
-    torch.testing.assert_close(info, torch.log1p(cz.exp()))
+    torch.testing.assert_close(info, torch.log1p(cz.exp()), rtol=1e-4, atol=1e-5)
     phi = cz.exp().unsqueeze(1)
-    torch.testing.assert_close(of_cz, of_info * (1 + phi) / phi)
+    torch.testing.assert_close(of_cz * phi / (1 + phi), of_info, rtol=1e-3, atol=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
@@ -219,8 +229,8 @@ def test_the_gradient_of_cz_nce_is_that_of_phi_over_its_own_value(n, seed):
     negatives = again @ torch.cat([a, b]).T / 0.07
     phi = ((negatives - positive.unsqueeze(1)).exp() * kept).sum(1)
     (phi / phi.detach()).mean().backward()
-    torch.testing.assert_close(again.grad, found)
-    torch.testing.assert_close(positive.grad, torch.full((n,), -1 / n, dtype=torch.float64))
+    torch.testing.assert_close(again.grad, found, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(positive.grad, torch.full((n,), -1 / n))
 
 
 def test_a_single_pair_has_no_negatives():
@@ -253,8 +263,8 @@ def test_a_repeated_pair_is_as_if_it_were_there_once(variant):
         method, rows = method_of(Config(variant=variant, alpha=0.0)), []
 
         def spy(*arguments, **settings):
-            rows.append(anchor_losses(*arguments, **settings))
-            return rows[-1]
+            rows.append(row_by_row(*arguments, **settings))
+            return rows[-1].sum()
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("babeltune_methods.ml_ctl.anchor_losses", spy)

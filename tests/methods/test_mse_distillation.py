@@ -1,7 +1,7 @@
-import random
-
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from babeltune.errors import MethodError, TrainingError
 from babeltune.losses.gather import Ranks
@@ -15,22 +15,23 @@ def loss_of(table, batch, config=None):
     return method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_both_sides_are_drawn_to_the_anchors_teacher_vector(seed):
-    n, dim = random.Random(seed).randint(1, 6), 5
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 7), st.sampled_from([0.01, 1.0, 100.0]), st.integers(0, 1000))
+def test_both_sides_are_drawn_to_the_anchors_teacher_vector(n, dim, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     table = torch.randn(2 * n, dim, generator=generator, requires_grad=True)
     teacher = torch.randn(n, dim, generator=generator)
-    loss = loss_of(table, batch_of(n, teacher_source=teacher))
+    loss = loss_of(table, batch_of(n, teacher_source=teacher), Config(scale))
     loss.total.backward()
     sums = [0.0, 0.0]
     for i in range(n):
         for side in (0, 1):
-            sums[side] += sum((teacher[i][d].item() - table[side * n + i][d].item()) ** 2 for d in range(dim)) / dim
+            distance = sum((teacher[i][d].item() - table[side * n + i][d].item()) ** 2 for d in range(dim))
+            sums[side] += scale * distance / dim
     assert loss.total.item() == pytest.approx(sum(sums) / n, rel=1e-5)
     assert loss.terms["source"].item() == pytest.approx(sums[0] / n, rel=1e-5)
     assert loss.terms["target"].item() == pytest.approx(sums[1] / n, rel=1e-5)
-    torch.testing.assert_close(table.grad, 2 * (table.detach() - torch.cat([teacher, teacher])) / dim / n)
+    torch.testing.assert_close(table.grad, scale * 2 * (table.detach() - torch.cat([teacher, teacher])) / dim / n)
 
 
 def test_it_is_sentence_transformers_mse_of_both_sides():

@@ -32,21 +32,40 @@ def softmax(values):
     return [math.exp(v) / total for v in values]
 
 
-def printed(config, s, t, g_s, g_t, source_ids, target_ids):
-    """The loss from the equations, with loops: cross, mono, and their sum."""
-    n, tau = len(s), config.temperature
-    label_tau = config.teacher_temperature or tau
-    hard, fixed = config.labels == "hard", config.reading == "fixed"
-    w = [[float(i == j) for j in range(n)] for i in range(n)]
-    if hard and config.reading == "authors_code":
-        w = [softmax([float(i == j) / label_tau for j in range(n)]) for i in range(n)]
+def labels_of(config, g_s, g_t):
+    """w(i, j)."""
+    n, label_tau = len(g_s), config.teacher_temperature or config.temperature
     if config.labels == "priority":
-        w = [softmax([cosine(g_s[i], g_s[j]) / label_tau for j in range(n)]) for i in range(n)]
+        return [softmax([cosine(g_s[i], g_s[j]) / label_tau for j in range(n)]) for i in range(n)]
     if config.labels == "average":
-        w = [
+        return [
             softmax([(cosine(g_s[i], g_s[j]) + cosine(g_t[i], g_t[j])) / 2 / label_tau for j in range(n)])
             for i in range(n)
         ]
+    if config.reading == "authors_code":
+        return [softmax([float(i == j) / label_tau for j in range(n)]) for i in range(n)]
+    return [[float(i == j) for j in range(n)] for i in range(n)]
+
+
+def least(config, w):
+    """The mean entropy of w(i, .), and the loss where each softmax of the student is the best that there can be: of a
+    row term w(i, .), and of a printed column term, whose weights do not sum to one, w(., j) over its sum."""
+    n = len(w)
+    sums = [sum(row[j] for row in w) for j in range(n)] if config.reading == "paper" else [1.0] * n
+    cells = [(w[i][j], sums[j]) for i in range(n) for j in range(n) if w[i][j]]
+    row = -sum(value * math.log(value) for value, _ in cells) / n
+    column = -sum(value * math.log(value / whole) for value, whole in cells) / n
+    if not config.tcm:
+        return row, row + column
+    if config.reading == "authors_code":
+        return row, row + column + 4 * row
+    return row, config.lambda_cross * (row + column) + 2 * column
+
+
+def printed(config, s, t, g_s, g_t, source_ids, target_ids):
+    """The loss from the equations, with loops: cross, mono, and their sum."""
+    n, tau, w = len(s), config.temperature, labels_of(config, g_s, g_t)
+    hard, fixed = config.labels == "hard", config.reading == "fixed"
 
     def log_softmax(a, others, i, ids):
         """log softmax over `others` of sim(a_i, .), without the repeats of the positive where they are masked."""
@@ -99,6 +118,22 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
     assert ("mono" in loss.terms) == config.tcm
     if config.tcm:
         assert loss.terms["mono"].item() == pytest.approx(mono, **tolerance)
+    entropy, floor = least(config, labels_of(config, *teacher))
+    assert loss.terms["kl"].item() == pytest.approx(total - floor, **tolerance)
+    assert loss.diagnostics["label_entropy"].item() == pytest.approx(entropy / math.log(n), rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("reading", ["paper", "authors_code", "fixed"])
+@pytest.mark.parametrize("labels", ["priority", "average", "hard"])
+def test_the_entropy_of_the_labels_and_the_divergence_from_them_are_reported(labels, reading):
+    vectors, teacher = gaussian(10, 4, 0), (gaussian(5, 3, 1), gaussian(5, 3, 2))
+    config = Config(labels=labels, reading=reading, temperature=0.5, teacher_temperature=0.3)
+    loss, _ = run(config, vectors, batch_of(5, teacher))
+    entropy, floor = least(config, labels_of(config, *teacher))
+    total = printed(config, vectors[:5], vectors[5:], *teacher, range(5), range(5, 10))[2]
+    assert (entropy > 0.1) == (labels != "hard" or reading == "authors_code")
+    assert loss.diagnostics["label_entropy"].item() == pytest.approx(entropy / math.log(5), abs=1e-6)
+    assert loss.terms["kl"].item() == pytest.approx(total - floor, rel=1e-5)
 
 
 @pytest.mark.parametrize("reading", ["paper", "authors_code", "fixed"])

@@ -1,5 +1,6 @@
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
+from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config, tokens_from
 from babeltune_methods.translation_ranking import Config, TranslationRanking
 from toy_batches import gaussian
@@ -113,6 +115,40 @@ def printed_row(vectors, i, candidates, temperature=0.05):
 def test_one_pair_without_hard_negatives_is_refused():
     with pytest.raises(TrainingError, match="no negatives"):
         run(Config(hard_negatives=0), gaussian(2, 3, 0), batch_of(1))
+
+
+@pytest.mark.parametrize("direction", ["forward", "both"])
+def test_one_pair_for_which_no_hard_negative_was_found_is_refused(direction):
+    config, vectors = Config(temperature=1.0, hard_negatives=2, direction=direction), gaussian(4, 3, 0)
+    with pytest.raises(TrainingError, match=r"no negatives and no hard negative was found .* training\.global_batch"):
+        run(config, vectors, batch_of(1, 2, [[False, False]]))
+    assert run(config, vectors, batch_of(1, 2, [[False, True]]))[0].total > 0
+
+
+class Second(Ranks):
+    """The second of two ranks that share one pair, for which the first found this many hard negatives."""
+
+    def __init__(self, found):
+        self.rank, self.world, self.found = 1, 2, found
+
+    def __call__(self, rows):
+        assert rows.shape == (0, 1)
+        return torch.tensor([[self.found]])
+
+
+def test_a_rank_without_pairs_refuses_a_batch_only_when_the_others_do():
+    def encode(tokens):
+        raise EncodedError
+
+    method = TranslationRanking(Config(hard_negatives=2), student_dim=4, teacher_dim=1)
+    batch = batch_of(0, 2, torch.zeros(0, 2, dtype=torch.bool))
+    for found, expected in ((0, TrainingError), (1, EncodedError)):
+        with pytest.raises(expected):
+            method.loss(encode, replace(batch, total=1), Second(found))
+
+
+class EncodedError(Exception):
+    """The batch was not refused."""
 
 
 def test_a_batch_whose_negatives_were_not_mined_is_refused():

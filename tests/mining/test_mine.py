@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from babeltune.errors import DataError
-from babeltune.mining import index, mine, vectors
+from babeltune.mining import index, kept, mine, vectors
+from babeltune.mining.kept import Kept
 from babeltune.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.mining.spread import both_ways_by_ray
 from babeltune.mining.tiles import both_ways
@@ -245,19 +246,18 @@ def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
 class Routed:
     """As a loaded sentence-transformers model with layers for two languages."""
 
-    sub_modules = ("eng", "fra")
-
-    def __iter__(self):
-        yield self
-
     def encode(self, texts, *, prompt, task, **_):
         return np.full((len(texts), 2), len(task or ""))
 
 
 def test_a_model_with_layers_for_each_language_is_told_the_language(monkeypatch, tmp_path):
     monkeypatch.setattr(vectors, "_loaded", lambda folder: Routed())
+    (tmp_path / "2_Router").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Router"}]))
+    (tmp_path / "2_Router" / "router_config.json").write_text(json.dumps({"structure": {"fra": [], "eng": []}}))
     assert model_at(str(tmp_path), language="fra").encode(["a"]).tolist() == [[3, 3]]
-    assert model_at(str(tmp_path)).encode(["a"]).tolist() == [[0, 0]]
+    with pytest.raises(DataError, match="has layers for eng, fra; say whose"):
+        model_at(str(tmp_path))
     with pytest.raises(DataError, match="'deu'; there are eng, fra"):
         model_at(str(tmp_path), language="deu")
 
@@ -285,9 +285,28 @@ def test_sentences_of_which_an_index_finds_too_few_are_searched_exactly(monkeypa
             found = np.full((len(x), kept), -1)
             return np.zeros((len(x), kept), np.float32), found
 
-    monkeypatch.setattr(index, "_filled", lambda kind, candidates: Silent())
+    monkeypatch.setattr(index, "_filled", lambda kind, candidates, tell: Silent())
     x, y = (np.random.default_rng(seed).normal(size=(30, 8)).astype(np.float32) for seed in (0, 1))
     assert torch.equal(index.through_index(x, y, 3, "ivf").forward.index, both_ways(x, y, 3).forward.index)
+
+
+def test_the_sample_that_an_index_learns_from_is_bounded():
+    assert index.training_size(700, 16) == (17, 700)
+    for count in (10**6, 10**7, 10**9):
+        lists, trained = index.training_size(count, 384)
+        assert trained * 384 <= index.TRAINING
+        assert index.FEWEST * lists <= trained
+    assert index.training_size(10**7, 384)[0] == int(4 * 10**3.5)
+
+
+def test_an_index_says_how_far_it_is(monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(index, "BLOCK", 16)
+    told = []
+    x, y = (np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32) for rows in (30, 40))
+    index.through_index(x, y, 2, "hnsw", lambda *a: told.append(a))
+    assert [done for done, _ in told] == [16, 32, 40, 56, 70, 86, 100, 116, 132, 140]
+    assert {of for _, of in told} == {140}
 
 
 def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monkeypatch, tmp_path):
@@ -303,18 +322,31 @@ def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monke
         run(tmp_path, tmp_path / "s", tmp_path / "t", index="ivf")
 
 
-def test_blocks_on_a_cluster_give_the_neighbours_of_one_process(ray_cluster, encoded, tmp_path):
+def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
+    ray_cluster, encoded, tmp_path, monkeypatch
+):
     sides = []
     for name, seed in (("s", 0), ("t", 1)):
         text, _ = read_sentences(write(tmp_path / name, sentences(30, seed)), tmp_path / f"{name}.spill")
         sides.append(embed(text, TOY, tmp_path / "root", tmp_path))
+    sides = tuple(sides)
     told = []
-    found = both_ways_by_ray(*sides, 4, precision="fp32", progress=lambda *a: told.append(a), size=(16, 16))
+
+    def stop(*counts):
+        told.append(counts)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept, "EVERY", 0.0)
+    monkeypatch.setattr(kept, "SHARE", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        both_ways_by_ray(Kept(tmp_path, sides, 4, size=(16, 16)), sides, stop)
+    found = both_ways_by_ray(Kept(tmp_path, sides, 4, size=(16, 16)), sides, lambda *a: told.append(a))
     whole = both_ways(*map(joined, sides), 4)
     assert torch.equal(found.forward.index, whole.forward.index)
     assert torch.equal(found.backward.index, whole.backward.index)
     assert told[-1] == (900, 900)
-    assert len(told) == 4
+    assert len(told) == 4, "no block is searched twice"
 
 
 def test_the_summary_is_json(encoded, tmp_path):

@@ -202,6 +202,34 @@ def test_bf16_tiles_with_exact_scores_find_the_same_neighbours():
     assert torch.allclose(half.forward.cosine, full.forward.cosine, atol=1e-6)
 
 
+@pytest.mark.parametrize("noise", [0.02, 1.0])
+@pytest.mark.parametrize("k", [1, 4])
+def test_bf16_gives_the_neighbours_and_cosines_of_fp32_also_where_all_vectors_are_close(noise, k):
+    """With little noise all cosines are near 1, as those of some models are, and thousands within bf16's rounding."""
+    rng = np.random.default_rng(9)
+    base = rng.normal(size=(1, 64))
+    x, y = ((base + noise * rng.normal(size=(count, 64))).astype(np.float32) for count in (64, 3_000))
+    half, full = both_ways(x, y, k, precision="bf16"), both_ways(x, y, k)
+    for ours, exact in ((half.forward, full.forward), (half.backward, full.backward)):
+        assert torch.equal(ours.index, exact.index)
+        assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
+    assert torch.equal(half.forward.index, by_loops(x, y, k))
+
+
+def test_bf16_multiplies_bf16_where_there_are_instructions_for_it(monkeypatch):
+    """The product, too, then comes out in bf16; what is found is the same."""
+    x, y = vectors(40, 32, 7), vectors(300, 32, 8)
+    full, types = both_ways(x, y, 4), []
+    multiply = torch.Tensor.__matmul__
+    monkeypatch.setattr(tiles, "emulates_bf16", lambda: False)
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: types.append(a.dtype) or multiply(a, b))
+    half = both_ways(x, y, 4, precision="bf16")
+    assert types[0] == torch.bfloat16
+    for ours, exact in ((half.forward, full.forward), (half.backward, full.backward)):
+        assert torch.equal(ours.index, exact.index)
+        assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(DataError, match="4 and of 5 dimensions"):
         both_ways(vectors(2, 4, 0), vectors(2, 5, 0), 1)

@@ -175,6 +175,23 @@ def test_two_promotions_at_once_wait_for_one_another(copied, monkeypatch):
     assert most == [1, 1, 1]
 
 
+def test_a_dry_run_in_the_middle_of_a_promotion_of_the_same_trial_disturbs_nothing(copied, monkeypatch):
+    _, folder, cluster = copied
+    weighed, drafts = promotion.weigh, []
+
+    def interrupted(candidate, draft, *more):
+        drafts.append(draft)
+        if len(drafts) == 1:
+            assert promote(folder.id, cluster, dry_run=True).verdict == "promote"
+        return weighed(candidate, draft, *more)
+
+    monkeypatch.setattr(promotion, "weigh", interrupted)
+    decision = promote(folder.id, cluster)
+    assert decision.verdict == "promote", decision.reasons
+    assert len(set(drafts)) == 2
+    assert [path.name for path in Path(decision.folder).parent.iterdir()] == [Path(decision.folder).name]
+
+
 def test_openings_of_one_text_count_together_whoever_opens_it(copied, models, tiny_file):
     _, folder, cluster = copied
     evaluate_model(str(models["whole"]), str(tiny_file), cluster, test=True)

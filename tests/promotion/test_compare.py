@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from babeltune.data.prepared import TextTask
+from babeltune.evaluation.evaluate import evaluate
 from babeltune.evaluation.metrics import bitext_accuracy, paired_cosine, spearman
 from babeltune.promotion.compare import compare, outcomes
 from babeltune.promotion.openings import Openings
@@ -44,13 +45,18 @@ def test_outcomes_are_those_of_the_metrics():
     vectors = generator.normal(size=(40, 8)).astype(np.float32)
     vectors[20:] = vectors[:20] + 1.5 * vectors[20:]
     left, right = tuple(range(20)), tuple(range(20, 40))
+    learnt = TextTask(name="x", kind="transfer", subset="a", left=left, labels=tuple("ab" * 10))
     tasks = [
         TextTask(name="t", kind="bitext", subset="a-b", left=left, right=right),
         TextTask(name="s", kind="sts", subset="a", left=left, right=right, scores=tuple(generator.random(20))),
         TextTask(name="c", kind="clustering", subset="a", left=left, labels=tuple("ab" * 10)),
+        TextTask(name="x", kind="transfer", subset="b", left=right, labels=tuple("ab" * 10), fit=learnt),
     ]
     items = outcomes(tasks, vectors, "test")
-    assert set(items) == {"test/t/a-b/accuracy", "test/s/a/spearman"}
+    assert set(items) == {"test/t/a-b/accuracy", "test/s/a/spearman", "test/x/b/accuracy"}
+    scores = evaluate(tasks, lambda ids: vectors[ids], "test")
+    assert np.mean(items["test/x/b/accuracy"]["right"]) == scores["test/x/b/accuracy"]
+    assert 0 < scores["test/x/b/accuracy"] < 1
     sides = items["test/t/a-b/accuracy"]
     assert (np.mean(sides["forward"]), np.mean(sides["backward"])) == bitext_accuracy(vectors[:20], vectors[20:])
     assert 0 < np.mean(sides["forward"]) < 1
@@ -88,6 +94,19 @@ def test_one_language_that_loses_more_than_the_margin_refuses_a_challenger_that_
     assert judged(old, new, tasks, Promotion(margin=0.2, resamples=1000)).verdict == "promote"
 
 
+def test_a_loss_that_may_be_within_the_margin_is_not_called_worse_by_more_than_the_margin():
+    """23 of 800 lost: surely worse, by 0.029 and at least 0.017."""
+    tasks = [bitext(f"{language}-eng", 800) for language in ("fra", "kor")]
+    old = {"t/fra-eng/accuracy": found([0] * 800), "t/kor-eng/accuracy": found([1] * 800)}
+    new = {"t/fra-eng/accuracy": found([1] * 800), "t/kor-eng/accuracy": found([0] * 23 + [1] * 777)}
+    decided = judged(old, new, tasks)
+    cell = decided.cells[1]
+    assert cell.difference < -0.02 < cell.high < 0
+    assert cell.p < 0.001
+    assert decided.verdict == "tie"
+    assert any("kor-eng" in reason and "is not excluded" in reason for reason in decided.reasons)
+
+
 def test_a_language_too_small_to_exclude_a_loss_keeps_the_alias_where_it_is():
     tasks = [bitext("fra-eng", 500), bitext("kor-eng", 40)]
     coin = np.array([0, 1] * 20)
@@ -96,6 +115,16 @@ def test_a_language_too_small_to_exclude_a_loss_keeps_the_alias_where_it_is():
     decided = judged(old, new, tasks)
     assert decided.verdict == "tie"
     assert any("kor-eng" in reason and "is not excluded" in reason for reason in decided.reasons)
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(5, "tie"), (100, "tie"), (500, "promote")])
+def test_a_language_on_which_both_are_always_right_excludes_no_more_than_its_size_allows(n, verdict):
+    tasks = [bitext("fra-eng", 400), bitext("kor-eng", n)]
+    old = {"t/fra-eng/accuracy": found([0] * 400), "t/kor-eng/accuracy": found([1] * n)}
+    decided = judged(old, {**old, "t/fra-eng/accuracy": found([1] * 400)}, tasks)
+    assert decided.verdict == verdict, decided.reasons
+    assert decided.cells[1].low < 0 < decided.cells[1].high
+    assert any("kor-eng" in r and "is not excluded" in r for r in decided.reasons) == (verdict == "tie")
 
 
 def test_graded_pairs_are_compared_by_the_difference_of_spearman():
@@ -110,10 +139,11 @@ def test_graded_pairs_are_compared_by_the_difference_of_spearman():
 
 
 @pytest.mark.parametrize("on", ["test", "dev"])
-def test_a_fair_challenger_is_seldom_promoted(on):
+def test_a_fair_challenger_is_seldom_promoted(on, monkeypatch):
     """Two models that are equally good on every sentence, many times: at most 2.5 % are called better on sealed tests.
 
     On dev sets, the best of ten such challengers is taken each time."""
+    monkeypatch.setattr("babeltune.promotion.statistics.DRAWN", 350 * 800)
     generator = np.random.default_rng(5)
     tasks = [bitext("fra-eng", 200), bitext("kor-eng", 150)]
     rules, promoted, times, among = Promotion(margin=0.5, resamples=400), 0, 120, 10 if on == "dev" else 1
@@ -134,11 +164,54 @@ def test_a_fair_challenger_is_seldom_promoted(on):
         assert judged(champion, best, tasks, rules, on, among=among).reasons[-1].startswith("warning: without sealed")
 
 
+@pytest.mark.parametrize("drawn", [2000, 2_000_000])
+def test_the_level_of_the_best_of_many_is_within_reach_of_a_clear_difference(monkeypatch, drawn):
+    """With draws enough, and where they would be too many, by McNemar's exact p."""
+    monkeypatch.setattr("babeltune.promotion.statistics.DRAWN", drawn)
+    old, new = ({"t/fra-eng/accuracy": found([right] * 100)} for right in (0, 1))
+    decided = judged(old, new, [bitext("fra-eng", 100)], on="dev", among=400)
+    assert decided.verdict == "promote", decided.reasons
+    assert decided.overall[0].p < 1e-20
+    gold = np.arange(60.0)
+    noisy = np.random.default_rng(0).normal(size=60)
+    graded_too = [{"s/eng/spearman": {"cosine": list(cosine)}} for cosine in (noisy, gold)]
+    decided = judged(*graded_too, [graded(gold)], on="dev", among=40)
+    assert decided.verdict == ("tie" if drawn == 2000 else "promote")
+
+
 def test_without_a_set_of_single_items_nothing_is_distinguishable():
     task = TextTask(name="c", kind="clustering", subset="a", left=("a", "b"), labels=("x", "y"))
     decided = judged({}, {}, [task])
     assert decided.verdict == "tie"
-    assert "name a bitext or STS task" in decided.reasons[0]
+    assert (
+        "can be compared item by item with models:/m@champion (version 3); name a bitext, STS or" in decided.reasons[0]
+    )
+
+
+def test_where_every_test_is_contaminated_the_reason_says_so():
+    decided = judged({}, {}, [], contaminated=["tatoeba", "sib"])
+    assert decided.verdict == "tie"
+    assert (
+        "tatoeba, sib is contaminated and decides nothing; name another bitext, STS or transfer" in decided.reasons[0]
+    )
+
+
+def test_a_challenger_can_win_by_zero_shot_transfer():
+    tasks = [
+        TextTask(name="sib", kind="transfer", subset=language, left=tuple(map(str, range(200))), labels=("a",) * 200)
+        for language in ("fra", "kor")
+    ]
+    names = [f"sib/{task.subset}/accuracy" for task in tasks]
+    old, new = ({name: {"right": [1] * right + [0] * (200 - right)} for name in names} for right in (120, 180))
+    decided = judged(old, new, tasks)
+    assert decided.verdict == "promote", decided.reasons
+    assert decided.overall[0].name == "mean transfer accuracy"
+    assert judged(new, old, tasks).verdict == "refuse"
+    both = [*tasks, bitext("fra-eng", 300)]
+    equal = {"t/fra-eng/accuracy": found([1] * 300)}
+    decided = judged({**old, **equal}, {**new, **equal}, both)
+    assert [mean.name for mean in decided.overall] == ["mean bitext accuracy", "mean transfer accuracy"]
+    assert decided.verdict == "promote"
 
 
 def test_the_warning_grows_with_every_opening():

@@ -1,5 +1,7 @@
 """The rule of `promote --prefer`."""
 
+from dataclasses import replace
+
 import pytest
 
 from babeltune.engine.ledger import Row
@@ -30,7 +32,9 @@ ROWS = [row("t0", 0.9, 0.6), row("t1", 0.8, 0.75), row("t2", 0.7, 0.8), row("t3"
     ],
 )
 def test_the_rule_chooses_among_finished_trials(text, chosen):
-    assert preferred(ROWS, text).name == chosen
+    row, aim = preferred(ROWS, text)
+    assert row.name == chosen
+    assert (aim.metric, aim.goal) == (read_rule(text, row.metrics).metric, "minimize" if "min " in text else "maximize")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,20 @@ def test_the_rule_chooses_among_finished_trials(text, chosen):
 )
 def test_a_metric_may_be_shortened(short, full):
     assert full_name(short, KNOWN) == full
+
+
+def test_a_loss_chooses_nothing():
+    low = Row(name="low", state="finished", metrics={"dev/tatoeba/accuracy": 0.2, "train/loss": 0.1}, best=1)
+    high = Row(name="high", state="finished", metrics={"dev/tatoeba/accuracy": 0.9, "train/loss": 0.5}, best=1)
+    for text in ("min loss", "min train/loss", "train/loss<=1, max tatoeba", "min soft_loss"):
+        with pytest.raises(SpecError, match="do not compare"):
+            preferred([low, high], text)
+
+
+def test_a_model_may_be_chosen_by_its_size():
+    sizes = {"t0": 300, "t1": 200, "t2": 100}
+    rows = [replace(r, metrics={**r.metrics, "model/parameters": sizes.get(r.name, 1)}) for r in ROWS]
+    assert preferred(rows, "tatoeba>=0.75, min parameters")[0].name == "t1"
 
 
 def test_wrong_names_and_words_are_errors_that_say_what_to_write():

@@ -1,5 +1,7 @@
 """The statistics of a promotion, against scipy and by simulation."""
 
+import time
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -8,10 +10,12 @@ from hypothesis import strategies as st
 
 from babeltune.promotion.statistics import (
     draws,
+    enough_draws,
     expected_maximum,
     holm,
     mean_of,
     paired_bootstrap,
+    score_interval,
     selection,
     sign_test,
     spearman_of,
@@ -27,6 +31,15 @@ def test_mcnemars_exact_test_is_a_binomial_test_on_the_items_that_only_one_model
     assert p == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("wins", "losses"), [(4100, 3900), (30_200, 29_800), (100_000, 0), (7, 7)])
+def test_mcnemars_test_of_many_items_is_as_exact_and_quick(wins, losses):
+    values = np.repeat([1.0, -1.0], [wins, losses])
+    start = time.process_time()
+    p = sign_test(values)
+    assert time.process_time() - start < 0.5
+    assert p == pytest.approx(scipy.stats.binomtest(wins, wins + losses).pvalue, rel=1e-9)
+
+
 def test_a_sentence_counts_once_for_the_model_that_got_more_of_its_directions_right():
     assert sign_test([0.5, 0.5, 1, -0.5]) == sign_test([1, 1, 1, -1])
 
@@ -40,6 +53,12 @@ def test_a_draw_has_as_many_items_as_there_are_and_is_the_same_for_the_same_seed
     assert (counts.sum(axis=1) == 30).all()
     assert np.array_equal(counts, np.concatenate(list(draws(30, 50, seed=1))))
     assert not np.array_equal(counts, np.concatenate(list(draws(30, 50, seed=2))))
+
+
+def test_there_are_draws_enough_for_the_level_unless_they_would_be_too_many():
+    assert enough_draws(0.05, 500, 10_000) == 10_000
+    assert enough_draws(0.05 / 400, 500, 10_000) == 320_000
+    assert enough_draws(0.05 / 400, 1_700_000, 10_000) == 10_000
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 3)), min_size=3, max_size=12))
@@ -84,6 +103,30 @@ def test_the_bootstrap_interval_is_scipys(statistic):
     assert own.low == pytest.approx(theirs.low, abs=0.04)
     assert own.high == pytest.approx(theirs.high, abs=0.04)
     assert mean == own
+
+
+def test_without_any_difference_the_score_interval_is_wilsons_of_a_share_of_nothing():
+    for n in (5, 60, 1000):
+        low, high = score_interval([0.0] * n, (1.0,), confidence=0.95)
+        expected = scipy.stats.binomtest(0, n).proportion_ci(0.95, method="wilson").high
+        assert (low, high) == pytest.approx((-expected, expected))
+    assert score_interval([0.0] * 60, (0.5, 1.0), confidence=0.95)[0] < -expected
+
+
+@pytest.mark.parametrize(("n", "gained", "lost"), [(20, 0.01, 0.03), (150, 0, 0.02), (150, 0.05, 0.07), (500, 0, 0.02)])
+def test_a_loss_of_the_margin_is_seldom_said_to_be_excluded(n, gained, lost):
+    """Of every outcome of n items with a mean of exactly -0.02, those whose interval lies above -0.02."""
+    wrongly, seen = 0.0, 0.0
+    for wins in range(int(n * gained + 8 * (n * gained) ** 0.5) + 1):
+        for losses in range(int(n * lost) + 1):
+            counts = (wins, losses, n - wins - losses)
+            share = scipy.stats.multinomial.pmf(counts, n, (gained, lost, 1 - gained - lost))
+            low, high = score_interval([1.0] * wins + [-1.0] * losses + [0.0] * counts[2], (1.0,), confidence=0.95)
+            wrongly += share * (low > -0.02)
+            seen += share
+            assert low < (wins - losses) / n < high
+    assert seen > 0.4
+    assert wrongly < 0.03
 
 
 def test_rows_of_subsets_of_one_length_are_drawn_together():
@@ -131,6 +174,9 @@ def test_a_shrunken_value_undoes_what_selection_gains():
     assert alike.shrunken == 0.9
     assert selection("dev/t/accuracy", 0.9, [0.9], 0.02).inflation == 0
     assert selection("dev/t/accuracy", 0.9, [0.9, 0.8], 0.02).shrunken == pytest.approx(0.9 - 0.02 / np.pi**0.5)
+    of_ten = selection("dev/t/xsim_error", 0.1, [0.1, 0.2], 0.02, among=10, goal="minimize")
+    assert (of_ten.among, of_ten.inflation) == (10, expected_maximum(10) * 0.02)
+    assert of_ten.shrunken == pytest.approx(0.1 + of_ten.inflation), "a low error flatters, too"
 
 
 def test_standard_errors_are_those_of_simulated_scores():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -19,7 +20,7 @@ from babeltune.data.eval_sets import read_eval
 from babeltune.data.sources import read_source
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError
-from babeltune.method import GROUP, Needs
+from babeltune.method import GROUP, Needs, available
 from babeltune.records import Teacher, plain
 from babeltune.spec.checks import taught_languages
 from babeltune.spec.data_rules import source_pairs
@@ -817,21 +818,13 @@ def test_an_unknown_bundled_teacher_is_refused(tmp_path):
 # --- What is shipped ------------------------------------------------------------------------------------------------
 
 
-def place_of(name):
-    """The folder of a shipped file, below `search_spaces`."""
-    return Path(name).parent.relative_to("search_spaces").as_posix()
-
-
 FILES = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
 MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
-BESIDE = {
-    "pairs": ["search_spaces/soft_contrastive.yaml", MULTILINGUAL],
-    "teachers": ["search_spaces/papers/soft_contrastive_grid.yaml"],
-    "reproduce/paper2": ["search_spaces/reproduce/paper2.yaml"],
-}
-"""Folders of overlays, and what theirs are made for."""
-OVERLAYS = [name for name in FILES if place_of(name) in BESIDE]
-SHIPPED = [name for name in FILES if name not in OVERLAYS]
+SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_text(encoding="utf-8")]
+EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]
+"""For `babeltune evaluate`."""
+OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]
+"""What needs a sweep file beside it."""
 
 
 def promoted(name):
@@ -867,6 +860,22 @@ def test_every_shipped_sweep_is_valid(name):
         on_this_machine(sweep)
 
 
+def test_paper_1s_sts_are_groups_of_its_sets():
+    """Park et al.'s result_parse: STS(en) is the mean of eight sets, the others have one each."""
+    groups = {}
+    for task in read_sweep("search_spaces/papers/soft_contrastive.yaml").data.test:
+        if task.task == "sts":
+            groups.setdefault(task.group, []).append((task.name, task.language, task.language2))
+    english = [*("sts12", "sts13", "sts14", "sts15", "sts16", "sts17", "sts22", "stsb")]
+    assert sorted(groups.pop("sts_en")) == [(name, "en", None) for name in english]
+    assert groups == {
+        "sts_ko": [("sts17", "ko", None)],
+        "sts_en_fr": [("sts17", "fr", "en")],
+        "sts_fr": [("sts22", "fr", None)],
+        "sts_ru": [("sts22", "ru", None)],
+    }
+
+
 def on_this_machine(sweep):
     """Everything that the sweep names can be had; real text is not everywhere."""
     try:
@@ -876,17 +885,39 @@ def on_this_machine(sweep):
     check_reachable(sweep, dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
 
 
+def commands_of(name):
+    """The commands at the head of a shipped file: the sweep file and the overlays of each."""
+    text = (repository() / name).read_text(encoding="utf-8")
+    for line in re.findall(r"^#   babeltune submit (.*)$", text, re.MULTILINE):
+        file, *options = line.split()
+        assert set(options[::2]) <= {"--with"}
+        yield file, options[1::2]
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_every_shipped_overlay_fits_what_it_is_made_for(name):
-    if name == MULTILINGUAL:
-        overlays = ["search_spaces/pairs/all.yaml", MULTILINGUAL]
-        sweep = read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted)
-        assert {anchor for anchor, _ in [pair.split("-") for pair in pairs_of(sweep)]} <= set(sweep.teacher.languages)
-        return
-    base, *beside = BESIDE[place_of(name)]
-    sweep = read_sweep(base, overlays=[*beside, name], fetch=promoted)
-    if "teachers" not in name:
+def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sweep(name):
+    ((file, overlays),) = commands_of(name)
+    assert name in overlays
+    sweep = read_sweep(file, overlays=overlays, fetch=promoted)
+    assert sweep.objectives[0].metric in dev_metrics(sweep)
+    if "papers" not in file:
         on_this_machine(sweep)
+    if name == MULTILINGUAL:
+        assert {pair.split("-")[0] for pair in pairs_of(sweep)} <= set(sweep.teacher.languages)
+
+
+def test_the_papers_grid_is_one_sweep_of_its_students_for_each_of_its_teachers():
+    file = "search_spaces/papers/soft_contrastive_grid.yaml"
+    commands = list(commands_of(file))
+    assert {name for name, _ in commands} == {file}
+    sweeps = [read_sweep(name, overlays=overlays) for name, overlays in commands]
+    assert [sweep.teacher.model.split("/")[1] for sweep in sweeps] == [
+        "multilingual-e5-base",
+        "e5-base",
+        "all-mpnet-base-v2",
+    ]
+    assert len({sweep_id(sweep) for sweep in sweeps}) == 3
+    assert {len(sweep.parameters["student.model"].choice) for sweep in sweeps} == {3}
 
 
 def pairs_of(sweep):
@@ -969,9 +1000,23 @@ def test_a_setting_of_one_method_is_not_judged_by_another_that_has_its_name():
     check_method(read_sweep("search_spaces/all_methods.yaml", check=False))
 
 
-def test_the_three_promised_sweeps_are_shipped():
-    assert {"search_spaces/quickstart.yaml", "search_spaces/soft_contrastive.yaml"} <= set(SHIPPED)
-    assert "search_spaces/papers/soft_contrastive.yaml" in SHIPPED
+OURS = sorted(name for name, place in available().items() if place.startswith("babeltune_methods."))
+"""Read before the toy methods are installed."""
+
+
+def test_the_baselines_are_among_our_methods():
+    assert {"soft_contrastive", "mse_distillation", "translation_ranking", "combined"} < set(OURS)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(method):
+    files = [f"search_spaces/{method}.yaml", f"search_spaces/papers/{method}.yaml"]
+    if method == "combined":  # no paper's
+        del files[1]
+    for file in files:
+        assert file in SHIPPED, file
+        assert read_sweep(file, check=False).method == method
+    assert read_sweep(files[0], check=False).data.root == "bundled:"
 
 
 @pytest.mark.parametrize(
@@ -1006,6 +1051,29 @@ def test_what_cannot_be_meant_is_refused(assignments, expected):
     with pytest.raises(SpecError) as caught:
         read_sweep("search_spaces/quickstart.yaml", assignments=[*fixed, *assignments])
     assert expected in str(caught.value)
+
+
+def test_a_test_set_is_no_dev_set():
+    same = "{name: other, source: {name: s, path: natural_train.tsv, columns: {fra: fra, eng: eng}}}"
+    renamed = same.replace("name: s", "name: again").replace("name: other", "name: sealed")
+    with pytest.raises(SpecError, match=r"data.test.0: reads what data.dev.0 reads"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[f"data.dev=[{same}]", f"data.test=[{renamed}]"])
+
+
+def test_what_a_model_costs_is_an_objective_after_the_first():
+    accuracy, least = "{metric: dev/everyday/accuracy}", "{metric: model/parameters, goal: minimize}"
+    fastest = "{metric: model/sentences_per_second}"
+    given = read_sweep("search_spaces/quickstart.yaml", assignments=[f"objectives=[{accuracy}, {least}, {fastest}]"])
+    assert [(o.metric, o.goal) for o in given.objectives[1:]] == [
+        ("model/parameters", "minimize"),
+        ("model/sentences_per_second", "maximize"),
+    ]
+    with pytest.raises(SpecError, match=r"objectives.0.metric: 'model/parameters' is not scored; .*after the first"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[f"objectives=[{least}]"])
+    with pytest.raises(SpecError, match="write `goal: minimize`"):
+        read_sweep(
+            "search_spaces/quickstart.yaml", assignments=[f"objectives=[{accuracy}, {{metric: model/parameters}}]"]
+        )
 
 
 @pytest.mark.parametrize("metric", ["train/loss", "train/kl", "dev/everyday/loss", "loss"])

@@ -112,7 +112,7 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
     assert last < first
     assert -1 <= reports[-1].metrics["dev/topics/mixed/ari"] <= 1
     layers = run.learner.method.layers()
-    assert reports[-1].facts["student_parameters"] == sum(p.numel() for p in run.learner.method.parameters())
+    assert reports[-1].metrics["model/parameters"] == sum(p.numel() for p in run.learner.method.parameters())
 
     export_trial(sweep, run.trial, prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
@@ -138,6 +138,7 @@ def test_a_promotion_scores_the_exported_layers_with_the_languages_of_the_texts(
     folder = SweepFolder(tmp_path / "sweep")
     sweep, run, reports = trained(*frozen, folder.trial(0))
     write_json(folder.trial(0) / "trial.json", run.trial)
+    folder.write("sweep.json", sweep)
     candidate = Candidate(folder, sweep, run.trial, reports[-1], run.prepared)
 
     class Here:

@@ -11,19 +11,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.errors import TrainingError
 from babeltune.losses.gather import Ranks
-from babeltune.method import load_method, make_config
+from babeltune.method import available, load_method, make_config
 from babeltune.records import Training, plain
 from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports
-from babeltune.training.learner import learning_rate_at, make_learner
+from babeltune.training.learner import halvings_after, learning_rate_at, make_learner
 from babeltune.training.loop import Meter, Run, train
 from babeltune.training.reader import make_reader
+from every_method import SETTINGS, assignments
 
 CPU = torch.device("cpu")
+DROPOUT = "student.dropout=0.1"
+FROZEN = ("bilingual_aligner", "dimension_reduction")
+"""Methods on a frozen encoder, which train no student."""
 
 
 class Collect:
@@ -59,7 +67,8 @@ def weights(folder, index):
 
 
 def same(a, b):
-    return all(torch.equal(a[n][k], b[n][k]) for n in a for k in a[n]) and a.keys() == b.keys()
+    names = [{(part, name) for part in tensors for name in tensors[part]} for tensors in (a, b)]
+    return names[0] == names[1] and all(torch.equal(a[part][name], b[part][name]) for part, name in names[0])
 
 
 def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path):
@@ -71,6 +80,18 @@ def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path)
     assert 0 <= reports[-1]["metrics"]["dev/everyday/accuracy"] <= 1
     assert -1 <= reports[-1]["metrics"]["dev/sts/spearman"] <= 1
     assert reports[0]["facts"]["effective_negatives"] == 31
+
+
+@pytest.mark.parametrize("queue", [100, 1000])
+def test_a_queues_negatives_are_no_more_than_the_distinct_texts_in_it(tiny, tmp_path, queue):
+    sweep, prepared = tiny
+    sweep = replace(sweep, method="laser3_co", parameters={}, config={"queue": queue, "variant": "co"})
+    facts = run(sweep, prepared, tmp_path)[-1]["facts"]
+    held = weights(tmp_path, 2)["method"]["queue.ids"].unique()
+    anchors = np.unique(prepared.pairs()[:, 0])
+    assert facts["effective_negatives"] == facts["effective_negatives_least"] == min(queue, len(anchors))
+    if queue > len(anchors):
+        assert len(held[held >= 0]) == facts["effective_negatives"] < queue
 
 
 def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkeypatch):
@@ -97,25 +118,34 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_
     assert not same(weights(tmp_path / "a", 2), weights(tmp_path / "c", 2))
 
 
+def test_every_installed_method_of_ours_is_trained_here():
+    ours = {name for name, place in available().items() if place.startswith("babeltune_methods.")}
+    assert ours == SETTINGS.keys()
+
+
+def of_method(method, file, storage, *more):
+    """The tiny sweep of this method, and what is prepared for it."""
+    sweep = read_sweep(file, assignments=[*assignments(method), *more])
+    return sweep, prepare(sweep, storage)
+
+
 @pytest.mark.parametrize(
-    ("method", "config", "dropout"),
+    ("method", "more"),
     [
-        ("soft_contrastive", {}, 0.0),
-        ("soft_contrastive", {}, 0.1),
-        ("laser3_co", {"queue": 100}, 0.1),
-        ("lealla", {}, 0.1),
+        ("soft_contrastive", ()),
+        ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT)),
+        *((method, (DROPOUT,) if method not in FROZEN else ()) for method in SETTINGS),
     ],
 )
-def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny, tmp_path, method, config, dropout):
-    sweep, prepared = tiny
-    prepared = replace(prepared, copy_anchor=True)
-    student = replace(sweep.student, dropout=dropout)
-    sweep = replace(sweep, method=method, config=config, parameters={}, student=student)
-    run(sweep, prepared, tmp_path / "whole", reports=4)
-    run(sweep, prepared, tmp_path / "cut", Collect(most=2), reports=4)
-    resumed = run(sweep, prepared, tmp_path / "cut", reports=4)
-    assert [r["index"] for r in resumed] == [3, 4]
-    assert same(weights(tmp_path / "whole", 4), weights(tmp_path / "cut", 4))
+def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny_file, tiny_storage, tmp_path, method, more):
+    sweep, prepared = of_method(method, tiny_file, tiny_storage, *more)
+    run(sweep, prepared, tmp_path / "whole", pairs=320)
+    run(sweep, prepared, tmp_path / "cut", Collect(most=1), pairs=320)
+    resumed = run(sweep, prepared, tmp_path / "cut", pairs=320)
+    assert [r["index"] for r in resumed] == [2]
+    whole, cut = weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2)
+    assert cut["optimizer"]
+    assert same(whole, cut)
     assert [r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "whole")] == [
         r.metrics["dev/everyday/accuracy"] for r in read_reports(tmp_path / "cut")
     ]
@@ -218,27 +248,70 @@ def test_the_learning_rate_warms_up_and_decays():
     assert learning_rate_at(replace(training, schedule="constant"), 900) == 1.0
 
 
+def test_the_steps_are_those_of_torch():
+    """Chen et al.'s code: MultiStepLR over 400 epochs, a tenth after 2/6, 4/6 and 5/6 of them."""
+    training = Training(pairs=400, warmup=0.0, learning_rate=2e-6, schedule="steps")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2e-6)
+    milestones = [math.ceil(400 * share) for share in (2 / 6, 4 / 6, 5 / 6)]
+    peer = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
+    for epoch in range(400):
+        assert learning_rate_at(training, epoch) == pytest.approx(peer.get_last_lr()[0])
+        optimizer.step()
+        peer.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.20001, 0.3, 0.5]), max_size=30), st.sampled_from(["maximize", "minimize"]))
+def test_a_plateau_is_torchs(scores, goal):
+    """Li's code: ReduceLROnPlateau(factor .5, patience 3)."""
+    training = Training(pairs=400, warmup=0.0, learning_rate=0.1, schedule="plateau")
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    mode = {"maximize": "max", "minimize": "min"}[goal]
+    peer = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode, factor=0.5, patience=3)
+    for count, score in enumerate(scores, 1):
+        peer.step(score)
+        expected = optimizer.param_groups[0]["lr"]
+        assert learning_rate_at(training, 200, halvings_after(scores[:count], goal)) == pytest.approx(expected)
+
+
+def test_a_plateau_halves_the_rate_and_a_resumed_trial_goes_on_at_half(tiny, tmp_path, monkeypatch):
+    """Reports that never get better: the rate is halved after five, and so in a trial that is cut there."""
+    monkeypatch.setattr("babeltune.training.loop.dev_scores", lambda *_: {"dev/everyday/accuracy": 0.5})
+    shape = {"reports": 7, "pairs": 7 * 64, "schedule": "plateau", "warmup": 0.0}
+    whole = run(*tiny, tmp_path / "whole", **shape)
+    rates = [report["points"][-1]["values"]["train/learning_rate"] for report in whole]
+    assert rates == [rates[0]] * 5 + [rates[0] / 2] * 2
+    run(*tiny, tmp_path / "cut", Collect(most=5), **shape)
+    cut = run(*tiny, tmp_path / "cut", **shape)
+    assert [report["points"][-1]["values"]["train/learning_rate"] for report in cut[-2:]] == rates[-2:]
+
+
 RANKS = """
 import json, multiprocessing, sys
 import torch
 import torch.distributed as dist
 from babeltune.engine.trial import run
 
-class Quiet:
+class Until:
+    def __init__(self, reports):
+        self.left = reports
+
     def report(self, report):
-        return True
+        self.left -= 1
+        return self.left > 0
 
 def train(rank, world, store, job):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    run(job, Quiet(), rank, world, "cpu")
+    run(job, Until(job.pop("reports", 100)), rank, world, "cpu")
     dist.destroy_process_group()
 
 if __name__ == "__main__":
     processes = multiprocessing.get_context("fork")  # what was imported above is imported once
-    for job in map(json.loads, sys.argv[1:]):
+    for number, job in enumerate(map(json.loads, sys.argv[1:])):
         world = job.pop("world")
-        ranks = [processes.Process(target=train, args=(r, world, job["folder"] + ".store", job)) for r in range(world)]
+        store = f'{job["folder"]}.store{number}'
+        ranks = [processes.Process(target=train, args=(r, world, store, job)) for r in range(world)]
         for rank in ranks:
             rank.start()
         for rank in ranks:
@@ -247,21 +320,36 @@ if __name__ == "__main__":
 """
 
 
-def test_the_number_of_workers_does_not_change_the_training(tiny, tmp_path):
-    sweep, prepared = tiny
-    write_prepared(prepared, tmp_path / "prepared.json")
-    trial = make_trial(sweep, 0, {})
-    trial = replace(trial, training=replace(trial.training, pairs=310, reports=1, global_batch=31))
-    job = {"trial": plain(trial), "prepared": str(tmp_path / "prepared.json")}
-    worlds = {world: tmp_path / f"w{world}" for world in (1, 2, 4)}
-    jobs = [json.dumps({**job, "world": world, "folder": str(folder)}) for world, folder in worlds.items()]
-    subprocess.run([sys.executable, "-c", RANKS, *jobs], check=True, timeout=250)
-    results = {world: weights(folder, 1)["student"] for world, folder in worlds.items()}
-    for world in (2, 4):
-        for name, value in results[1].items():
-            torch.testing.assert_close(
-                results[world][name], value, rtol=2e-3, atol=2e-5, msg=f"{name} at {world} ranks"
-            )
+WORLDS = {
+    **dict.fromkeys(SETTINGS, (2,)),
+    "soft_contrastive": (2, 4),
+    "laser3_co": (2, 4),
+    "laser3_co co": (4,),
+}
+
+
+def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
+    """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit."""
+    jobs, changes = [], {"pairs": 190, "reports": 2, "global_batch": 31, "epsilon": 1e-4}
+    more = {"laser3_co co": ("config.variant=co",), "bilingual_aligner": ("config.dropout=0",)}
+    for name, worlds in WORLDS.items():
+        sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
+        write_prepared(prepared, tmp_path / f"{name}.json")
+        trial = make_trial(sweep, 0, {})
+        trial = replace(trial, training=replace(trial.training, **changes))
+        job = {"trial": plain(trial), "prepared": str(tmp_path / f"{name}.json")}
+        jobs += [{**job, "world": world, "folder": str(tmp_path / f"{name} {world}")} for world in (1, *worlds)]
+        if name == "laser3_co":
+            cut = {**job, "world": 4, "folder": str(tmp_path / "cut")}
+            jobs += [{**cut, "reports": 1}, cut]
+    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
+    assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / "cut", 2))
+    for name, world in ((name, world) for name, worlds in WORLDS.items() for world in worlds):
+        alone, shared = weights(tmp_path / f"{name} 1", 2), weights(tmp_path / f"{name} {world}", 2)
+        for part in {"student", "method"} & alone.keys():
+            for key, value in alone[part].items():
+                at = f"{key} of {name} at {world} ranks"
+                torch.testing.assert_close(shared[part][key], value, rtol=2e-3, atol=2e-5, msg=at)
 
 
 def test_every_need_of_a_method_reaches_its_batch(tiny):

@@ -14,10 +14,11 @@ from babeltune.cli import main
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.encoder import build_student
+from babeltune.models.finetuning import IGNORED
 from babeltune.promotion.export import export
 from babeltune.records import Student
 from babeltune.transfer import finetune
-from babeltune.transfer.finetune import IGNORED, Settings, collate, encode, load, loss_of
+from babeltune.transfer.finetune import MAX_TOKENS, Settings, collate, encode, load, loss_of
 from babeltune.transfer.formats import Examples, read_examples
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -50,7 +51,7 @@ SENTENCES = [["cat", "unbelievable", "sat"], ["\u200b", "dog"], WORDS * 3]
 
 @pytest.mark.parametrize("max_tokens", [8, 12, 40])
 def test_a_words_first_token_alone_counts_and_no_word_is_lost(folder, max_tokens):
-    _, tokenizer = load(folder, "pos", max_tokens)
+    _, tokenizer, _ = load(folder, "pos", max_tokens)
     examples = tagged(*SENTENCES)
     pieces = encode(tokenizer, examples, "pos", max_tokens)
     found = {row: [] for row in range(3)}
@@ -83,7 +84,7 @@ def test_the_loss_is_the_mean_cross_entropy_over_labelled_tokens(labels):
 
 def test_padding_and_continuations_change_no_loss(folder):
     torch.manual_seed(0)
-    model, tokenizer = load(folder, "pos", 40)
+    model, tokenizer, _ = load(folder, "pos", 40)
     model.eval()
     pieces = encode(tokenizer, tagged(["unbelievable", "cat"], ["dog", "extraordinary", "on", "mat"]), "pos", 40)
 
@@ -99,7 +100,7 @@ def test_padding_and_continuations_change_no_loss(folder):
 
 @pytest.mark.parametrize("task", ["xnli", "ner"])
 def test_the_head_stands_on_the_exported_encoder(folder, task):
-    model, _ = load(folder, task, 40)
+    model, *_ = load(folder, task, 40)
     exported = AutoModel.from_pretrained(folder).state_dict()
     own = {name.removeprefix(f"{model.base_model_prefix}."): value for name, value in model.state_dict().items()}
     shared = [name for name in exported if "pooler" not in name]
@@ -110,6 +111,8 @@ def test_the_head_stands_on_the_exported_encoder(folder, task):
 def test_what_cannot_be_fine_tuned_is_refused(folder, tmp_path):
     with pytest.raises(DataError, match=r"has \d+ positions; lower --max-tokens, 5000"):
         load(folder, "xnli", 5000)
+    model, _, longest = load(folder, "xnli", None)
+    assert longest == min(MAX_TOKENS, model.config.max_position_embeddings) < MAX_TOKENS
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(TeacherError, match="cannot be fine-tuned for xnli"):
         load(tmp_path, "xnli", 40)
@@ -152,7 +155,7 @@ def test_the_epoch_that_is_best_on_dev_is_scored(folder, tmp_path):
     assert len(kept.dev) == 4
     assert kept.scores["en"]["accuracy"] == max(kept.dev)
     torch.manual_seed(0)
-    model, tokenizer = load(folder, "pawsx", 40)
+    model, tokenizer, _ = load(folder, "pawsx", 40)
     pieces, states = encode(tokenizer, examples, "pawsx", 40), []
 
     def judge():

@@ -61,6 +61,21 @@ def about_projection(sweep: Sweep) -> Iterator[str]:
         )
 
 
+def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
+    """A queue that a text of so many distinct anchors cannot fill without repeats."""
+    from babeltune.spec.space import configurations
+
+    longest: dict[str, int] = {}
+    for _, method, config in configurations(sweep):
+        longest[method.name] = max(longest.get(method.name, 0), method.needs(config).warm_up)
+    for name, entries in longest.items():
+        if entries > anchors:
+            yield (
+                f"{name} has a queue of up to {entries:,} entries, and the training text {anchors:,} distinct anchors "
+                "to fill it with: the rest would be repeats, which are no more negatives; lower the queue to that"
+            )
+
+
 def about_memory(sweep: Sweep) -> Iterator[str]:
     """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
     import psutil

@@ -1,4 +1,4 @@
-"""The commands that mine text with a model: mine, score, encode."""
+"""The commands that mine text with a model: mine, score, retrieve, encode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
+from babeltune.errors import SpecError
 
 if TYPE_CHECKING:
     from babeltune.mining.vectors import Model
@@ -37,6 +38,10 @@ Source = Annotated[
     str | None, typer.Option("--source-language", help="Of a model with layers for each language: the sources'.")
 ]
 Target = Annotated[str | None, typer.Option("--target-language", help="The same for the targets.")]
+Columns = Annotated[
+    str | None,
+    typer.Option("--columns", help="SOURCE,TARGET as the first line names them; else the first two, and no header."),
+]
 
 
 @app.command()
@@ -63,21 +68,19 @@ def mine(
     as_json: Json = False,
 ) -> None:
     """Find the translations of one file's sentences in another file, scored by margin."""
-    from babeltune.errors import SpecError
     from babeltune.mining import mine as mining
 
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
-    chosen = cluster_of(cluster)
     done = mining.mine(
         source,
         target,
-        _models(model, cluster, prompt, source_language, target_language),
+        models_of(model, cluster, prompt, source_language, target_language),
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        Path(chosen.storage).absolute() / "mining",
+        mining_storage(cluster),
         meter(),
-        cluster=None if cluster is None else chosen,
+        cluster=None if cluster is None else cluster_of(cluster),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -89,9 +92,7 @@ def score(
     pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; .gz is unpacked.")],
     model: ModelName,
     out_: Annotated[Path, typer.Option("--out", help="Where the pairs go, in order, with their score before them.")],
-    columns: Annotated[
-        str | None, typer.Option(help="SOURCE,TARGET as the first line names them; the first two when left out.")
-    ] = None,
+    columns: Columns = None,
     k: Neighbours = 4,
     margin: MarginName = "ratio",
     precision: Half = "fp32",
@@ -103,24 +104,58 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score given pairs by margin, against the neighbours in their own file."""
-    from babeltune.errors import SpecError
     from babeltune.mining import mine as mining
 
-    named = None if columns is None else tuple(name.strip() for name in columns.split(","))
-    if named is not None and len(named) != 2:
-        raise SpecError(f"--columns {columns!r} names {len(named)}; give two, such as --columns fra,eng")
     done = mining.score(
         pairs,
-        _models(model, cluster, prompt, source_language, target_language),
+        models_of(model, cluster, prompt, source_language, target_language),
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        Path(cluster_of(cluster).storage).absolute() / "mining",
+        mining_storage(cluster),
         meter(),
-        columns=None if named is None else (named[0], named[1]),
+        columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
     warn(mining.warnings_about(done))
     say(done, as_json, lambda: out.print(f"{done['pairs']} pairs, mean {done['mean']:.4f}, in {out_}"))
+
+
+@app.command()
+def retrieve(
+    queries: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
+    candidates: Annotated[Path, typer.Argument(help="What is searched, of any size: the same in another language.")],
+    model: ModelName,
+    out_: Annotated[Path, typer.Option("--out", help="Where what is found goes: cosine, query, candidate.")],
+    gold: Annotated[
+        Path | None,
+        typer.Option(help="What is right for each query: numbers of the candidates' lines, from 1, or their text."),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", help="Candidates of each query.", min=1)] = 1,
+    precision: Half = "fp32",
+    prompt: Prompt = None,
+    source_language: Source = None,
+    target_language: Target = None,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Find the candidates nearest to each query, and the precision at 1 where they are known."""
+    from babeltune.mining import retrieval
+
+    done = retrieval.retrieve(
+        queries,
+        candidates,
+        models_of(model, cluster, prompt, source_language, target_language),
+        out_,
+        mining_storage(cluster),
+        meter(),
+        gold=gold,
+        k=k,
+        precision=precision,
+    )
+    warn(_about_lines(done, ("queries", queries), ("candidates", candidates)))
+    warn(retrieval.warnings_about(done))
+    right = f"precision at 1 {done['precision_at_1']:.4f}, " if gold is not None else ""
+    say(done, as_json, lambda: out.print(f"{right}{done['queries']['kept']} queries in {out_}"))
 
 
 @app.command()
@@ -137,22 +172,38 @@ def encode(
     """Encode the lines of standard input to a NumPy file."""
     from babeltune.mining import mine as mining
 
-    chosen, _ = _models(model, cluster, prompt, language, language)
+    chosen, _ = models_of(model, cluster, prompt, language, language)
     done = mining.encode(sys.stdin.buffer, chosen, out_, meter())
     if done["replaced"]:
         warn([f"{done['replaced']} lines are not UTF-8; what could not be read was replaced by U+FFFD"])
     say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
 
 
-def _models(
+def models_of(
     name: str, cluster: str | None, prompt: str | None, source: str | None, target: str | None
 ) -> tuple[Model, Model]:
+    """The model of the sources and that of the targets: one, or its layers for either language."""
     from babeltune.mining.vectors import model_at
     from babeltune.promotion.promote import model_folder
 
     folder = model_folder(name, cluster_of(cluster))
     first = model_at(folder, prompt=prompt, language=source)
     return first, first if source == target else model_at(folder, prompt=prompt, language=target)
+
+
+def mining_storage(cluster: str | None) -> Path:
+    """Where vectors of mined text stay."""
+    return Path(cluster_of(cluster).storage).absolute() / "mining"
+
+
+def columns_of(text: str | None) -> tuple[str, str] | None:
+    """The two names; raises `SpecError` for another number of them."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise SpecError(f"--columns {text!r} is not SOURCE,TARGET, such as fra,eng")
+    return names[0], names[1]
 
 
 def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from babeltune.method import needs_of
@@ -56,6 +57,8 @@ class PlanReport:
     """Source -> cleaning step -> rows left after it."""
     pairs: dict[str, int]
     """Language pair -> training pairs."""
+    anchors: int
+    """Distinct texts on the anchor side of these pairs."""
     teacher_sentences: int
     """Distinct sentences that the teacher encodes, once for all trials."""
     words: dict[str, int]
@@ -97,7 +100,13 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     groups = corpus.pair_groups.tolist()
     pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
     return describe(
-        sweep, counts=corpus.counts, pairs=pairs, teacher_sentences=len(sentences), words=words, samples=samples
+        sweep,
+        counts=corpus.counts,
+        pairs=pairs,
+        anchors=len(np.unique(corpus.pairs[:, 0])),
+        teacher_sentences=len(sentences),
+        words=words,
+        samples=samples,
     )
 
 
@@ -106,6 +115,7 @@ def describe(
     *,
     counts: Counts,
     pairs: Mapping[str, int],
+    anchors: int,
     teacher_sentences: int,
     words: Mapping[str, int] | None = None,
     samples: int = 3,
@@ -120,6 +130,7 @@ def describe(
         trials=tuple(_sampled(trial, sweep.teacher) for trial in trials),
         counts={source: dict(steps) for source, steps in counts.items()},
         pairs=dict(pairs),
+        anchors=anchors,
         teacher_sentences=teacher_sentences,
         words=dict(words or {}),
         budget_pairs=sweep.budget.trials * sweep.training.pairs,
@@ -194,7 +205,8 @@ def render(report: PlanReport) -> Group:
 
     steps = [trial.steps for trial in (report.default, *report.trials)]
     work = (
-        f"{report.total_pairs:,} pairs to train on; {report.teacher_sentences:,} sentences for the teacher, once; "
+        f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
+        f"{report.teacher_sentences:,} sentences for the teacher, once; "
         f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
     )
     return Group(

@@ -41,13 +41,14 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.cli.advice import about_languages, about_memory, about_projection
+    from babeltune.cli.advice import about_languages, about_memory, about_projection, about_queue
     from babeltune.cli.plan import make_plan, render
     from babeltune.records import plain
 
     sweep = read(file, with_, set_, cluster)
     warn([*about_memory(sweep), *about_languages(sweep), *about_projection(sweep)])
     report = make_plan(sweep, samples=trials)
+    warn(about_queue(sweep, report.anchors))
     say(plain(report), as_json, lambda: out.print(render(report)))
 
 
@@ -182,22 +183,33 @@ def runs(
     over: Annotated[
         list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option(help="With --over: the columns.")] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="Only trials that no other beats in all: objectives, size and speed.")
+    ] = False,
+    metric: Annotated[list[str] | None, typer.Option(help="With --over or --front: the columns.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps, or the leaderboard of one, or its table over seeds."""
-    from babeltune.cli.view import show_comparison, show_leaderboard, show_sweeps
+    """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
+    from babeltune.cli.view import show_comparison, show_front, show_leaderboard, show_sweeps
     from babeltune.engine.board import sweep_document
+    from babeltune.engine.ledger import front as front_of
     from babeltune.engine.ledger import leaderboard, sweep_folders
     from babeltune.engine.table import compare
     from babeltune.records import plain
 
-    if (metric or markdown) and not over:
+    if (markdown and not over) or (metric and not (over or front)):
         raise typer.BadParameter(
-            "belongs to a table: add --over seed", param_hint="--metric" if metric else "--markdown"
+            "belongs to a table: add --over seed" + ("" if markdown else " or --front"),
+            param_hint="--markdown" if markdown else "--metric",
         )
+    if front and (over or sort):
+        raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
+    if front:
+        metrics, rows = front_of(folder_of(name, cluster), metric or ())
+        say([plain(row) for row in rows], as_json, lambda: show_front(metrics, rows, out))
+        return
     if over:
         table = compare(folder_of(name, cluster), over, metric or (), sort)
         say(plain(table), as_json, lambda: show_comparison(table, out, markdown=markdown))

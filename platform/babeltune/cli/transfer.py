@@ -33,7 +33,9 @@ def transfer(
     epochs: Annotated[int | None, typer.Option(help="XTREME: 5 for pairs, 10 for words.", min=1)] = None,
     learning_rate: Annotated[float, typer.Option(help="XTREME's for base size.", min=1e-9)] = 2e-5,
     batch: Annotated[int, typer.Option(help="Sentences per step.", min=1)] = 32,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of a pair or a piece of a sentence.", min=8)] = 128,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Of a pair or a piece of a sentence; 128, or what a smaller model takes.", min=8)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the head, the order and dropout.", min=0)] = 1,
     on_error: Annotated[Literal["fail", "drop"], typer.Option(help="What is done about broken rows.")] = "fail",
     out_: Annotated[Path | None, typer.Option("--out", help="A JSON file for the record.")] = None,

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -184,6 +184,20 @@ def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None =
     console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
 
 
+def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:
+    """The trials on a Pareto front, with the metrics that it is of."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", no_wrap=True)
+    for title in metrics:
+        table.add_column(title.removeprefix("dev/"), justify="right")
+    table.add_column("settings", overflow="fold")
+    for row in rows:
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        values = (row.metrics[metric] for metric in metrics)
+        table.add_row(row.name, *(f"{v:.4f}" if abs(v) < 10 else f"{v:,.0f}" for v in values), escape(settings))
+    console.print(table)
+
+
 def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
     """The table over seeds, and under it what no mean holds."""
     if markdown:
@@ -213,6 +227,8 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
 def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
     """The sets of which texts have near-duplicates in the training text, and where these come from."""
     found = counts.get("contamination", {})
+    for name, facts in found.get("seen", {}).items():
+        yield f"{name}: {facts['dev']} of {facts['texts']} texts ({facts['share']:.1%}) are in dev sets too"
     for name, facts in found.get("sets", {}).items():
         if facts["near"]:
             sides = (

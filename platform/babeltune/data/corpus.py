@@ -110,6 +110,7 @@ def build_corpus(
     for name, found in cleaning.near.items():
         kept = np.concatenate([np.empty(0, np.intp), *[block.rows for block in train if block.source.name == name]])
         cleaning.contamination.near(name, read[name], found, kept, index)
+    cleaning.contamination.both(sealed)
     if find:
         cleaning.contamination.close(index)
     heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])

@@ -204,6 +204,17 @@ class Contamination:
     sets: dict[str, dict[str, float]] = field(default_factory=dict)
     """Set -> its distinct `texts`, how many have a `near`-duplicate in the text that is trained on, and the `share`."""
 
+    seen: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Test set -> its distinct `texts`, how many of them are a `dev` set's too, and the `share`. Only what is not 0."""
+
+    def both(self, sealed: Mapping[str, NDArray[np.uint64]]) -> None:
+        """Counts the texts of test sets that dev sets hold: what selects a model cannot judge it."""
+        dev = [keys for name, keys in sealed.items() if name.startswith("dev/")]
+        known = np.concatenate(dev) if dev else np.empty(0, np.uint64)
+        for name, keys in sealed.items():
+            if name.startswith("test/") and (count := int(np.isin(keys, known).sum())):
+                self.seen[name] = {"texts": len(keys), "dev": count, "share": count / len(keys)}
+
     def exact(
         self, source: str, keys: Mapping[str, NDArray[np.uint64]], sealed: Mapping[str, NDArray[np.uint64]]
     ) -> None:
@@ -253,17 +264,23 @@ class Contamination:
             self.sets[name] = {"texts": len(texts), "near": near, "share": near / max(1, len(texts))}
 
     def plain(self) -> dict[str, Any]:
-        return {"sources": self.sources, "examples": self.examples, "sets": self.sets}
+        return {"sources": self.sources, "examples": self.examples, "sets": self.sets, "seen": self.seen}
 
 
 def contaminated(counts: Mapping[str, Any]) -> dict[str, str]:
     """The sets that cannot gate, by the `counts` of a `Prepared`, and why: `tatoeba` -> words, test sets only."""
-    found: dict[str, str] = {}
-    for name, facts in counts.get("contamination", {}).get("sets", {}).items():
+    ledger, found = counts.get("contamination", {}), dict[str, str]()
+
+    def add(name: str, facts: Mapping[str, float], count: str, words: str) -> None:
         if name.startswith("test/") and facts["share"] > CONTAMINATED:
             found[name.split("/")[1]] = (
-                f"{name} is contaminated: {facts['near']:.0f} of its {facts['texts']:.0f} texts ({facts['share']:.1%}, "
-                f"allowed {CONTAMINATED:.0%}) have a near-duplicate in the training text; set `data.overlap: near` to "
-                "leave such rows out"
+                f"{name} is contaminated: {facts[count]:.0f} of its {facts['texts']:.0f} texts ({facts['share']:.1%}, "
+                f"allowed {CONTAMINATED:.0%}) {words}"
             )
+
+    for name, facts in ledger.get("sets", {}).items():
+        words = "have a near-duplicate in the training text; set `data.overlap: near` to leave such rows out"
+        add(name, facts, "near", words)
+    for name, facts in ledger.get("seen", {}).items():
+        add(name, facts, "dev", "are in dev sets, which select; test on other text")
     return found

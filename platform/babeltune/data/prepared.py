@@ -22,6 +22,8 @@ from babeltune.errors import StoreError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from babeltune.method import Method
+
 Text = TypeVar("Text", int, str)
 Other = TypeVar("Other", int, str)
 
@@ -146,6 +148,15 @@ class Prepared:
         """[pairs, 2] text ids, source (anchor) side first."""
         array: NDArray[np.int32] = np.load(Path(self.folder) / "pairs.npy", mmap_mode="r")
         return array
+
+    def distinct_anchors(self) -> NDArray[np.int64]:
+        """The text ids that are some pair's source, each once."""
+        return np.unique(np.asarray(self.pairs()[:, 0], dtype=np.int64))
+
+    def negatives_seen(self, method: type[Method], config: Any, global_batch: int) -> int:
+        """Different negatives that an anchor can see: of a queue, which holds anchors, no more than there are."""
+        negatives = method.negatives(config, global_batch)
+        return min(negatives, len(self.distinct_anchors())) if method.needs(config).warm_up else negatives
 
     def pair_groups(self) -> NDArray[np.int16]:
         """[pairs] index into `groups`."""

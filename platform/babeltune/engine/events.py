@@ -115,7 +115,7 @@ class Tracking:
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
         method = load_method(trial["method"])
         config = make_config(method, trial["config"])
-        negatives = method.negatives(config, trial["training"]["global_batch"])
+        negatives = self.prepared.negatives_seen(method, config, trial["training"]["global_batch"])
         tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
         self.tracker.start_trial(number, {**settings, **searched}, tags)
         return None

@@ -12,17 +12,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.data.store import write_json
 from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
-from babeltune.records import Objective, Report, Scalar, Sweep, plain
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.records import Goal, Objective, Report, Scalar, Sweep, plain
 from babeltune.spec.sweep_file import sweep_from
 from babeltune.training.checkpoint import PROGRESS, best_report, read_reports
 
+SPEED_NOISE = 0.15
+"""Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
 
 
@@ -188,8 +191,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
-    """The names of the trials that no other one dominates: as good in every objective, and better in one."""
+    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds, which
+    clocks measure, differ only beyond `SPEED_NOISE`."""
     names = [o.metric for o in objectives]
+    noise = [SPEED_NOISE if name == SPEED else 0.0 for name in names]
     scored = {
         row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
         for row in rows
@@ -197,7 +202,11 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
     }
 
     def dominated(mine: list[float]) -> bool:
-        return any(other != mine and all(o >= m for o, m in zip(other, mine, strict=True)) for other in scored.values())
+        return any(
+            all(o >= m - share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
+            and any(o > m + share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
+            for other in scored.values()
+        )
 
     return {name for name, values in scored.items() if not dominated(values)}
 
@@ -208,24 +217,53 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     objective = sweep.objectives[0]
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
     if len(sweep.objectives) > 1:
-        front = pareto_front(rows, sweep.objectives)
-        rows = [replace(row, front=row.name in front) for row in rows]
+        unbeaten = pareto_front(rows, sweep.objectives)
+        rows = [replace(row, front=row.name in unbeaten) for row in rows]
     for name, scores in folder.baselines().items():
         rows.append(Row(name=name, state="finished", metrics=scores))
-    known = {key for row in rows for key in row.metrics}
-    if metric is not None and metric not in known and known:
-        raise UnknownNameError(
-            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
-        )
+    if metric is not None:
+        check_known(folder, rows, metric)
     order = best_first(sweep, metric or objective.metric)
     return sorted(rows, key=lambda row: (order(row.metrics), row.name))
 
 
+def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:
+    """The Pareto front of the finished trials by these metrics, which are returned too, best first by the first of
+    them: by the sweep's objectives, the model's size and its speed where none are named.
+
+    Raises `UnknownNameError` for a metric that no trial has, and `SpecError` for one of the training."""
+    sweep = folder.sweep()
+    rows = [row for row in leaderboard(folder) if row.best is not None and row.state == "finished"]
+    names = tuple(dict.fromkeys(metrics or (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED)))
+    for name in names:
+        check_known(folder, rows, name)
+        if name.startswith("train/"):
+            raise SpecError(f"{name!r} is of the training: trials with other settings do not compare by it; name dev/…")
+    on_it = pareto_front(rows, tuple(Objective(metric=name, goal=goal_of(sweep, name)) for name in names))
+    order = best_first(sweep, names[0])
+    return names, sorted((row for row in rows if row.name in on_it), key=lambda row: (order(row.metrics), row.name))
+
+
+def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
+    """Raises `UnknownNameError` for a metric that no row has."""
+    known = {key for row in rows for key in row.metrics}
+    if metric not in known and known:
+        raise UnknownNameError(
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
+        )
+
+
+def goal_of(sweep: Sweep, metric: str) -> Goal:
+    """Which way a metric is better."""
+    given = next((o.goal for o in sweep.objectives if o.metric == metric), None)
+    low = metric.endswith(("error", "error_pooled", "loss")) or metric == PARAMETERS
+    return given or ("minimize" if low else "maximize")
+
+
 def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tuple[bool, float]]:
     """Sorts scores by this metric, the best first and those without it last."""
-    goal = next((o.goal for o in sweep.objectives if o.metric == metric), None)
-    low = goal == "minimize" if goal else metric.endswith(("error", "loss"))
-    return lambda scores: (metric not in scores, scores.get(metric, 0.0) * (1 if low else -1))
+    sign = 1 if goal_of(sweep, metric) == "minimize" else -1
+    return lambda scores: (metric not in scores, sign * scores.get(metric, 0.0))
 
 
 def winner(folder: SweepFolder) -> Row:

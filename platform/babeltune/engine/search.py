@@ -30,11 +30,10 @@ from babeltune.engine.searcher import (
     OnEvent,
     OptunaSearcher,
     Proposals,
-    Suggest,
     all_failed,
     open_study,
-    warm_trials,
 )
+from babeltune.engine.warm_start import Suggest, warm_trials
 from babeltune.engine.watcher import LaneTrainable
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.records import Scalar, Sweep

@@ -33,7 +33,7 @@ from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lanes import Lanes, local_ray
 from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row
 from babeltune.engine.search import search
-from babeltune.engine.searcher import warm_trials
+from babeltune.engine.warm_start import warm_trials
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.records import Scalar, Sweep, plain
 from babeltune.spec.cluster import Cluster

@@ -33,7 +33,7 @@ import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluation import bucc, metrics, neighbours, transfer
+from babeltune.evaluation import bucc, linear_head, metrics, neighbours
 from babeltune.evaluation.kmeans import agreement
 from babeltune.evaluation.neighbours import Side
 
@@ -56,6 +56,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 """Of each subset, and averaged over the subsets of a task or group, each counting the same."""
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
+PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
+"""A model's size, layers that only training has left out, and how fast one worker encoded the sets, text ids in."""
 SPREADS = ("ari_sd", "v_measure_sd")
 """Averaged like `METRICS`, and no objective."""
 
@@ -115,7 +117,7 @@ class Lookup:
     ids: NDArray[np.int64]
     vectors: Rows
     sides: dict[tuple[int, ...], Side] = field(default_factory=dict)
-    heads: dict[tuple[tuple[int, ...], tuple[str, ...]], transfer.Head | None] = field(default_factory=dict)
+    heads: dict[tuple[tuple[int, ...], tuple[str, ...]], linear_head.Head | None] = field(default_factory=dict)
 
     def rows(self, texts: Sequence[int]) -> Rows:
         """[texts, dim] their vectors."""
@@ -128,11 +130,11 @@ class Lookup:
             self.sides[texts] = neighbours.side(self.rows(texts))
         return self.sides[texts]
 
-    def head(self, task: IdTask) -> transfer.Head | None:
+    def head(self, task: IdTask) -> linear_head.Head | None:
         """The linear head that has learnt a task's labels; one for all languages that are scored."""
         key = (task.left, task.labels)
         if key not in self.heads:
-            self.heads[key] = transfer.fit_head(self.rows(task.left), task.labels)
+            self.heads[key] = linear_head.fit_head(self.rows(task.left), task.labels)
         return self.heads[key]
 
 
@@ -202,7 +204,7 @@ def _transfer(task: IdTask, lookup: Lookup) -> Scores:
     if head is None or not np.isfinite(rows).all():
         return {"accuracy": math.nan, "macro_f1": math.nan}
     found = head(rows)
-    return {"accuracy": transfer.accuracy(task.labels, found), "macro_f1": transfer.macro_f1(task.labels, found)}
+    return {"accuracy": linear_head.accuracy(task.labels, found), "macro_f1": linear_head.macro_f1(task.labels, found)}
 
 
 _SCORERS: dict[str, Callable[[IdTask, Lookup], Scores]] = {

@@ -100,35 +100,6 @@ def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"
     return matches.forward.index.gather(1, choice)[:, 0], scores[:, 0]
 
 
-def pair_margins(
-    left: Vectors,
-    right: Vectors,
-    k: int = 4,
-    margin: Margin = "ratio",
-    *,
-    pairs: tuple[Sequence[int], Sequence[int]] | None = None,
-) -> NDArray[np.float64]:
-    """Scores of given pairs by margin (Artetxe & Schwenk 2019, section 3.2), as LASER's `mine_bitexts --mode score`.
-
-    The cosine of a pair is set against the mean cosine of its left sentence to its k nearest of `right` [m, d], and of
-    its right one to its k nearest of `left` [n, d], averaged. `pairs` are the rows of the pairs, in `left` and in
-    `right` (n = m and the same rows where absent): with each distinct sentence in one row, repetitions do not fill a
-    neighbourhood. NaN where a ratio's neighbourhoods have no positive mean cosine, since it would order backwards.
-    """
-    if pairs is None and len(left) != len(right):
-        raise ValueError(f"{len(left)} left and {len(right)} right vectors: without `pairs`, as many of each")
-    rows, columns = (np.arange(len(left)),) * 2 if pairs is None else (np.asarray(side, np.int64) for side in pairs)
-    x, y = unit(left), unit(right)
-    cosine = (x[rows].double() * y[columns].double()).sum(dim=1)
-    if margin == "absolute":
-        return cosine.cpu().numpy()
-    matches = neighbours.match(x, y, k)
-    forward, backward = (found.cosine.double().mean(dim=1) for found in (matches.forward, matches.backward))
-    around = (forward[rows] + backward[columns]) / 2
-    scores = cosine - around if margin == "distance" else (cosine / around).where(around > 0, float("nan"))
-    return scores.cpu().numpy()
-
-
 def share_of_flipped_margins(matches: Matches) -> float:
     """Share of candidates whose neighbourhoods' mean cosine is not positive: there a ratio margin orders backwards."""
     return float((_neighbourhood(matches) <= 0).double().mean())

@@ -1,4 +1,4 @@
-"""Scores given pairs by margin and keeps the best up to so many target tokens.
+"""Given pairs are read, dropped by reason, ranked by score, and the best kept up to so many target tokens.
 
 Tan et al. 2023, section 5 (Eval 2), as in WMT 2019 and 2020's shared task: pairs whose source is English are dropped,
 the rest is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one.
@@ -11,15 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from babeltune.data.sources import Refusals, text_key
 from babeltune.data.tables import Fault, located, tsv_rows
-from babeltune.errors import DataError, TeacherError, nearest
-from babeltune.evaluation.metrics import Margin, pair_margins
-from babeltune.models.hub import quiet
+from babeltune.errors import DataError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -123,45 +121,6 @@ def without_english(pairs: Pairs, identify: Callable[[str], str]) -> tuple[Pairs
     return kept, dict(Counter(languages).most_common())
 
 
-def score_pairs(
-    pairs: Pairs, encode: Callable[[list[str], int], NDArray[np.float32]], k: int, margin: Margin
-) -> NDArray[np.float64]:
-    """[pairs] margins; `encode` gets the distinct texts of a side and its number, 0 or 1, and returns [texts, dim]."""
-    vectors, rows = [], []
-    for side, texts in enumerate((pairs.source, pairs.target)):
-        number: dict[str, int] = {}
-        rows.append([number.setdefault(text, len(number)) for text in texts])
-        vectors.append(encode(list(number), side))
-    return pair_margins(vectors[0], vectors[1], k, margin, pairs=(rows[0], rows[1]))
-
-
-def encoder(folder: str, languages: Columns | None) -> Callable[[list[str], int], NDArray[np.float32]]:
-    """Encodes with a sentence-transformers model in fp32; one with a layer for each language gets the column's name.
-
-    Raises `TeacherError` for a model that cannot be loaded, or whose languages the columns do not name.
-    """
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        with quiet():
-            model = SentenceTransformer(folder, trust_remote_code=False, model_kwargs={"dtype": torch.float32})
-    except (OSError, ValueError) as error:
-        words = str(error).strip().splitlines()[0]
-        raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {words}") from error
-    routes = {language for module in model for language in getattr(module, "sub_modules", ())}
-    if routes and not set(languages or ()) <= routes:
-        allowed = ", ".join(sorted(routes))
-        raise TeacherError(f"{folder!r} has layers for {allowed}: name both sides so with --columns SOURCE,TARGET")
-
-    def encode(texts: list[str], side: int) -> NDArray[np.float32]:
-        task = languages[side] if routes and languages else None
-        found: NDArray[np.float32] = model.encode(texts, task=task, batch_size=64, show_progress_bar=False)
-        return found
-
-    return encode
-
-
 def tokens_of(text: str) -> int:
     """A text's tokens: what stands between blanks, as in WMT's shared tasks."""
     return len(text.split())
@@ -180,10 +139,10 @@ class Ranked:
         return zip(self.source[:count], self.target[:count], self.scores[:count], strict=True)
 
 
-def rank(pairs: Pairs, scores: NDArray[np.float64]) -> tuple[Ranked, Pairs]:
-    """The pairs by score, and the pairs with those counted whose margin is undefined."""
-    finite = np.isfinite(scores)
-    pairs, scores = pairs.kept(finite.tolist(), "no positive neighbourhood, so no margin"), scores[finite]
+def rank(pairs: Pairs, scores: NDArray[np.floating[Any]]) -> tuple[Ranked, Pairs]:
+    """The pairs by score, and the pairs with those counted that have none (NaN)."""
+    there = ~np.isnan(scores)
+    pairs, scores = pairs.kept(there.tolist(), "no positive neighbourhood, so no margin"), scores[there]
     order = np.argsort(-scores, kind="stable").tolist()
     ranked = Ranked(
         source=[pairs.source[row] for row in order],
@@ -206,7 +165,14 @@ def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
     return len(ranked.target), total
 
 
-def write_subset(path: Path, ranked: Ranked, count: int) -> None:
-    """The best pairs as lines of score, source and target."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
+def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Writes `top-SIZE.tsv` for each size, lines of score, source and target; returns what each holds."""
+    rows = []
+    for asked in sizes:
+        count, tokens = subset(ranked, asked)
+        name = f"top-{asked}.tsv"
+        with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
+        lowest = ranked.scores[count - 1] if count else None
+        rows.append({"asked": asked, "file": name, "pairs": count, "tokens": tokens, "lowest_score": lowest})
+    return rows

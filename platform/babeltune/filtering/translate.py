@@ -19,14 +19,13 @@ from torch import Tensor, nn
 
 from babeltune.data.tokens import train_tokenizer
 from babeltune.data.translation import Model, Translation
-from babeltune.errors import DataError, SpecError, TrainingError
+from babeltune.errors import DataError, SpecError
+from babeltune.models.finetuning import IGNORED, Descent
 from babeltune.models.hub import model_folder, quiet
 
 SCRATCH = "scratch"
 """In place of a model: one without pre-training."""
 SMOOTHING = 0.2
-IGNORED = -100
-"""The label of padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +114,11 @@ def train(
         room = recipe.max_tokens - len(front) - 1
         labels = [[*front, *ids[:room], end] for ids in targets]
         warm = max(1, recipe.steps // 10)
-        optimizer = torch.optim.AdamW(
-            model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=1e-4
-        )  # FLORES' baseline
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min((step + 1) / warm, (recipe.steps - step) / (recipe.steps - warm + 1))
-        )
+
+        def share(step: int) -> float:
+            return min((step + 1) / warm, (recipe.steps - step) / (recipe.steps - warm + 1))
+
+        descent = Descent(model, recipe.learning_rate, share, betas=(0.9, 0.98), weight_decay=1e-4)  # FLORES' baseline
         losses: list[float] = []
         rows: list[int] = []
         order = torch.Generator().manual_seed(recipe.seed)
@@ -132,15 +130,7 @@ def train(
             expected, _ = padded([labels[row] for row in chosen], IGNORED)
             given = {"input_ids": ids, "attention_mask": mask, "labels": expected}
             given = {name: values.to(loaded.device) for name, values in given.items()}
-            loss = loss_of(model(**given).logits, given["labels"])
-            if not loss.isfinite():
-                raise TrainingError(f"the loss is {loss.item()} in step {step}; lower --learning-rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
+            losses.append(descent.step(loss_of(model(**given).logits, given["labels"])))
             if step % warm == 0:
                 progress(step, recipe.steps, losses[-1])
         with quiet():

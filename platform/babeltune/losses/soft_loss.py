@@ -15,8 +15,8 @@ w_ij, and one tile of labels serves two tiles of S.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from babeltune.losses.repeats import Repeats
 from babeltune.method import Gather
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 TILE = {"cpu": 512, "cuda": 8192}
 """Rows and columns of a tile."""
@@ -128,63 +129,6 @@ def soft_labels(
                     _add(similarities, sums, i, sums if alone and i.start < j.start else None, j)
     log_z = sums.log()
     return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
-
-
-def occurrences(texts: Int[Tensor, "*shape"], among: Int[Tensor, "candidates"]) -> Int[Tensor, "*shape"]:
-    """How many candidates have each of these texts."""
-    ordered = among.sort().values
-    return torch.searchsorted(ordered, texts, right=True) - torch.searchsorted(ordered, texts)
-
-
-@dataclass(frozen=True)
-class Repeats:
-    """Which candidates are left out of a row's denominator: those with the text of its own positive."""
-
-    own: Int[Tensor, "local *several"]
-    """Text ids of this rank's positives; with several a row, candidates with any of them are left out."""
-    everyone: Int[Tensor, "global"]
-    """Text ids of all candidates."""
-    offset: int
-    """Row i's positive is candidate offset + i."""
-    positives: bool = False
-    """Whether the positives themselves are left out too."""
-
-    def others(self, masked: bool) -> Repeats:
-        """Leaves out each row's positive, which the loss counts apart, and (`masked`) its repeats."""
-        if masked:
-            return replace(self, positives=True)
-        places = torch.arange(len(self.everyone), device=self.own.device)
-        return Repeats(places[self.offset : self.offset + len(self.own)], places, self.offset, positives=True)
-
-    def count(self) -> Int[Tensor, ""]:
-        """How many own positives have the text of another candidate."""
-        return torch.sum(occurrences(self.own, self.everyone) > 1)
-
-    def negatives(self) -> Int[Tensor, "local"]:
-        """How many candidates each row keeps, its positive apart."""
-        texts = self.own.unsqueeze(-1).flatten(1).sort(1).values  # [local, several]
-        times = occurrences(texts, self.everyone)
-        times[:, 1:][texts[:, 1:] == texts[:, :-1]] = 0  # the same text twice drops its candidates once
-        return len(self.everyone) - times.sum(1)
-
-    def drop(self, similarities: Tensor, i: slice, j: slice) -> None:
-        same = self.own[i].unsqueeze(-1) == self.everyone[j]
-        same = same if same.ndim == 2 else same.any(1)
-        if not self.positives:
-            same.diagonal(self.offset + i.start - j.start).fill_(False)
-        similarities.masked_fill_(same, -torch.inf)
-
-
-def repeat_shares(
-    repeated: Int[Tensor, ""], positives: int, negatives: Sequence[Int[Tensor, "local"]], gather: Gather
-) -> dict[str, Tensor]:
-    """This rank's shares of two diagnostics of a contrastive loss.
-
-    `duplicates` is the part of the global batch's `positives` that are `repeated`: another candidate has their text.
-    `negatives_least` is the least number of negatives that any row keeps, of the `negatives` of each direction's rows.
-    """
-    least = gather(torch.stack(list(negatives), dim=1)).min()
-    return {"duplicates": repeated / positives, "negatives_least": least / gather.world}
 
 
 @dataclass(eq=False)

@@ -43,8 +43,12 @@ def pair_scores(
     margin: Margin = "ratio",
 ) -> Float[Tensor, "pairs"]:
     """The margin of given pairs, of which one need not be among the other's neighbours."""
-    around = (matches.forward.cosine.mean(dim=1)[left] + matches.backward.cosine.mean(dim=1)[right]) / 2
-    return margin_scores(cosine, around, margin)
+    return margin_scores(cosine, around(matches, left, right), margin)
+
+
+def around(matches: Matches, left: Int[Tensor, "pairs"], right: Int[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
+    """The mean cosine of a pair's two sentences to their neighbours; where it is not positive a ratio means nothing."""
+    return (matches.forward.cosine.mean(dim=1)[left] + matches.backward.cosine.mean(dim=1)[right]) / 2
 
 
 def flipped(matches: Matches, margin: Margin) -> float:
@@ -117,7 +121,7 @@ def _one_to_one(left: NDArray[np.int64], right: NDArray[np.int64], lefts: int, r
 def precision_at_1(found: Neighbours, gold: NDArray[np.int64]) -> float:
     """Share of queries whose nearest candidate is the `gold` one: UN-style retrieval (Yang et al. 2019, section 5.2).
 
-    With `tiles.one_way(queries, candidates, k=1)` on memory-mapped vectors, candidates may be millions.
+    `found` is as `tiles.one_way(queries, candidates, k=1)` gives it; memory-mapped candidates may be millions.
     """
     best = found.index[:, 0].numpy()
     if len(best) != len(gold):

@@ -9,22 +9,26 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from babeltune.data.shards import run_here
+from babeltune.data.shards import RunShards, run_here
 from babeltune.errors import DataError
 from babeltune.evaluation.metrics import Margin, paired_cosine
 from babeltune.evaluation.neighbours import Matches
 from babeltune.mining.index import Index, load_faiss, through_index
+from babeltune.mining.kept import Kept, both_ways_kept
 from babeltune.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.mining.rows import Rows
 from babeltune.mining.sentences import read_pairs, read_sentences
-from babeltune.mining.tiles import Precision, both_ways
-from babeltune.mining.vectors import Model, embed, joined
+from babeltune.mining.tiles import Precision
+from babeltune.mining.vectors import Model, Texts, embed, joined
 from babeltune.spec.cluster import Cluster
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 BATCH = 1_024
 """Sentences of `encode` in memory at a time; pairs of `score`, too."""
@@ -61,7 +65,8 @@ def mine(
     """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
     `models` encode the sources and the targets: one model, or its layers for either language. Vectors stay in
-    `storage`, so that an interrupted run goes on; `cluster` spreads encoding and search as Ray tasks.
+    `storage`, and what an exact search has found until it ends, so that an interrupted run goes on; `cluster` spreads
+    encoding and search as Ray tasks.
 
     Raises:
         DataError: a file cannot be read or holds nothing, or both hold the same sentences.
@@ -69,21 +74,18 @@ def mine(
     """
     if settings.index != "exact":
         load_faiss()  # before hours of encoding
-    _check_out(out)
-    with _work(storage) as work, _runner(cluster) as run_shards:
+    check_out(out)
+    with working(storage) as work, _runner(cluster) as run_shards:
         progress("reading", 0, 2)
         sources, source_lines = read_sentences(source, work / "source.txt")
         targets, target_lines = read_sentences(target, work / "target.txt")
         progress("reading", 2, 2)
-        folders = []
-        for name, side, model in (("sources", sources, models[0]), ("targets", targets, models[1])):
-            tell = functools.partial(progress, f"encoding {name}")
-            folders.append(embed(side, model, storage / "vectors", work, run_shards=run_shards, progress=tell))
+        folders = embedded((sources, targets), models, storage, work, progress, run_shards)
         if folders[0] == folders[1]:
             raise DataError(
                 f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
             )
-        matches = _search(folders, settings, cluster, functools.partial(progress, "searching"))
+        matches = _search(folders, settings, storage, cluster, functools.partial(progress, "searching"))
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
         with written(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
@@ -113,32 +115,47 @@ def score(
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines are left out and
     counted. Raises as `mine` does.
     """
-    _check_out(out)
-    with _work(storage) as work:
+    check_out(out)
+    with working(storage) as work:
         pairs = read_pairs(pairs_file, work / "pairs", columns)
-        folders = []
-        for name, side, model in (("sources", pairs.source, models[0]), ("targets", pairs.target, models[1])):
-            tell = functools.partial(progress, f"encoding {name}")
-            folders.append(embed(side, model, storage / "vectors", work, progress=tell))
-        matches = _search(folders, settings, None, functools.partial(progress, "searching"))
-        x, y = (Rows(joined(side)) for side in folders)
-        total = 0.0
+        matches, scores = margins(
+            (pairs.source, pairs.target), (pairs.sources, pairs.targets), models, settings, storage, work, progress
+        )
         with written(out) as file:
-            for start in range(0, len(pairs.sources), BATCH):
-                left, right = (torch.from_numpy(side[start : start + BATCH]) for side in (pairs.sources, pairs.targets))
-                cosine = torch.from_numpy(paired_cosine(x.take(left), y.take(right))).float()
-                scores = pair_scores(matches, left, right, cosine, settings.margin)
-                total += float(scores.double().sum())
-                for value, i, j in zip(scores.tolist(), left.tolist(), right.tolist(), strict=True):
-                    file.write(f"{value:.6f}\t{pairs.source[i]}\t{pairs.target[j]}\n")
+            for value, i, j in zip(scores, pairs.sources, pairs.targets, strict=True):
+                file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
     return {
         "out": str(out),
         "pairs": len(pairs.sources),
-        "mean": total / len(pairs.sources),
+        "mean": float(scores.mean(dtype=np.float64)),
         "lines": asdict(pairs.lines),
         **_searched(matches, settings),
         "settings": {name: asdict(settings)[name] for name in ("k", "margin", "precision", "index")},
     }
+
+
+def margins(
+    sentences: tuple[Texts, Texts],
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
+    models: tuple[Model, Model],
+    settings: Settings,
+    storage: Path,
+    work: Path,
+    progress: Progress,
+) -> tuple[Matches, NDArray[np.float32]]:
+    """The neighbours of different sentences, and [pairs] margins; `pairs` are the numbers of their sentences.
+
+    Vectors stay in `storage`; `work` is for texts on their way.
+    """
+    folders = embedded(sentences, models, storage, work, progress)
+    matches = _search(folders, settings, storage, None, functools.partial(progress, "searching"))
+    x, y = (Rows(joined(side)) for side in folders)
+    scores = np.empty(len(pairs[0]), np.float32)
+    for start in range(0, len(scores), BATCH):
+        left, right = (torch.from_numpy(side[start : start + BATCH]) for side in pairs)
+        cosine = torch.from_numpy(paired_cosine(x.take(left), y.take(right))).float()
+        scores[start : start + BATCH] = pair_scores(matches, left, right, cosine, settings.margin)
+    return matches, scores
 
 
 def encode(lines: Iterable[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
@@ -146,7 +163,7 @@ def encode(lines: Iterable[bytes], model: Model, out: Path, progress: Progress) 
 
     Invalid UTF-8 is replaced and counted, since a dropped line would shift the rows after it.
     """
-    _check_out(out)
+    check_out(out)
     rows, replaced = 0, 0
     with written(out, "wb") as file:
         dim = model.encode(["dimension"]).shape[1]
@@ -178,17 +195,40 @@ def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield batch
 
 
+def embedded(
+    sentences: tuple[Texts, Texts],
+    models: tuple[Model, Model],
+    storage: Path,
+    work: Path,
+    progress: Progress,
+    run_shards: RunShards = run_here,
+    *,
+    names: tuple[str, str] = ("sources", "targets"),
+) -> list[list[Path]]:
+    """The folders of both sides' vectors."""
+    folders = []
+    for name, side, model in zip(names, sentences, models, strict=True):
+        tell = functools.partial(progress, f"encoding {name}")
+        folders.append(embed(side, model, storage / "vectors", work, run_shards=run_shards, progress=tell))
+    return folders
+
+
 def _search(
-    folders: list[list[Path]], settings: Settings, cluster: Cluster | None, progress: Callable[[int, int], None]
+    folders: list[list[Path]],
+    settings: Settings,
+    storage: Path,
+    cluster: Cluster | None,
+    progress: Callable[[int, int], None],
 ) -> Matches:
-    left, right = (joined(side) for side in folders)
     if settings.index != "exact":
-        return through_index(left, right, settings.k, settings.index)
+        left, right = (joined(side) for side in folders)
+        return through_index(left, right, settings.k, settings.index, progress)
+    kept = Kept(storage, (folders[0], folders[1]), settings.k, settings.precision)
     if cluster is not None:
         from babeltune.mining.spread import both_ways_by_ray
 
-        return both_ways_by_ray(folders[0], folders[1], settings.k, precision=settings.precision, progress=progress)
-    return both_ways(left, right, settings.k, precision=settings.precision, progress=progress)
+        return both_ways_by_ray(kept, (folders[0], folders[1]), progress)
+    return both_ways_kept(kept, progress)
 
 
 def _searched(matches: Matches, settings: Settings) -> dict[str, Any]:
@@ -230,13 +270,14 @@ def written(out: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
         draft.unlink(missing_ok=True)
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
+    """Raises `DataError` for a file that could not be written, before hours of work."""
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise DataError(f"--out {out} is a folder, or is in none; name a file in a folder that exists")
 
 
 @contextmanager
-def _work(storage: Path) -> Iterator[Path]:
+def working(storage: Path) -> Iterator[Path]:
     """A folder for text on its way, beside the vectors, where a cluster's workers see it."""
     storage.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="mining-", dir=storage))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LONGEST = 20_000
 """Bytes of a line; a longer one is no sentence."""
+NONE = -1
+"""In place of a sentence's number."""
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 """What would end a field or a line of the output: each becomes a blank."""
 
@@ -106,15 +108,34 @@ def read_sentences(path: Path, spill: Path) -> tuple[Sentences, Lines]:
     Raises:
         DataError: the file cannot be read, or holds no sentence.
     """
-    lines, collector = Lines(), Collector(spill)
+    sentences, _, lines = read_lines(path, spill)
+    return sentences, lines
+
+
+def read_lines(path: Path, spill: Path) -> tuple[Sentences, NDArray[np.int64], Lines]:
+    """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
+    lines, collector, held = Lines(), Collector(spill), array("q")
     for raw in _raw_lines(path, lines):
         text = _decoded(raw, lines)
         if text is not None and (text := _clean(text, lines)):
             collector.add(text)
+            held.append(lines.read - 1)
     sentences, ids = collector.finish()
     lines.kept, lines.repeated = len(sentences), len(ids) - len(sentences)
     _check_some(path, lines)
-    return sentences, lines
+    numbers = np.full(lines.read, NONE)
+    numbers[np.frombuffer(held, np.int64)] = ids
+    return sentences, numbers, lines
+
+
+def read_gold(path: Path) -> list[str]:
+    """Every line of a text file, cleaned as sentences are; one that cannot be read is empty."""
+    lines = Lines()
+    found: list[str] = []
+    for raw in _raw_lines(path, lines):
+        found += [""] * (lines.read - len(found) - 1)  # lines that are too long
+        found.append(_clean(_decoded(raw, lines) or ""))
+    return found + [""] * (lines.read - len(found))
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ import torch
 
 from babeltune.evaluation.neighbours import Matches
 from babeltune.mining.best import empty
+from babeltune.mining.kept import Kept
 from babeltune.mining.rows import Rows
-from babeltune.mining.tiles import TILE, Block, Found, Precision, Progress, blocks, nothing, scan, settle
+from babeltune.mining.tiles import Block, Found, Precision, Progress, scan, settle
 from babeltune.mining.vectors import joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TILES = (4, 8)
-"""Tiles of a task, down and across: some seconds of work, and 3 MB of results."""
 AHEAD = 2
 """Tasks that wait for each CPU."""
 
@@ -33,35 +32,28 @@ def scan_block(
     return found.forward.numpy(), found.backward.numpy()
 
 
-def both_ways_by_ray(
-    left: Sequence[Path],
-    right: Sequence[Path],
-    k: int,
-    *,
-    precision: Precision,
-    progress: Progress,
-    size: tuple[int, int] = (TILES[0] * TILE[0], TILES[1] * TILE[1]),
-) -> Matches:
-    """As `tiles.both_ways`, of vectors in shards that every node sees, on the Ray cluster that is connected."""
+def both_ways_by_ray(kept: Kept, sides: tuple[Sequence[Path], Sequence[Path]], progress: Progress) -> Matches:
+    """As `kept.both_ways_kept`, of vectors in shards that every node sees, on the Ray cluster that is connected."""
     import ray
 
     from babeltune.engine.sweep import fetched
 
-    x, y = Rows(joined(left)), Rows(joined(right))
-    total = nothing(len(x), len(y), k, precision)
-    kept = (total.forward.shape[1], total.backward.shape[1])
+    columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
     most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-    running: dict[Any, Block] = {}
-    waiting, done = list(blocks(len(x), len(y), size)), 0
+    left, right = map(list, sides)
+    running: dict[Any, int] = {}
+    waiting = kept.waiting
     while waiting or running:
         while waiting and len(running) < most:
-            block = waiting.pop()
-            running[remote.remote(list(left), list(right), block, kept, precision)] = block
+            number = waiting.pop(0)
+            running[remote.remote(left, right, kept.grid[number], columns, kept.precision)] = number
         (ready, *_), _ = ray.wait(list(running), num_returns=1)
-        block = running.pop(ready)
+        number = running.pop(ready)
         # A result in Ray's memory is read-only, which torch would warn of.
-        total.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready))), block)
-        done += block.cosines
-        progress(done, len(x) * len(y))
-    return settle(x, y, total, k, precision)
+        kept.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready))), kept.grid[number])
+        kept.finish(number)
+        progress(*kept.cosines)
+    matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
+    kept.remove()
+    return matches

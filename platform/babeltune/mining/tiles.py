@@ -18,6 +18,7 @@ from torch import Tensor
 
 from babeltune.errors import DataError
 from babeltune.evaluation.neighbours import Matches, Neighbours, full_precision
+from babeltune.machine import emulates_bf16
 from babeltune.mining.best import EMPTY, cosine_of, empty, index_of, merge, pack
 from babeltune.mining.rows import Rows
 
@@ -34,6 +35,9 @@ SLACK = {"fp32": 4, "bf16": 28}
 """Candidates that are kept beyond k."""
 SETTLED = 1 << 22
 """Numbers of vectors that are in memory while candidates are computed again."""
+ROUNDING = {"fp32": 0.0, "bf16": 2.0**-6}
+"""The most that rounding moves a cosine, besides that of sums in fp32. In bf16, 2^-8 for each of both unit vectors, and
+2^-8 each for sums that a GPU takes in parts and for what comes out."""
 
 Precision = Literal["fp32", "bf16"]
 Progress = Callable[[int, int], None]
@@ -70,10 +74,10 @@ class Found:
             own[start:stop] = merge(own[start:stop], other, k=own.shape[1])
 
 
-def nothing(left: int, right: int, k: int, precision: Precision = "fp32") -> Found:
-    """Room for the candidates of `left` and `right` sentences."""
+def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Found:
+    """Room for the candidates of `left` and `right` sentences, or of the left alone."""
     kept = k + SLACK[precision]
-    return Found(empty(left, min(kept, right)), empty(right, min(kept, left)))
+    return Found(empty(left, min(kept, right)), empty(right, min(kept, left) if both else 0))
 
 
 def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Block]:
@@ -93,9 +97,10 @@ def both_ways(
 ) -> Matches:
     """The k (at most all) nearest neighbours by cosine of `left` [n, dim] in `right` [m, dim] and of right in left.
 
-    With `bf16` the tiles are products of vectors rounded to bf16, and more candidates are computed again from the
-    vectors as given: a neighbour is lost only where more than `SLACK` others are within 2^-7 of it. Without hardware
-    for it, bf16 is no faster.
+    With `bf16` the tiles are products in bf16, on a GPU or a CPU that has instructions for it (elsewhere the vectors
+    are rounded, and nothing is gained). All candidates that it keeps are computed again, and sentences that have more
+    within its error than it keeps are searched once more in fp32: the neighbours and their cosines are the same. Where
+    most vectors lie that close together, fp32 is faster.
     """
     x, y = Rows(left), Rows(right)
     check(x, y, k)
@@ -108,9 +113,9 @@ def one_way(queries: Vectors, candidates: Vectors, k: int, *, tile: tuple[int, i
     """The k (at most all) nearest `candidates` by cosine of each of the `queries`."""
     x, y = Rows(queries), Rows(candidates)
     check(x, y, k)
-    found = Found(nothing(len(x), len(y), k).forward, empty(len(y), 0))
+    found = nothing(len(x), len(y), k, both=False)
     scan(x, y, found, Block((0, len(x)), (0, len(y))), tile=tile)
-    return _settled(x, y, found.forward, k, "fp32")
+    return settled(x, y, found.forward, k)
 
 
 def check(left: Rows, right: Rows, k: int) -> None:
@@ -142,12 +147,12 @@ def scan(
     done = 0
     with full_precision("cpu"):
         for row in range(top, bottom, tile[0]):
-            x = _rounded(left.block(row, min(row + tile[0], bottom)), precision)
+            x = left.block(row, min(row + tile[0], bottom))
             for column in range(first, last, tile[1]):
-                y = _rounded(right.block(column, min(column + tile[1], last)), precision)
+                y = right.block(column, min(column + tile[1], last))
                 shape = _whole(len(x)), _whole(len(y))
                 sheet = cosines[: shape[0] * shape[1]].view(*shape)
-                torch.mm(_padded(x, shape[0]), _padded(y, shape[1]).T, out=sheet)
+                _multiply(_padded(x, shape[0]), _padded(y, shape[1]), sheet, precision)
                 sheet[len(x) :] = -torch.inf
                 sheet[:, len(y) :] = -torch.inf
                 _best_columns(sheet, found.forward[row - top : row - top + len(x)], column)
@@ -162,8 +167,23 @@ def _whole(lines: int) -> int:
     return GROUP * -(-lines // GROUP)
 
 
-def _rounded(x: Tensor, precision: Precision) -> Tensor:
-    return x if precision == "fp32" else x.bfloat16().float()
+def _multiply(
+    x: Float[Tensor, "rows dim"],
+    y: Float[Tensor, "columns dim"],
+    sheet: Float[Tensor, "rows columns"],
+    precision: Precision,
+) -> None:
+    """Fills the sheet with cosines."""
+    if precision == "bf16":
+        x, y = x.bfloat16(), y.bfloat16()
+        if torch.cuda.is_available():
+            sheet.copy_(x.cuda() @ y.cuda().T)
+            return
+        if not emulates_bf16():
+            sheet.copy_(x @ y.T)
+            return
+        x, y = x.float(), y.float()
+    torch.mm(x, y.T, out=sheet)
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
@@ -228,32 +248,45 @@ def _improve(
 def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
     """The k nearest of all candidates, those computed again whose order rounding could have decided."""
     return Matches(
-        _settled(left, right, found.forward, k, precision), _settled(right, left, found.backward, k, precision)
+        settled(left, right, found.forward, k, precision), settled(right, left, found.backward, k, precision)
     )
 
 
 @torch.inference_mode()
-def _settled(queries: Rows, candidates: Rows, keys: Int[Tensor, "n kept"], k: int, precision: Precision) -> Neighbours:
+def settled(
+    queries: Rows, candidates: Rows, keys: Int[Tensor, "n kept"], k: int, precision: Precision = "fp32"
+) -> Neighbours:
+    """`settle` of one direction: the k nearest of the candidates of all queries."""
     k = min(k, len(candidates))
-    error = queries.dim * 2.0**-24 + (2.0**-7 if precision == "bf16" else 0.0)
+    error = queries.dim * 2.0**-24 + ROUNDING[precision]
     complete = keys.shape[1] == len(candidates)
     best = torch.empty(len(keys), k, dtype=torch.long)
     for start in range(0, len(keys), TILE[0]):
         part = keys[start : start + TILE[0]]
         chosen = part[:, :k].clone()
         gaps = -cosine_of(part).diff(dim=1)[:, :k]
-        doubtful = (gaps < 2 * error).any(dim=1).nonzero()[:, 0]
+        doubtful = (gaps < 2 * error).any(dim=1).nonzero()[:, 0] if precision == "fp32" else torch.arange(len(part))
         size = max(1, SETTLED // (part.shape[1] * queries.dim))
         for rows in torch.split(doubtful, size):
-            again = exact(queries.take(start + rows), candidates, part[rows])
-            chosen[rows] = again[:, :k]
-            # What was not kept may have a cosine as large as the last that was, and the error more.
-            open_ = cosine_of(again[:, k - 1]) <= cosine_of(part[rows, -1]) + 1.01 * error
-            if precision == "fp32" and not complete and bool(open_.any()):
-                rows = rows[open_]
-                chosen[rows] = searched(queries.take(start + rows), candidates, k)
+            chosen[rows] = exact(queries.take(start + rows), candidates, part[rows])[:, :k]
+        # What was not kept may have a cosine as large as the last that was, and the error more.
+        worst, last = cosine_of(chosen[doubtful, -1]), cosine_of(part[doubtful, -1])
+        rows = doubtful[worst <= last + 1.01 * error]
+        if len(rows) and not complete:
+            chosen[rows] = _again(queries.take(start + rows), candidates, k, precision)
         best[start : start + len(part)] = chosen
     return Neighbours(cosine_of(best), index_of(best))
+
+
+def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Precision) -> Int[Tensor, "rows k"]:
+    """The k nearest of all candidates, in the next higher precision."""
+    if precision == "fp32":
+        return searched(x, candidates, k)
+    queries = Rows(x)
+    found = nothing(len(x), len(candidates), k, both=False)
+    scan(queries, candidates, found, Block((0, len(x)), (0, len(candidates))))
+    nearest = settled(queries, candidates, found.forward, k)
+    return pack(nearest.cosine, nearest.index)
 
 
 def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "rows kept"]) -> Int[Tensor, "rows kept"]:

@@ -22,7 +22,7 @@ from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.machine import give_back_memory
 from babeltune.mining.rows import Joined
 from babeltune.mining.sentences import Sentences
-from babeltune.models.hub import quiet
+from babeltune.models.hub import quiet, routes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 SHARD = 8_192
 """Sentences of a shard."""
 KIND = "vectors"
+Texts = Sentences | list[str]
+"""Different sentences, on disk or in memory."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,19 @@ class Model:
 
 
 def model_at(folder: str, *, prompt: str | None = None, language: str | None = None) -> Model:
-    """The model of a folder; `DataError` for a language that it has no layers for."""
-    if language is not None:
-        routes = {route for module in _loaded(folder) for route in getattr(module, "sub_modules", ())}
-        if language not in routes:
-            there = f"; there are {', '.join(sorted(routes))}{nearest(language, routes)}" if routes else ""
-            raise DataError(f"the model {folder} has no layers for the language {language!r}{there}; leave it out")
+    """The model of a folder.
+
+    Raises `DataError` for a language that it has no layers for, and for none where it has layers for each.
+    """
+    routes = sorted(routes_of(Path(folder)))
+    if language is None and routes:
+        raise DataError(
+            f"the model {folder} has layers for {', '.join(routes)}; say whose are wanted with --source-language and "
+            "--target-language (encode: --language)"
+        )
+    if language is not None and language not in routes:
+        there = f"; there are {', '.join(routes)}{nearest(language, routes)}" if routes else "; leave it out"
+        raise DataError(f"the model {folder} has no layers for the language {language!r}{there}")
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 
@@ -80,7 +89,7 @@ def _loaded(folder: str) -> Any:
 
 
 def embed(
-    sentences: Sentences,
+    sentences: Texts,
     model: Model,
     root: Path,
     work: Path,

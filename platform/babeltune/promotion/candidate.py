@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
-from babeltune.data.prepared import Prepared, TextTask, read_prepared
-from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, trial_row, winner
+from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
+from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, leaderboard, scores_of, trial_row, winner
 from babeltune.errors import PromotionError, SweepError
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
-from babeltune.records import Report, Sweep, Trial, trial_from
+from babeltune.records import Objective, Report, Sweep, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
@@ -27,10 +28,17 @@ class Candidate:
     trial: Trial
     report: Report
     prepared: Prepared
+    preferred: Objective | None = None
+    """What the rule of `--prefer` sought, where there was one."""
 
     @property
     def name(self) -> str:
         return f"t{self.trial.number:04d}"
+
+    @property
+    def chosen_by(self) -> Objective:
+        """What this trial is the best in."""
+        return self.preferred or self.sweep.objectives[0]
 
 
 def find_candidate(name: str | None, storage: Path) -> Candidate:
@@ -99,19 +107,39 @@ def doubts_about(candidate: Candidate) -> list[str]:
     return [f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
 
 
+def chosen_among(candidate: Candidate) -> int:
+    """From how many trials the candidate was chosen: all that reported, since a pruned one was a candidate too."""
+    return max(1, sum(row.best is not None for row in leaderboard(candidate.folder)))
+
+
 def selection_of(candidate: Candidate) -> Selection | None:
-    """What the first objective's value is worth, given from how many trials the candidate was chosen; None for a metric
-    whose standard error is not known."""
-    metric = candidate.sweep.objectives[0].metric
-    value = candidate.report.metrics[metric]
-    rows = [trial_row(path, candidate.sweep.objectives[0]) for path in candidate.folder.trials()]
-    values = [row.metrics[metric] for row in rows if row.state == "finished" and metric in row.metrics]
-    _, name, *subset, _ = metric.split("/")
-    items = sum(len(t.left) for t in candidate.prepared.tasks if t.name == name and subset in ([], [t.subset]))
-    error = standard_error(metric, value, items)
-    if error is None or not values:
+    """What the value by which the candidate was chosen is worth, given from how many trials; None for a metric whose
+    standard error is not known."""
+    metric, goal = candidate.chosen_by.metric, candidate.chosen_by.goal
+    value = scores_of(candidate.report).get(metric)
+    rows = [row for row in leaderboard(candidate.folder) if row.best is not None and row.state == "finished"]
+    values = [row.metrics[metric] for row in rows if metric in row.metrics]
+    if value is None or not values:
         return None
-    return selection(metric, value, values, error)
+    named = metric.split("/")[1:-1]
+    tasks = [t for t in candidate.prepared.tasks if named in ([t.name], [t.group], [t.name, t.subset])]
+    error = standard_error(metric, value, distinct_rows(tasks))
+    if error is None:
+        return None
+    return selection(metric, value, values, error, among=chosen_among(candidate), goal=goal)
+
+
+def distinct_rows(tasks: Sequence[IdTask]) -> int:
+    """How many rows the tasks have, translations of one another counting once: languages of a multi-way set, which
+    share a side, its grades or its labels with one another, are no independent evidence."""
+    sets: list[tuple[set[Hashable], int]] = []
+    for task in tasks:
+        rows = len(task.left)
+        sides = (("text", task.left), ("text", task.right[:rows]), ("grades", task.scores), ("labels", task.labels))
+        own: set[Hashable] = {side for side in sides if side[1]}
+        joined = own.union(*(known for known, _ in sets if known & own))
+        sets = [(joined, rows), *(one for one in sets if not one[0] & own)]
+    return sum(rows for _, rows in sets)
 
 
 def lineage(candidate: Candidate) -> dict[str, str]:

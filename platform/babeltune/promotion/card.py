@@ -23,17 +23,17 @@ def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> s
     return "\n".join([*lines, ""])
 
 
-def caution(sweep: Sweep, decision: Decision) -> str:
+def caution(decision: Decision) -> str:
     """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
-    metric, found = sweep.objectives[0].metric, decision.selection
+    found = decision.selection
     if found is None:
         return (
-            f"The trial was chosen among up to {sweep.budget.trials} by `{metric}`, so that number flatters it: the "
+            f"The trial was chosen among {decision.among} by `{decision.chosen_by}`, so that number flatters it: the "
             "best of many equally good trials looks one or two standard errors better than it is.\n"
         )
     return (
-        f"The trial was chosen among {found.among} by `{metric}`, so that number flatters it. Its standard error is "
-        f"about {found.error:.4f}; the best of {found.among} equally good trials looks {found.inflation:.4f} better "
+        f"The trial was chosen among {found.among} by `{found.metric}`, so that number flatters it. Its standard error "
+        f"is about {found.error:.4f}; the best of {found.among} equally good trials looks {found.inflation:.4f} better "
         "than it is. Drawn towards the mean of all trials by what their spread owes to chance, it is "
         f"{found.shrunken:.4f}.\n"
     )
@@ -114,7 +114,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
         *overlap(prepared),
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
-        caution(sweep, decision),
+        caution(decision),
     ]
     if decision.test:
         parts.append(

@@ -1,12 +1,14 @@
 """Champion against challenger: the same items, scored by both, and what the difference allows to say.
 
-Pure but for the outcomes' vectors. An item is a sentence of a bitext (right or wrong in each direction) or a graded
-pair (its cosine); a cell is one subset of a test, such as `test/tatoeba/fra-eng/accuracy`.
+Pure but for the outcomes' vectors. An item is a sentence of a bitext (right or wrong in each direction), one with a
+topic (right or wrong) or a graded pair (its cosine); a cell is one subset of a test, such as
+`test/tatoeba/fra-eng/accuracy`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +16,16 @@ import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.evaluation import metrics
-from babeltune.promotion.statistics import holm, mean_of, paired_bootstrap, sign_test, spearman_of
+from babeltune.evaluation.evaluate import Lookup
+from babeltune.promotion.statistics import (
+    enough_draws,
+    holm,
+    mean_of,
+    paired_bootstrap,
+    score_interval,
+    sign_test,
+    spearman_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,23 +35,32 @@ if TYPE_CHECKING:
 
 Verdict = Literal["promote", "tie", "refuse"]
 Outcomes = dict[str, dict[str, list[float]]]
-"""Cell -> `forward` and `backward`, 1 where the sentence was found, or `cosine` of every pair."""
-METRICS = {"bitext": "accuracy", "sts": "spearman"}
+"""Cell -> `forward` and `backward`, 1 where the sentence was found, `right`, 1 where its label was, or `cosine` of
+every pair."""
+METRICS = {"bitext": "accuracy", "sts": "spearman", "transfer": "accuracy"}
 """What is compared item by item, by kind of task. Others have no score of a single item."""
+
+STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
+"""By how much two models can differ on a sentence: in one or both of a bitext's directions; in the label."""
 
 
 def outcomes(tasks: Sequence[IdTask], vectors: NDArray[np.float32], prefix: str) -> Outcomes:
     """What every item came out as; the tasks' ids are rows of `vectors` [ids, dim]."""
     found: Outcomes = {}
+    lookup = Lookup(np.arange(len(vectors)), vectors)
     for task in tasks:
         if task.kind not in METRICS:
             continue
-        left, right = (vectors[np.asarray(side, np.int64)] for side in (task.left, task.right))
+        left, right = lookup.rows(task.left), lookup.rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
             matches, own = metrics.match(left, right, k=1), np.arange(len(left))
             sides = {"forward": matches.forward, "backward": matches.backward}
             found[name] = {side: (best.index[:, 0].cpu().numpy() == own).tolist() for side, best in sides.items()}
+        elif task.kind == "transfer":
+            head = lookup.head(task.fit or task)  # none where no metric is a number either
+            labels = head(left) if head is not None else [""] * len(left)
+            found[name] = {"right": [own == label for own, label in zip(labels, task.labels, strict=True)]}
         else:
             found[name] = {"cosine": metrics.paired_cosine(left, right).tolist()}
     return found
@@ -62,10 +82,13 @@ class Cell:
     difference: float
     low: float
     high: float
-    """The bootstrap interval at the confidence that was asked for."""
+    """The interval at the confidence that was asked for: the bootstrap's; of one subset of right and wrong items, the
+    wider of it and the score interval, since a few items that both models got right exclude no loss."""
     p: float
-    """Two-sided: of a subset, McNemar's exact one for bitext and the bootstrap's for STS; corrected by Holm's method
-    for the number of subsets. Of a mean, the larger of both kinds, corrected for the number of metrics."""
+    """Two-sided: of a subset, McNemar's exact one of right and wrong items and the bootstrap's for STS; corrected by
+    Holm's method for the number of subsets. Of a mean, the larger of both kinds, corrected for the number of metrics;
+    where every draw of the bootstrap lies on one side of zero, it cannot tell how small its p is, and McNemar's is
+    taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +102,7 @@ class Contest:
     on: Literal["test", "dev"]
     cells: tuple[Cell, ...] = ()
     overall: tuple[Cell, ...] = ()
-    """The mean over all bitext subsets, and over all STS subsets."""
+    """The mean over all bitext subsets, over all STS subsets, and over all transfer subsets."""
 
 
 def compare(
@@ -91,8 +114,9 @@ def compare(
     name: str,
     on: Literal["test", "dev"],
     among: int = 1,
+    contaminated: Collection[str] = (),
 ) -> Contest:
-    """Compares both models' outcomes on these tasks and decides.
+    """Compares both models' outcomes on these tasks and decides; `contaminated` tests are not among them.
 
     On dev sets, by which the challenger was chosen `among` so many trials, the confidence is Bonferroni's for them.
     """
@@ -107,12 +131,10 @@ def compare(
             overall.append(mean)
     cells, overall = _corrected(cells), _corrected(overall)
     if not cells:
-        return Contest(
-            verdict="tie",
-            reasons=(f"no {on} set can be compared item by item with {name}; name a bitext or STS task in data.test",),
-            champion=name,
-            on=on,
-        )
+        left_out = f"; {', '.join(contaminated)} is contaminated and decides nothing" if contaminated else ""
+        why = f"no {on} set can be compared item by item with {name}{left_out}"
+        wanted = f"{why}; name {'another' if contaminated else 'a'} bitext, STS or transfer task in data.test"
+        return Contest(verdict="tie", reasons=(wanted,), champion=name, on=on)
     verdict, reasons = verdict_of(cells, overall, rules.margin, alpha)
     words = [f"compared with {name} on the {'sealed tests' if on == 'test' else 'dev sets'}", *reasons]
     if on == "dev":
@@ -128,14 +150,14 @@ def compare(
 def verdict_of(
     cells: Sequence[Cell], overall: Sequence[Cell], margin: float, alpha: float
 ) -> tuple[Verdict, list[str]]:
-    """`promote`: a mean is better beyond chance, and no subset can have lost more than the margin (its interval ends
-    above it). `refuse`: a subset has lost more than the margin beyond chance, or a mean is worse and none better.
-    `tie`: anything else.
+    """`promote`: a mean is better beyond chance, and no subset can have lost more than the margin (its interval
+    ends above it). `refuse`: a subset has lost more than the margin beyond chance (its whole interval is below), or a
+    mean is worse and none better. `tie`: anything else.
 
     All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982); to call any
     one of them worse, their p-values are corrected for their number.
     """
-    harmed = [cell for cell in cells if cell.difference < -margin and cell.p <= alpha and cell.high < 0]
+    harmed = [cell for cell in cells if cell.high < -margin and cell.p <= alpha]
     better = [mean for mean in overall if mean.low > 0 and mean.p <= alpha]
     worse = [mean for mean in overall if mean.high < 0 and mean.p <= alpha]
     unclear = [cell for cell in cells if cell.low <= -margin]
@@ -178,6 +200,7 @@ def _compared(
     parts: list[tuple[int, Statistic]] = []
     values: list[tuple[float, float]] = []
     exact: list[float | None] = []
+    wide: list[tuple[float, float]] = []
     by_length: dict[int, list[NDArray[np.float64]]] = {}
     for task in tasks:
         name = cell_name(task, on)
@@ -186,6 +209,7 @@ def _compared(
             values.append((float(old.mean()), float(new.mean())))
             parts.append((len(old), mean_of(new - old)))
             exact.append(sign_test(new - old))
+            wide.append(score_interval(new - old, STEPS[task.kind], confidence=1 - alpha))
             by_length.setdefault(len(old), []).append(new - old)
         else:
             statistics = [spearman_of(task.scores, each[name]["cosine"]) for each in (champion, challenger)]
@@ -193,7 +217,9 @@ def _compared(
             values.append((float(statistics[0](once)[0]), float(statistics[1](once)[0])))
             parts.append((len(task.scores), _minus(*statistics)))
             exact.append(None)
-    *found, mean = paired_bootstrap(parts, confidence=1 - alpha, resamples=rules.resamples)
+            wide.append((math.inf, -math.inf))
+    resamples = enough_draws(alpha, sum(items for items, _ in parts), rules.resamples)
+    *found, mean = paired_bootstrap(parts, confidence=1 - alpha, resamples=resamples)
     cells = [
         Cell(
             name=cell_name(task, on),
@@ -201,30 +227,31 @@ def _compared(
             champion=old,
             challenger=new,
             difference=one.value,
-            low=one.low,
-            high=one.high,
+            low=min(one.low, low),
+            high=max(one.high, high),
             p=one.p if p is None else p,
         )
-        for task, part, (old, new), one, p in zip(tasks, parts, values, found, exact, strict=True)
+        for task, part, (old, new), one, p, (low, high) in zip(tasks, parts, values, found, exact, wide, strict=True)
     ]
     # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
     rows = np.concatenate([np.sum(some, axis=0) for some in by_length.values()]) if by_length else None
+    p = mean.p if rows is None else max(0.0 if mean.floor else mean.p, sign_test(rows))
     return cells, Cell(
-        name=f"mean {metric}",
+        name=f"mean {tasks[0].kind} {metric}",
         items=sum(cell.items for cell in cells),
         champion=float(np.mean([cell.champion for cell in cells])),
         challenger=float(np.mean([cell.challenger for cell in cells])),
         difference=mean.value,
         low=mean.low,
         high=mean.high,
-        p=mean.p if rows is None else max(mean.p, sign_test(rows)),
+        p=p,
     )
 
 
 def _right(found: Mapping[str, Any]) -> NDArray[np.float64]:
-    """[sentences] the share of its two directions in which each was found."""
-    both: NDArray[np.float64] = np.mean([found["forward"], found["backward"]], axis=0)
-    return both
+    """[sentences] 1 where the label was right; the share of the two directions in which a translation was found."""
+    share: NDArray[np.float64] = np.mean(list(found.values()), axis=0)
+    return share
 
 
 def _minus(old: Statistic, new: Statistic) -> Statistic:

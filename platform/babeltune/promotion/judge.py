@@ -38,8 +38,12 @@ class Decision:
     chance: Scores = field(default_factory=dict)
     contest: Contest | None = None
     """With the champion, where there is one."""
+    chosen_by: str = ""
+    """The metric in which the trial is the best of its sweep: the first objective, or the aim of `--prefer`."""
+    among: int = 1
+    """How many trials it was chosen from: all that reported."""
     selection: Selection | None = None
-    """What the first objective is worth, of the best of several trials."""
+    """What its value in that metric is worth, where the standard error is known."""
     openings: int = 0
     """How often the sealed tests have been opened, this time included."""
 

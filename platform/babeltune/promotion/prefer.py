@@ -9,6 +9,7 @@ from typing import Literal
 
 from babeltune.engine.ledger import Row
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
+from babeltune.records import Objective
 
 BOUND = re.compile(r"(?P<name>[^\s<>=]+)\s*(?P<sign>>=|<=)\s*(?P<value>[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)")
 AIM = re.compile(r"(?P<aim>max|min)\s+(?P<name>[^\s<>=]+)")
@@ -53,7 +54,9 @@ def read_rule(text: str, metrics: Iterable[str]) -> Rule:
 
 def full_name(short: str, known: Sequence[str]) -> str:
     """The one metric that is called so: by its whole name, without `dev/`, or by parts of it in order, such as
-    `everyday` or `fra-eng/accuracy`. Of several, the mean over a task's subsets in its main metric is meant."""
+    `everyday` or `fra-eng/accuracy`. Of several, the mean over a task's subsets in its main metric is meant.
+
+    Raises `UnknownNameError` for none or several, and `SpecError` for a loss."""
     parts = short.split("/")
     for wanted in (short, f"dev/{short}"):
         if wanted in known:
@@ -62,6 +65,11 @@ def full_name(short: str, known: Sequence[str]) -> str:
     for kept in (found, [name for name in found if name.count("/") == 2 and name.endswith(MAIN)]):
         if len(kept) == 1:
             return kept[0]
+    if "loss" in short or parts[0] == "train":
+        raise SpecError(
+            f"--prefer: {short!r} is of the training: losses of other temperatures, variants or labels do not compare, "
+            f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
+        )
     words = f"could be {', '.join(found)}; name one" if found else f"is no metric; known: {', '.join(known)}"
     raise UnknownNameError(f"--prefer: {short!r} {words}{'' if found else nearest(short, _names(known))}")
 
@@ -78,15 +86,15 @@ def _names(known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part for name in known for part in (name, *name.split("/")[1:])))
 
 
-def preferred(rows: Sequence[Row], text: str) -> Row:
-    """The trial that the rule chooses among those that finished, by their best reports.
+def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
+    """The trial that the rule chooses among those that finished, by their best reports, and what it is the best in.
 
     Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds.
     """
     finished = [row for row in rows if row.state == "finished" and row.best is not None]
     if not finished:
         raise PromotionError("no trial has finished, so there is none to prefer")
-    rule = read_rule(text, (name for row in finished for name in row.metrics))
+    rule = read_rule(text, (name for row in finished for name in row.metrics if name.startswith(("dev/", "model/"))))
     kept = [row for row in finished if rule.holds(row.metrics) and rule.metric in row.metrics]
     if not kept:
         spans = [
@@ -97,4 +105,5 @@ def preferred(rows: Sequence[Row], text: str) -> Row:
         raise PromotionError(
             f"--prefer {text!r}: none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
         )
-    return (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric])
+    aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
+    return (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric]), aim

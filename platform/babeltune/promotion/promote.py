@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
@@ -25,6 +26,7 @@ from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
     Candidate,
+    chosen_among,
     dev_texts,
     doubts_about,
     export_model,
@@ -40,6 +42,7 @@ from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening
 from babeltune.promotion.prefer import preferred
 from babeltune.promotion.rescore import Rescorer
+from babeltune.records import Objective
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data
 
@@ -69,12 +72,14 @@ def promote(
         from babeltune.tracking.registry import trial_of_run
 
         name = trial_of_run(cluster.mlflow, name)
+    aim: Objective | None = None
     if prefer is not None:
         folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
         if number is not None:
             raise SpecError(f"--prefer chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
-        name = f"{folder.id}/{preferred(leaderboard(folder), prefer).name}"
-    candidate = find_candidate(name, storage)
+        row, aim = preferred(leaderboard(folder), prefer)
+        name = f"{folder.id}/{row.name}"
+    candidate = replace(find_candidate(name, storage), preferred=aim)
     if dry_run:
         return decided(candidate, cluster, alias)
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
@@ -91,26 +96,24 @@ def decided(
     storage = Path(cluster.storage).absolute()
     champion = champion_for(candidate, cluster, alias)
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
-    draft = final.with_name(f".{final.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        with Rescorer() as rescore:
-            export_model(candidate, draft / "model")
-            export_model(candidate, draft / "untrained", untrained=True)
-            decision = weigh(candidate, draft, rescore, champion)
-        if decision.verdict == "promote" and run_id is not None:
-            shutil.rmtree(final, ignore_errors=True)
-            (draft / "model").replace(final)
-            decision = replace(decision, folder=str(final))
-            card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
-            (final / "README.md").write_text(card, encoding="utf-8")
-            registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
-            decision = replace(decision, registered=registered)
-            if out is not None:
-                shutil.copytree(final, out)
-                decision = replace(decision, folder=str(out))
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, Rescorer() as rescore:
+        draft = Path(place)  # of this call alone: a dry run waits for no promotion of the same trial
+        export_model(candidate, draft / "model")
+        export_model(candidate, draft / "untrained", untrained=True)
+        decision = weigh(candidate, draft, rescore, champion)
+        if decision.verdict != "promote" or run_id is None:
+            return decision
+        shutil.rmtree(final, ignore_errors=True)
+        (draft / "model").replace(final)
+    decision = replace(decision, folder=str(final))
+    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
+    (final / "README.md").write_text(card, encoding="utf-8")
+    registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
+    decision = replace(decision, registered=registered)
+    if out is not None:
+        shutil.copytree(final, out)
+        decision = replace(decision, folder=str(out))
     return decision
 
 
@@ -155,6 +158,8 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         trial=candidate.name,
         report=candidate.report.index,
         dev=dev["model"][0],
+        chosen_by=candidate.chosen_by.metric,
+        among=chosen_among(candidate),
         selection=selection_of(candidate),
     )
     verdict, reasons = judge(logged, decision.dev)
@@ -189,7 +194,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         openings=openings.times,
     )
     clean = [task for task in tests if task.name not in dirty]
-    return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test")
+    return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test", dirty)
 
 
 def contested(
@@ -199,6 +204,7 @@ def contested(
     scored: Mapping[str, tuple[Scores, Outcomes]],
     tasks: Sequence[TextTask],
     on: Literal["test", "dev"],
+    contaminated: Collection[str] = (),
 ) -> Decision:
     """The decision after the comparison with the champion; what was refused before stays refused."""
     contest = compare(
@@ -208,7 +214,8 @@ def contested(
         candidate.sweep.promotion,
         name=champion.name,
         on=on,
-        among=decision.selection.among if decision.selection else 1,
+        among=decision.among,
+        contaminated=contaminated,
     )
     seen = unfiltered(champion, candidate) if on == "test" else []
     verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
@@ -298,16 +305,13 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
             record_opening(storage, model, found)
         with Rescorer() as rescore:
             return rescore({"model": folder}, tasks, prefix, prompt)["model"]
-    draft = storage / "evaluations" / f"{trial.folder.id}-{trial.name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    try:
-        export_model(trial, draft)
+    drafts = storage / "evaluations"
+    drafts.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, Rescorer() as rescore:
+        export_model(trial, Path(draft) / "model")
         if test:
             record_opening(storage, f"{trial.folder.id}/{trial.name}/{trial.report.index}", found)
-        with Rescorer() as rescore:
-            return rescore({"model": str(draft)}, tasks, prefix, prompt)["model"]
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        return rescore({"model": str(Path(draft) / "model")}, tasks, prefix, prompt)["model"]
 
 
 def _trial_of(model: str, storage: Path) -> Candidate | None:

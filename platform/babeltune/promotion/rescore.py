@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from babeltune.data.prepared import IdTask, TextTask, tasks_from
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import evaluate_texts
+from babeltune.models.hub import routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
 from babeltune.records import plain
 
@@ -102,7 +104,7 @@ def score_items(
             f"{model!r} cannot be loaded as a sentence-transformers model: {str(error).strip().splitlines()[0]}"
         ) from error
 
-    routes = {language for module in loaded for language in getattr(module, "sub_modules", ())}
+    routes = routes_of(Path(model))
 
     def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
         """A model with layers for each language is told the language where it has layers for it."""

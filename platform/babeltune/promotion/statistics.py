@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 CELLS = 1 << 22
 """Counts of drawn items held at once (float64: 32 MB)."""
+DRAWN = 200_000_000
+"""Items drawn for one comparison, over all draws, unless more are asked for."""
 
 Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 """From [draws, items], how often each draw holds each item, to [draws] the statistic of every draw."""
@@ -34,8 +36,9 @@ def sign_test(differences: ArrayLike) -> float:
     values = np.asarray(differences, dtype=np.float64)
     wins, losses = int((values > 0).sum()), int((values < 0).sum())
     trials = wins + losses
-    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1))
-    return min(1.0, float(2 * tail / 2**trials))
+    k = np.arange(1, min(wins, losses) + 1)
+    coefficients = np.cumsum([0.0, *np.log((trials - k + 1) / k)])  # log C(trials, k)
+    return min(1.0, 2 * float(np.exp(coefficients - trials * math.log(2)).sum()))
 
 
 def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
@@ -105,6 +108,8 @@ class Difference:
     """The percentile bootstrap interval (Efron 1979)."""
     p: float
     """Two-sided: twice the smaller share of draws on one side of zero."""
+    floor: bool
+    """No draw lies on the other side of zero, so p is only known to be below what so many draws can tell."""
 
 
 def paired_bootstrap(
@@ -136,10 +141,44 @@ def paired_bootstrap(
 def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> Difference:
     drawn = drawn[np.isfinite(drawn)]  # a draw of one item repeated has no correlation
     if not len(drawn):
-        return Difference(value=value, low=-math.inf, high=math.inf, p=1.0)
+        return Difference(value=value, low=-math.inf, high=math.inf, p=1.0, floor=False)
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     side = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return Difference(value=value, low=float(low), high=float(high), p=min(1.0, 2 * (side + 1) / (len(drawn) + 1)))
+    p = min(1.0, 2 * (side + 1) / (len(drawn) + 1))
+    return Difference(value=value, low=float(low), high=float(high), p=p, floor=side == 0)
+
+
+def enough_draws(alpha: float, items: int, least: int) -> int:
+    """How many draws of so many items in all resolve the level alpha: 40 / alpha, which is 20 beyond each limit of the
+    interval, within what can be drawn in a minute, and at least as many as were asked for."""
+    return max(least, min(math.ceil(40 / alpha), DRAWN // items))
+
+
+def score_interval(differences: ArrayLike, steps: Sequence[float], *, confidence: float) -> tuple[float, float]:
+    """The interval of the mean of [items] differences, each 0 or plus or minus one of `steps`, that knows how little a
+    few items tell: without any difference it is about 0 ± z² / items (the rule of three), where a bootstrap of the
+    items finds no width at all.
+
+    The mean is the sum of the shares of items with each difference, times the difference; a share's limits are
+    Wilson's (1927), and their distances from the share add up in squares (Newcombe 1998, method 10; Zou and Donner
+    2008). The shares' covariance is left out: it counts where many items differ, and there the bootstrap is right.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    below, above = 0.0, 0.0
+    for step in steps:
+        gained, lost = (_wilson(float((values == sign * step).mean()), len(values), z) for sign in (1, -1))
+        below += step**2 * (gained[0] ** 2 + lost[1] ** 2)
+        above += step**2 * (gained[1] ** 2 + lost[0] ** 2)
+    mean = float(values.mean())
+    return max(-1.0, mean - math.sqrt(below)), min(1.0, mean + math.sqrt(above))
+
+
+def _wilson(share: float, items: int, z: float) -> tuple[float, float]:
+    """How far the limits of Wilson's score interval are below and above the share."""
+    middle = (share + z**2 / (2 * items)) / (1 + z**2 / items)
+    half = z / (1 + z**2 / items) * math.sqrt(share * (1 - share) / items + (z / (2 * items)) ** 2)
+    return share - max(0.0, middle - half), min(1.0, middle + half) - share
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:
@@ -180,20 +219,30 @@ class Selection:
     """The value drawn towards the mean of all trials by what their spread owes to chance."""
 
 
-def selection(metric: str, value: float, values: Sequence[float], error: float) -> Selection:
-    """The best `value` of all trials' `values`, each with that standard error.
+def selection(
+    metric: str,
+    value: float,
+    values: Sequence[float],
+    error: float,
+    *,
+    among: int | None = None,
+    goal: Literal["maximize", "minimize"] = "maximize",
+) -> Selection:
+    """The best `value` of all finished trials' `values`, each with that standard error, chosen `among` as many trials
+    or, with those that did not finish, more.
 
     The shrunken value of k trials is Efron and Morris's (1975),
     mean + (1 - (k - 3) / (k - 1) · error² / variance) · (value - mean), the factor at least 0;
-    with fewer than four trials nothing can be said of their spread, and the inflation is subtracted.
+    with fewer than four trials nothing can be said of their spread, and the inflation is taken back.
     """
-    inflation = expected_maximum(len(values)) * error if len(values) > 1 else 0.0
-    shrunken = value - inflation
+    among = among or len(values)
+    inflation = expected_maximum(among) * error if among > 1 else 0.0
+    shrunken = value - inflation if goal == "maximize" else value + inflation
     if (k := len(values)) >= 4:
         mean, variance = float(np.mean(values)), float(np.var(values, ddof=1))
         kept = max(0.0, 1 - (k - 3) / (k - 1) * error**2 / variance) if variance else 0.0
         shrunken = mean + kept * (value - mean)
-    return Selection(metric=metric, value=value, among=len(values), error=error, inflation=inflation, shrunken=shrunken)
+    return Selection(metric=metric, value=value, among=among, error=error, inflation=inflation, shrunken=shrunken)
 
 
 def standard_error(metric: str, value: float, items: int) -> float | None:

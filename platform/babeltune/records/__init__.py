@@ -17,6 +17,7 @@ from babeltune.records.base import Scalar as Scalar
 from babeltune.records.base import Strict as Strict
 from babeltune.records.search import Budget as Budget
 from babeltune.records.search import Gate as Gate
+from babeltune.records.search import Goal as Goal
 from babeltune.records.search import Objective as Objective
 from babeltune.records.search import Parameter as Parameter
 from babeltune.records.search import Promotion as Promotion
@@ -153,8 +154,9 @@ class Training(Strict):
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
     """AdamW's, at its highest."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """What follows the warm-up: a line or half a cosine down to zero, or no change."""
+    schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
+    """What follows the warm-up: a line or half a cosine down to zero, no change, a tenth of the rate from 2/6, from 4/6
+    and from 5/6 of the pairs on, or half of it after each plateau: four reports without a better first objective."""
     warmup: float = 0.05
     """Share of the pairs over which the learning rate rises from zero."""
     weight_decay: float = 0.01

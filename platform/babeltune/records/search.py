@@ -10,6 +10,8 @@ from typing import Literal
 
 from babeltune.records.base import Number, Scalar, Strict
 
+Goal = Literal["maximize", "minimize"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter(Strict):
@@ -30,8 +32,9 @@ class Objective(Strict):
     """What the search seeks; with several, the scheduler watches the first."""
 
     metric: str
-    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all."""
-    goal: Literal["maximize", "minimize"] = "maximize"
+    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all. After the first also what a model
+    costs: `model/parameters` and `model/sentences_per_second`, of which clocks decide the latter."""
+    goal: Goal = "maximize"
 
 
 @dataclass(frozen=True, kw_only=True)

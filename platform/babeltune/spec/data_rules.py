@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from babeltune.data.translation import translation_problems
 from babeltune.errors import nearest
@@ -43,6 +44,19 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield from repeated_tasks(kind, tasks)
         for index, task in enumerate(tasks):
             yield from task_problems(("data", kind, index), task, data)
+    dev = {_what_is_read(task): index for index, task in reversed(list(enumerate(data.dev)))}
+    for index, task in enumerate(data.test):
+        if (same := dev.get(_what_is_read(task))) is not None:
+            yield (
+                ("data", "test", index),
+                f"reads what data.dev.{same} reads; trials are chosen by dev sets, so a test needs other text",
+            )
+
+
+def _what_is_read(task: Task) -> str:
+    """The text of a task, whatever it is called and however it is scored."""
+    source = replace(task.source, name="") if task.source is not None else None
+    return repr((task.path, source, task.gold))
 
 
 def words_problems(key: Key, words: Words) -> Iterator[Problem]:

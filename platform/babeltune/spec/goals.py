@@ -8,8 +8,8 @@ from typing import Any
 
 from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
-from babeltune.evaluation.evaluate import METRICS, POOLED
-from babeltune.records import Sweep, Task
+from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED
+from babeltune.records import Objective, Sweep, Task
 from babeltune.spec.bounds import Problem
 from babeltune.spec.data_rules import languages, source_pairs
 from babeltune.spec.space import check_point, same
@@ -19,23 +19,21 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
     """Objectives that are not scored or point the wrong way, and points that no proposal could equal."""
     metrics = dev_metrics(sweep)
     for index, objective in enumerate(sweep.objectives):
+        if index and objective.metric in COSTS:
+            yield from _turned(index, objective, low=objective.metric == PARAMETERS)
+            continue
         if objective.metric.startswith("train/") or "loss" in objective.metric.rpartition("/")[2]:
             yield ("objectives", index, "metric"), loss_words(sweep, objective.metric, metrics)
             continue
         if objective.metric not in metrics:
             offered = ", ".join(_shortened(metrics)) or "none, because data.dev is empty and data.split is absent"
+            costs = f"; after the first also {', '.join(COSTS)}"
             yield (
                 ("objectives", index, "metric"),
-                f"{objective.metric!r} is not scored; allowed: {offered}{nearest(objective.metric, metrics)}",
+                f"{objective.metric!r} is not scored; allowed: {offered}{costs}{nearest(objective.metric, metrics)}",
             )
             continue
-        low = objective.metric.endswith(("_error", "_error_pooled"))
-        if (objective.goal == "minimize") != low:
-            yield (
-                ("objectives", index, "goal"),
-                f"{objective.metric} is better the {'lower' if low else 'higher'} it is; "
-                f"write `goal: {'minimize' if low else 'maximize'}`",
-            )
+        yield from _turned(index, objective, low=objective.metric.endswith(("_error", "_error_pooled")))
     for index, point in enumerate(sweep.sampler.points):
         try:
             check_point(sweep, point)
@@ -50,6 +48,17 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
         yield ("sampler", "points", index), "is given twice; keep one"
 
 
+def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]:
+    if (objective.goal == "minimize") != low:
+        yield (
+            ("objectives", index, "goal"),
+            f"{objective.metric} is better the {'lower' if low else 'higher'} it is; "
+            f"write `goal: {'minimize' if low else 'maximize'}`",
+        )
+
+
+COSTS = (PARAMETERS, SPEED)
+"""Objectives that any sweep may have after its first: what a model costs."""
 SCALE = ("temperature", "scale", "margin", "variant", "labels", "method", "loss", "reading", "weight", "negatives")
 """Words in the names of settings that decide what a loss of 1 means."""
 

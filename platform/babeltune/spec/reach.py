@@ -16,7 +16,7 @@ from typing import Any
 from babeltune.data.tables import located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import pooling_of
-from babeltune.records import Source, Sweep
+from babeltune.records import Source, Sweep, Task
 from babeltune.spec.bounds import Key, Problem
 from babeltune.spec.space import values_of
 
@@ -73,14 +73,20 @@ def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
             yield (*key, "path"), source.path
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path
-    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
-        for index, task in enumerate(tasks):
-            if task.path is not None:
-                yield ("data", kind, index, "path"), task.path
-            if task.gold is not None:
-                yield ("data", kind, index, "gold"), task.gold
-            if task.fit is not None:
-                yield ("data", kind, index, "fit", "gold"), task.fit.gold
+    for key, task in tasks(sweep):
+        if task.path is not None:
+            yield (*key, "path"), task.path
+        if task.gold is not None:
+            yield (*key, "gold"), task.gold
+        if task.fit is not None:
+            yield (*key, "fit", "gold"), task.fit.gold
+
+
+def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
+    """Every dev and test task, with its key."""
+    for kind, found in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        for index, task in enumerate(found):
+            yield ("data", kind, index), task
 
 
 def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
@@ -94,14 +100,13 @@ def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
         yield ("data", "train", index), source
     for index, source in enumerate(sweep.data.words.lexicon):
         yield ("data", "words", "lexicon", index), source
-    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
-        for index, task in enumerate(tasks):
-            if task.source is not None:
-                yield ("data", kind, index, "source"), task.source
-            if task.augmented is not None:
-                yield ("data", kind, index, "augmented"), task.augmented
-            if task.fit is not None:
-                yield ("data", kind, index, "fit", "source"), task.fit.source
+    for key, task in tasks(sweep):
+        if task.source is not None:
+            yield (*key, "source"), task.source
+        if task.augmented is not None:
+            yield (*key, "augmented"), task.augmented
+        if task.fit is not None:
+            yield (*key, "fit", "source"), task.fit.source
 
 
 class Hub:

@@ -91,13 +91,18 @@ def read_sweep(
 
 
 def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
-    """The `data` section of a sweep file or of a file made for `--with`, and its root. Raises `SpecError`."""
+    """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
+    alone has no `train`. Raises `SpecError`."""
     document = read_document(find_file(path))
     if "data" not in document.values:
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
     rest: dict[str, Any] = {"name": "data", "method": "none", "objectives": []}
-    sweep = _typed(Document(rest | {"data": document.values["data"]}, document.places), environ)
-    _refuse((problem for problem in problems(sweep) if problem[0][0] == "data"), document.error)
+    given = document.values["data"]
+    absent = isinstance(given, dict) and "train" not in given
+    data = {"train": [], **given} if absent else given
+    sweep = _typed(Document(rest | {"data": data}, document.places), environ)
+    found = (problem for problem in problems(sweep) if problem[0][0] == "data")
+    _refuse((problem for problem in found if not absent or problem[0] != ("data", "train")), document.error)
     return sweep.data, data_root(sweep, environ)
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.tracking.mlflow_store import (
@@ -24,6 +24,12 @@ from babeltune.tracking.mlflow_store import (
     text_of,
     without_password,
 )
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+CLAIM_S = 300
+"""Many times what it takes to move an alias, and more than clocks of different machines differ by."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,8 @@ def register(
 
     The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
     that registering the same files again gives the same version. The alias moves only from the version `replaces`
-    (None: there was none): MLflow has no compare-and-set, so it is read right before and right after, and
-    `PromotionError` says who came in between, or what the store refused.
+    (None: there was none): MLflow has no compare-and-set, so it is read under a claim (`_claimed`) and once more after,
+    and `PromotionError` says who came in between, or what the store refused.
     """
     path = f"model-{_digest(folder)}"
     source = f"runs:/{run_id}/{path}"
@@ -58,10 +64,38 @@ def register(
             words = {name_of(key): text_of(value) for key, value in tags.items()}
             known = [client.create_model_version(name, source, run_id=run_id, tags=words)]
         version = str(known[0].version)
-        _expect(uri, name, alias, replaces, version)
-        client.set_registered_model_alias(name, alias, version)
+        with _claimed(client, name, alias, version):
+            _expect(uri, name, alias, replaces, version)
+            client.set_registered_model_alias(name, alias, version)
         _expect(uri, name, alias, version, version)
         return version
+
+
+@contextlib.contextmanager
+def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Iterator[None]:
+    """Only one version at a time may move the alias, whichever storages and machines the promotions run on.
+
+    Each writes its claim, a tag of its version, and then looks for those of others. Of two that overlap, the one that
+    looks last sees the other's claim, or it was taken back, and then the alias has moved already. So both may be turned
+    away, and never both succeed. The claim of one that died does not count after `CLAIM_S`; a process that stands
+    still for longer between two of its requests is what this does not guard against.
+    """
+    tag = name_of(f"babeltune.claim.{alias}")
+    now = time.time()
+    client.set_model_version_tag(name, version, tag, str(now))
+    try:
+        for other in client.search_model_versions(f"name = '{quotable(name)}'"):
+            claim = other.tags.get(tag)
+            if str(other.version) != version and claim is not None and now - float(claim) < CLAIM_S:
+                raise PromotionError(
+                    f"version {other.version} of {name} is being promoted to {alias!r} at this moment; version "
+                    f"{version} is registered without the alias; promote again to compare it with the new champion (a "
+                    f"claim that a crash has left, the tag {tag!r}, ends after {CLAIM_S} s)"
+                )
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # it ends by itself
+            client.delete_model_version_tag(name, version, tag)
 
 
 def _expect(uri: str, name: str, alias: str, expected: str | None, version: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,19 +25,44 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from babeltune.data.prepared import Prepared
-    from babeltune.records import Training, Trial
+    from babeltune.records import Goal, Training, Trial
 
 
-def learning_rate_at(training: Training, seen: int) -> float:
-    """The learning rate after `seen` pairs: warm-up, then linear decay or half a cosine to zero."""
+STEPS = (2, 4, 5)
+"""Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
+PLATEAU = 3
+"""Reports without a better score that `schedule: plateau` forgives, as Li's code does."""
+BETTER = 1e-4
+"""By so much of itself a score must be better (torch's `ReduceLROnPlateau`)."""
+
+
+def learning_rate_at(training: Training, seen: int, halvings: int = 0) -> float:
+    """The learning rate after `seen` pairs: warm-up, then the schedule, which has come to so many `halvings`."""
     warm = training.warmup * training.pairs
     if seen < warm:
         return training.learning_rate * seen / warm
-    if training.schedule == "constant":
-        return training.learning_rate
+    if training.schedule in ("constant", "plateau"):
+        return training.learning_rate * 0.5**halvings
+    if training.schedule == "steps":
+        return training.learning_rate * 0.1 ** sum(6 * seen >= sixths * training.pairs for sixths in STEPS)
     progress = min(1.0, (seen - warm) / max(1.0, training.pairs - warm))
     factor = 1 - progress if training.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return training.learning_rate * factor
+
+
+def halvings_after(scores: Sequence[float], goal: Goal) -> int:
+    """How often `schedule: plateau` has halved the rate after reports of these scores, as torch's `ReduceLROnPlateau`
+    with a factor of 0.5 counts."""
+    sign = 1 if goal == "maximize" else -1
+    best, bad, halvings = -math.inf, 0, 0
+    for score in (sign * score for score in scores):
+        if score > best + BETTER * abs(best) if math.isfinite(best) else True:
+            best, bad = score, 0
+        else:
+            bad += 1
+        if bad > PLATEAU:
+            bad, halvings = 0, halvings + 1
+    return halvings
 
 
 def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
@@ -92,6 +118,8 @@ class Learner:
     ranks: Ranks
     device: torch.device
     optimizer: torch.optim.AdamW = field(init=False)
+    halvings: int = 0
+    """Of `schedule: plateau`; who sees the reports sets it."""
 
     def __post_init__(self) -> None:
         self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
@@ -119,7 +147,7 @@ class Learner:
         """One clipped AdamW update at the learning rate of `seen` pairs; returns the gradient's norm."""
         norm = nn.utils.clip_grad_norm_(self.parameters, self.training.clip or math.inf)
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.training, seen)
+            group["lr"] = learning_rate_at(self.training, seen, self.halvings)
         self.optimizer.step()
         return float(norm)
 

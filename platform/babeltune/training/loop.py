@@ -20,7 +20,7 @@ import torch
 
 from babeltune.data.store import open_ragged, write_json
 from babeltune.errors import CheckpointError, TrainingError
-from babeltune.evaluation.evaluate import evaluate
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.machine import give_back_memory
 from babeltune.method import Method, load_method, make_config
@@ -38,7 +38,7 @@ from babeltune.training.checkpoint import (
     save_checkpoint,
     write_reports,
 )
-from babeltune.training.learner import learning_rate_at, make_learner, step_seed
+from babeltune.training.learner import halvings_after, learning_rate_at, make_learner, step_seed
 from babeltune.training.reader import make_reader, token_set
 from babeltune.training.sampler import Schedule, local_sizes, own_rows
 
@@ -72,16 +72,19 @@ def dev_scores(
     ranks: Ranks,
     device: torch.device,
 ) -> dict[str, float]:
-    """All dev metrics of the student with its method's layers. The ranks share the unique sentences and get all the
-    scores."""
+    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
+    unique sentences and get all the scores."""
     frozen = isinstance(encoder, FrozenEncoder)
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
+    speeds: list[float] = []
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        started = time.perf_counter()
         own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        speeds.append(len(mine) / (time.perf_counter() - started))
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
             finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
@@ -90,7 +93,10 @@ def dev_scores(
         restored[order] = vectors
         return restored
 
-    return evaluate(prepared.tasks, embed)
+    kept = [encoder, *method.layers().values()]
+    size = sum(parameter.numel() for module in kept for parameter in module.parameters())
+    scores = evaluate(prepared.tasks, embed)
+    return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
 
 
 @dataclass
@@ -147,16 +153,14 @@ class Run:
         )
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
-        kept = [self.learner.encoder, *self.learner.method.layers().values()]
         self.noted = self.cleaned = -math.inf
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "effective_negatives": method.negatives(config, int(np.median(batches))),
-            "effective_negatives_least": method.negatives(config, int(batches.min())),
-            "student_parameters": sum(p.numel() for module in kept for p in module.parameters()),
+            "effective_negatives": prepared.negatives_seen(method, config, int(np.median(batches))),
+            "effective_negatives_least": prepared.negatives_seen(method, config, int(batches.min())),
             "packed": self.learner.encoder.packs,
         }
         if usable is not None and self.reader.words is not None:
@@ -211,6 +215,13 @@ class Run:
         best = best_report(self.reports, objective.metric, objective.goal)
         prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
 
+    def halvings(self) -> int:
+        """How often a plateau of the first objective has halved the learning rate."""
+        if self.trial.training.schedule != "plateau":
+            return 0
+        objective = self.trial.objectives[0]
+        return halvings_after([report.metrics[objective.metric] for report in self.reports], objective.goal)
+
     def out_of_patience(self, metrics: dict[str, float]) -> bool:
         """Whether the first objective has not improved for `training.patience` reports."""
         patience, objective = self.trial.training.patience, self.trial.objectives[0]
@@ -232,6 +243,7 @@ class Run:
         self.note_progress(done, {})
         for index in range(len(self.reports) + 1, len(milestones) + 1):
             started = time.perf_counter()
+            self.learner.halvings = self.halvings()
             end = milestones[index - 1]
             meter = Meter(every=max(1, (end - done) // POINTS_PER_REPORT))
             for step in range(done, end):
@@ -315,7 +327,7 @@ class Run:
             values = self.learner.step(batch, seen)
         except TrainingError as error:
             raise TrainingError(f"step {step + 1}: {error}") from error
-        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen), flush=flush)
+        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen, self.learner.halvings), flush=flush)
         self.note_progress(step + 1, values)
         self.keep_house()
 

@@ -92,8 +92,7 @@ class Reader:
 
     def anchors(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """The teacher's vectors and the text ids of `count` distinct anchors drawn at random, or of all there are."""
-        ids = np.unique(np.asarray(self.pairs[:, 0], dtype=np.int64))
-        drawn = np.random.default_rng((seed, 9)).permutation(ids)[:count]
+        drawn = np.random.default_rng((seed, 9)).permutation(self.prepared.distinct_anchors())[:count]
         return self.vectors(drawn), torch.from_numpy(drawn).to(self.device)
 
     def batch(self, rows: NDArray[np.int64], total: int, *, step: int = 0, first: int = 0) -> Batch:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from babeltune.data.translation import batches
-from babeltune.errors import DataError, TeacherError, TrainingError
+from babeltune.errors import DataError, TeacherError
+from babeltune.models.finetuning import IGNORED, Descent
 from babeltune.models.hub import quiet
 from babeltune.transfer.formats import LABELS, TAGGED, Examples, Task
 from babeltune.transfer.scores import MAIN, score
@@ -25,9 +26,9 @@ from babeltune.transfer.scores import MAIN, score
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-IGNORED = -100
-"""The label of tokens that count in no loss: continuations of a word, special tokens, padding."""
 EPOCHS: dict[Task, int] = {"xnli": 5, "pawsx": 5, "pos": 10, "ner": 10}
+"""XTREME's scripts."""
+MAX_TOKENS = 128
 """XTREME's scripts."""
 EVALUATION_TOKENS = 8_192
 """Padded tokens that are scored together."""
@@ -43,8 +44,9 @@ class Settings:
     """AdamW's at the start, without weight decay; it falls linearly to 0, without warm-up. Large models: 3e-5."""
     batch: int = 32
     """Sentences of a step (XTREME: 8 in each of 4 accumulated passes). Gradients are clipped at norm 1."""
-    max_tokens: int = 128
-    """Longer pairs are cut, longer sentences of words go on in a further piece."""
+    max_tokens: int | None = None
+    """Longer pairs are cut, longer sentences of words go on in a further piece. Absent: XTREME's 128, or as many as a
+    smaller model takes."""
     seed: int = 1
     """Of the head, the order and dropout."""
 
@@ -92,17 +94,17 @@ def transfer(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.random.fork_rng():
         torch.manual_seed(settings.seed)
-        model, tokenizer = load(backbone_folder(folder), task, settings.max_tokens)
+        model, tokenizer, longest = load(backbone_folder(folder), task, settings.max_tokens)
         model.to(device)
 
         def scored(examples: Examples) -> dict[str, float]:
-            pieces = encode(tokenizer, examples, task, settings.max_tokens)
+            pieces = encode(tokenizer, examples, task, longest)
             found = predict(model, tokenizer, pieces, [len(row) for row in examples.labels])
             names = LABELS[task]
             return score(task, *([[names[i] for i in row] for row in rows] for rows in (examples.labels, found)))
 
         judge = (lambda: scored(dev)[MAIN[task]]) if dev is not None else None
-        pieces = encode(tokenizer, train, task, settings.max_tokens)
+        pieces = encode(tokenizer, train, task, longest)
         losses, kept = fit(model, tokenizer, pieces, settings, settings.epochs or EPOCHS[task], judge, progress)
         return Outcome(scores={name: scored(test) for name, test in tests.items()}, losses=losses, dev=kept)
 
@@ -118,8 +120,8 @@ def backbone_folder(folder: Path) -> Path:
     return folder / str(first["path"])
 
 
-def load(folder: Path, task: Task, max_tokens: int) -> tuple[Any, Any]:
-    """The encoder under a new head, and the tokenizer; the head is drawn from torch's random state."""
+def load(folder: Path, task: Task, max_tokens: int | None) -> tuple[Any, Any, int]:
+    """The encoder under a new head, drawn from torch's random state, the tokenizer, and where inputs are cut."""
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
     kind = AutoModelForTokenClassification if task in TAGGED else AutoModelForSequenceClassification
@@ -148,9 +150,9 @@ def load(folder: Path, task: Task, max_tokens: int) -> tuple[Any, Any]:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None:
         positions -= model.config.pad_token_id + 1 if "roberta" in model.config.model_type else 0
-        if max_tokens > positions:
+        if max_tokens is not None and max_tokens > positions:
             raise DataError(f"{folder} has {positions} positions; lower --max-tokens, {max_tokens}")
-    return model, tokenizer
+    return model, tokenizer, max_tokens or min(MAX_TOKENS, positions or MAX_TOKENS)
 
 
 # --- Tokens and labels ---------------------------------------------------------------------------------------------
@@ -232,8 +234,7 @@ def fit(
     """Trains all weights; returns each epoch's mean loss and judgement. The best judged weights stay, else the last."""
     order = torch.Generator().manual_seed(settings.seed)
     steps = epochs * math.ceil(len(pieces) / settings.batch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, eps=1e-8, weight_decay=0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    descent = Descent(model, settings.learning_rate, lambda step: 1 - step / steps)
     losses: list[float] = []
     judged: list[float] = []
     best: dict[str, Tensor] = {}
@@ -242,15 +243,7 @@ def fit(
         total = []
         for rows in torch.split(torch.randperm(len(pieces), generator=order), settings.batch):
             inputs, labels = collate(tokenizer, [pieces[row] for row in rows.tolist()], model.device)
-            loss = loss_of(model(**inputs).logits, labels)
-            if not loss.isfinite():
-                raise TrainingError(f"the loss is {loss.item()} in epoch {epoch}; lower --learning-rate")
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            total.append(loss.item())
+            total.append(descent.step(loss_of(model(**inputs).logits, labels)))
         losses.append(math.fsum(total) / len(total))
         if judge is not None:
             judged.append(judge())

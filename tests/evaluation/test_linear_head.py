@@ -11,8 +11,9 @@ from sklearn.metrics import f1_score
 
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import TrainingError
-from babeltune.evaluation import transfer
+from babeltune.evaluation import linear_head
 from babeltune.evaluation.evaluate import evaluate
+from corpora import needs_data, sib200
 
 
 def topics(rows=150, dim=12, labels=5, spread=1.2, seed=0):
@@ -25,8 +26,8 @@ def topics(rows=150, dim=12, labels=5, spread=1.2, seed=0):
 def test_the_head_is_scikit_learns():
     x, labels = topics()
     unit = x.astype(np.float64) / np.linalg.norm(x, axis=1, keepdims=True)
-    reference = LogisticRegression(C=transfer.C, max_iter=1000, tol=1e-8).fit(unit, labels)
-    head = transfer.fit_head(x, labels)
+    reference = LogisticRegression(C=linear_head.C, max_iter=1000, tol=1e-8).fit(unit, labels)
+    head = linear_head.fit_head(x, labels)
     assert head.labels == tuple(reference.classes_)
     np.testing.assert_allclose(head.weight.numpy(), reference.coef_, atol=1e-4)
     bias = head.bias.numpy()
@@ -35,16 +36,29 @@ def test_the_head_is_scikit_learns():
     assert head(other) == reference.predict(other / np.linalg.norm(other, axis=1, keepdims=True)).tolist()
 
 
+@needs_data
+def test_the_head_on_real_text_says_what_scikit_learns_says():
+    vectors, topics, splits = sib200("eng_Latn")
+    learnt, scored = ([row for row, split in enumerate(splits) if split == name] for name in ("train", "test"))
+    labels, truth = ([topics[row] for row in rows] for rows in (learnt, scored))
+    reference = LogisticRegression(C=linear_head.C, max_iter=1000, tol=1e-8).fit(vectors[learnt], labels)
+    said = linear_head.fit_head(vectors[learnt], labels)(vectors[scored])
+    expected = reference.predict(vectors[scored]).tolist()
+    assert said == expected
+    assert linear_head.accuracy(truth, said) == reference.score(vectors[scored], truth) > 1 / 7
+    assert linear_head.macro_f1(truth, said) == pytest.approx(f1_score(truth, expected, average="macro"), abs=1e-12)
+
+
 def test_two_topics_are_multinomial_too():
     x, labels = topics(labels=2)
-    found = transfer.fit_head(x, labels)(x)
-    assert transfer.accuracy(labels, found) > 0.7
+    found = linear_head.fit_head(x, labels)(x)
+    assert linear_head.accuracy(labels, found) > 0.7
 
 
 def test_the_same_vectors_give_the_same_head():
     x, labels = topics()
     before = x.copy()
-    a, b = transfer.fit_head(x, labels), transfer.fit_head(x, labels)
+    a, b = linear_head.fit_head(x, labels), linear_head.fit_head(x, labels)
     assert (a.weight == b.weight).all()
     assert (x == before).all()
 
@@ -53,7 +67,7 @@ def test_the_same_vectors_give_the_same_head():
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), min_size=1, max_size=20))
 def test_macro_f1_is_scikit_learns(pairs):
     truth, found = zip(*pairs, strict=True)
-    assert transfer.macro_f1(truth, found) == pytest.approx(f1_score(truth, found, average="macro"), abs=1e-12)
+    assert linear_head.macro_f1(truth, found) == pytest.approx(f1_score(truth, found, average="macro"), abs=1e-12)
 
 
 def test_a_head_learns_one_language_and_is_scored_on_each(monkeypatch):
@@ -66,16 +80,16 @@ def test_a_head_learns_one_language_and_is_scored_on_each(monkeypatch):
         chosen = tuple(labels[i] for i in range(150, 200))
         return EvalTask(name="sib", kind="transfer", subset=language, left=tuple(rows), labels=chosen, fit=fit)
 
-    fitted, fit_head = [], transfer.fit_head
-    monkeypatch.setattr(transfer, "fit_head", lambda *given: fitted.append(1) or fit_head(*given))
+    fitted, fit_head = [], linear_head.fit_head
+    monkeypatch.setattr(linear_head, "fit_head", lambda *given: fitted.append(1) or fit_head(*given))
     tasks = [scored("eng", range(150, 200)), scored("zho", range(200, 250))]
     scores = evaluate(tasks, lambda ids: table[ids])
     head = fit_head(table[:150], labels[:150])
     truth = labels[150:200]
     for task in tasks:
         found = head(table[list(task.left)])
-        assert scores[f"dev/sib/{task.subset}/accuracy"] == transfer.accuracy(truth, found)
-        assert scores[f"dev/sib/{task.subset}/macro_f1"] == transfer.macro_f1(truth, found)
+        assert scores[f"dev/sib/{task.subset}/accuracy"] == linear_head.accuracy(truth, found)
+        assert scores[f"dev/sib/{task.subset}/macro_f1"] == linear_head.macro_f1(truth, found)
     assert scores["dev/sib/eng/accuracy"] > scores["dev/sib/zho/accuracy"]
     assert scores["dev/sib/accuracy"] == (scores["dev/sib/eng/accuracy"] + scores["dev/sib/zho/accuracy"]) / 2
     assert len(fitted) == 1

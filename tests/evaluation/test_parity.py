@@ -1,0 +1,57 @@
+"""mteb's own tasks and ours say the same of one model, in both directions and whatever languages are called."""
+
+import csv
+from importlib import resources
+
+import pytest
+
+from babeltune.data.prepared import TextTask
+from babeltune.data.tokens import train_tokenizer
+from babeltune.evaluation.evaluate import evaluate_texts
+from babeltune.models.encoder import build_student
+from babeltune.promotion.export import export
+from babeltune.records import Student
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    file = resources.files("babeltune.bundled").joinpath("natural_train.tsv")
+    read = csv.DictReader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return [row for row, _ in zip(read, range(30), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def model(rows, tmp_path_factory):
+    from sentence_transformers import SentenceTransformer
+
+    place = tmp_path_factory.mktemp("model")
+    tokenizer = train_tokenizer([row[code] for row in rows for code in ("eng", "fra")], 300, folder=place / "tokenizer")
+    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
+    made = build_student(student, vocabulary_size=300, pad_token_id=0, teacher_dim=None, seed=0)
+    export(made, tokenizer, student, place / "student")
+    return SentenceTransformer(str(place / "student"), device="cpu")
+
+
+def bitext(rows, name, left, right):
+    sides = [tuple(row[code] for row in rows) for code in (left[:3], right[:3])]
+    languages = {"left_languages": (left,), "right_languages": (right,)}
+    return TextTask(name=name, kind="bitext", subset=f"{left}-{right}", left=sides[0], right=sides[1], **languages)
+
+
+@pytest.mark.filterwarnings("ignore")  # mteb's own
+def test_mtebs_tasks_score_as_ours_do(rows, model):
+    from benchmarks.mteb_tasks import mteb_scores
+
+    ntrex = [bitext(rows, "ntrex", *pair) for pair in (("fra-CA", "eng"), ("kor", "eng"), ("kor", "fra-CA"))]
+    graded = {"left": ntrex[0].left, "right": ntrex[1].left, "scores": tuple(i % 7 / 2 for i in range(len(rows)))}
+    sts = TextTask(name="stsb", kind="sts", subset="eng", **graded)
+    tasks = [*ntrex, bitext(rows, "tatoeba", "fra", "eng"), sts]
+    theirs = mteb_scores(tasks, model)
+    ours = evaluate_texts(tasks, lambda texts, _: model.encode(texts))
+    assert len(theirs) == 3 * 3 + 2 + 2
+    for name, value in theirs.items():
+        assert value == pytest.approx(ours[name], abs=1e-6), name
+    turned = [(f"{task.subset}/accuracy_forward", f"{task.subset}/accuracy_backward") for task in ntrex]
+    assert any(theirs[f"test/ntrex/{there}"] != theirs[f"test/ntrex/{back}"] for there, back in turned)
