@@ -410,7 +410,4 @@ def test_a_search_whose_desk_dies_says_how_to_go_on(ray_cluster, tmp_path):
     before = groups_held()
     with pytest.raises(ClusterError, match=r"is gone .*`babeltune resume` goes on"), doomed:
         run(tmp_path, doomed, a_sweep(), 4, kill)
-    deadline = time.monotonic() + 30
-    while groups_held() != before and time.monotonic() < deadline:
-        time.sleep(0.1)
     assert groups_held() == before

@@ -66,7 +66,6 @@ class Desk:
         self._turns: dict[str, int] = {}
         self._waiting: set[str] = set()
         self._broken: dict[str, str] = {}
-        self._groups: dict[str, str] = {}
         self._closed = False
         self._changed = asyncio.Condition()
 
@@ -139,14 +138,6 @@ class Desk:
         await self._tell()
 
     # A lane's side
-
-    async def arrive(self, lane: str, group: str) -> None:
-        """A lane's word that its ranks run, and in which placement group (its id in hexadecimal)."""
-        self._groups[lane] = group
-
-    async def groups(self) -> dict[str, str]:
-        """The placement group of each lane that has arrived."""
-        return dict(self._groups)
 
     async def refuse(self, lane: str, reason: str) -> None:
         """A lane's word that it cannot load what it should run."""

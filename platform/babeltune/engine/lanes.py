@@ -24,12 +24,14 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
+from ray._private.state import state as cluster_state
 from ray._raylet import PlacementGroupID
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
-from ray.util.placement_group import PlacementGroup, get_current_placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from torch import distributed
 
 from babeltune.engine.desk import DIED, NAMESPACE, POLL, Desk, Ending
@@ -38,8 +40,8 @@ from babeltune.errors import BabeltuneError, ClusterError
 
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
-TEAR_DOWN = 15.0
-"""Seconds to wait for a lane that was asked to abort, and for one that was killed to free its resources."""
+TEAR_DOWN = 30.0
+"""Seconds to wait for a lane that was killed to free its resources."""
 ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
 """What the controller of a Ray Train run reads."""
 
@@ -137,7 +139,6 @@ def lane_loop(settings: dict[str, Any]) -> None:
     device = str(ray.train.torch.get_device())
     lane = settings["lane"]
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
-    ray.get(desk.arrive.remote(lane, get_current_placement_group().id.hex()))
     try:
         run = load(settings["run_trial"])
     except Exception as error:
@@ -226,7 +227,6 @@ class Lanes:
         }
         self._lanes: dict[str, Any] = {}
         self._runs: dict[str, Any] = {}
-        self._groups: dict[str, str] = {}
         self._respawns = 0
 
     def __enter__(self) -> Self:
@@ -266,8 +266,7 @@ class Lanes:
 
     def mend(self) -> None:
         """Starts a lane again whose run ended; its trial goes on in it. `ClusterError` when that is in vain."""
-        broken, self._groups = ray.get([self._desk.broken.remote(), self._desk.groups.remote()])
-        for lane, reason in broken.items():
+        for lane, reason in ray.get(self._desk.broken.remote()).items():
             raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
         for lane in self._ended(0):
             reason = self._why_ended(lane)
@@ -314,41 +313,41 @@ class Lanes:
         return bool(ray.get(self._desk.idle.remote(seconds)))
 
     def _tear_down(self, patience: float) -> None:
-        """Sends the lanes home, ends by force those that are late, and frees what they held.
-
-        Late ones are asked to abort, which frees what they hold. Where the desk died, they can only be late.
-        """
+        """Sends the lanes home, ends by force those that are late, and frees what they held."""
         with contextlib.suppress(ray.exceptions.RayError):
-            self._groups = ray.get(self._desk.groups.remote())
             ray.get(self._desk.close.remote())
             self._ended(patience)
-        late = self._runs.keys() - self._ended(0)
-        for lane in late:
-            self._lanes[lane].abort.remote()
-        if late:
-            self._ended(TEAR_DOWN)
         self._end(list(self._lanes))
-        self._runs.clear()
         ray.kill(self._desk)
 
     def _end(self, lanes: list[str]) -> None:
-        """Ends lanes by force and waits until what they held is free."""
-        for lane in lanes:
-            ray.kill(self._lanes.pop(lane))
-        held = [self._groups[lane] for lane in lanes if lane in self._groups]
-        for group in held:
-            remove_placement_group(_group(group))
+        """Ends lanes by force and waits until what they held is free.
+
+        Ray frees a dead controller's groups only with the whole job, and its last group may be one that no rank has
+        told of yet: so they are found by their creator, once it is dead.
+        """
+        controllers, runs = [self._lanes.pop(lane) for lane in lanes], [self._runs.pop(lane) for lane in lanes]
+        for controller in controllers:
+            ray.kill(controller)
+        if runs:
+            ray.wait(runs, num_returns=len(runs), timeout=TEAR_DOWN)
         deadline = time.monotonic() + TEAR_DOWN
-        while time.monotonic() < deadline and any(_is_held(group) for group in held):
+        while (held := _groups_of(controllers)) and time.monotonic() < deadline:
+            for group in held:
+                remove_placement_group(group)
             time.sleep(0.05)
 
 
-def _group(name: str) -> PlacementGroup:
-    return PlacementGroup(PlacementGroupID.from_hex(name))
-
-
-def _is_held(name: str) -> bool:
-    return ray.util.placement_group_table(_group(name)).get("state") not in (None, "REMOVED")
+def _groups_of(controllers: list[Any]) -> list[PlacementGroup]:
+    """The placement groups that these actors created and that still hold something."""
+    creators = {controller._actor_id.binary() for controller in controllers}
+    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
+    groups = [PlacementGroupTableData.FromString(row) for row in rows]
+    return [
+        PlacementGroup(PlacementGroupID(group.placement_group_id))
+        for group in groups
+        if group.creator_actor_id in creators and group.state != PlacementGroupTableData.REMOVED
+    ]
 
 
 def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
