@@ -1,7 +1,6 @@
 import json
 import math
 import threading
-import time
 
 import optuna
 import pytest
