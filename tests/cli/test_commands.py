@@ -124,8 +124,14 @@ def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
 
 def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
     assert not [*about_memory(read_sweep(tiny_file))]
-    huge = read_sweep(tiny_file, assignments=["parameters.student.width={choice: [32, 1048576]}"])
+    huge = read_sweep(tiny_file, assignments=["parameters.student.width={choice: [32, 98304]}"])
     assert "M weights" in next(iter(about_memory(huge)))
+
+
+def test_trials_that_would_all_be_alike_are_warned_of(babeltune, tiny_file):
+    alike = babeltune("plan", tiny_file, "--set", "parameters={}")[2]
+    assert "nothing is searched, so all 2 trials are one and the same" in " ".join(alike.split())
+    assert "one and the same" not in babeltune("plan", tiny_file)[2]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_a_second_preparation_finds_every_store_and_gives_the_same_record(tiny, 
     again = prepare(sweep, tiny_storage, progress=lambda *a: calls.append(a))
     assert again == prepared
     assert stores(tiny_storage) == before
-    assert {name.partition("-")[0] for name in before} == {"overlap", "prepared", "teacher", "tokenizer", "tokens"}
+    assert {name.partition("-")[0] for name in before} >= {"overlap", "prepared", "teacher", "tokenizer", "tokens"}
     assert not any(what == "encoding with the teacher" for what, _, _ in calls), "nothing is encoded again"
 
 

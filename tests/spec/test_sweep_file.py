@@ -182,12 +182,21 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ),
         ("heads: 4", "heads: 5", ["small.yaml:23: student.heads: 5 must divide student.width, 64"]),
         ("heads: 4", "pooling: men", ["small.yaml:23", "'men' is not possible", "did you mean 'mean'?"]),
-        ("pairs: 1000", "learning_rate: 0", ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"]),
+        (
+            "pairs: 1000",
+            "learning_rate: 0",
+            ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"],
+        ),
+        (
+            "pairs: 1000",
+            "pairs: 99999999999999999999",
+            ["small.yaml:24: training.pairs: 99999999999999999999 must be from"],
+        ),
         ("pairs: 1000", "warmup: 1", ["small.yaml:24: training.warmup: 1.0 must be at least 0 and less than 1"]),
-        ("pairs: 1000", "global_batch: 1", ["small.yaml:24: training.global_batch: 1 must be at least 2"]),
-        ("reports: 4", "reports: 0", ["small.yaml:24: training.reports: 0 must be at least 1"]),
+        ("pairs: 1000", "global_batch: 1", ["small.yaml:24: training.global_batch: 1 must be from 2 to 10,000,000"]),
+        ("reports: 4", "reports: 0", ["small.yaml:24: training.reports: 0 must be from 1 to 1,000,000"]),
         ("grace: 1", "grace: 5", ["small.yaml:25: scheduler.grace: 5 must be at most training.reports (4)"]),
-        ("trials: 3", "trials: 0", ["small.yaml:26: budget.trials: 0 must be at least 1"]),
+        ("trials: 3", "trials: 0", ["small.yaml:26: budget.trials: 0 must be from 1 to 1,000,000"]),
         (
             "name: graded, task: sts, path: sts.tsv",
             "name: graded, task: sts",
@@ -732,15 +741,24 @@ def test_files_are_found_by_path_then_in_the_checkout(tmp_path, monkeypatch):
 
 
 def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):
-    path = written(tmp_path, FILE[FILE.index("data:") : FILE.index("student:")], "data.yaml")
+    text = with_files(tmp_path)
+    path = written(tmp_path, text[text.index("data:") : text.index("student:")], "data.yaml")
     data, root = read_data(path)
     assert [task.name for task in data.dev] == ["news", "graded"]
-    assert root == repository()
+    assert root == tmp_path
     with pytest.raises(SpecError, match="has no section `data`"):
         read_data(written(tmp_path, "training: {}\n", "t.yaml"))
     wrong = written(tmp_path, path.read_text().replace("cap: 100", "cap: 0"), "wrong.yaml")
     with pytest.raises(SpecError, match=r"wrong.yaml:7: data.train.0.cap: 0 must be at least 1"):
         read_data(wrong)
+    (tmp_path / "sts.tsv").unlink()
+    with pytest.raises(SpecError, match=r"data.yaml:\d+: data.dev.1.path: .*sts.tsv"):
+        read_data(path)
+    hub = written(
+        tmp_path, path.read_text().replace("path: laws.tsv", "format: hub\n      dataset: a/laws"), "hub.yaml"
+    )
+    with pytest.raises(SpecError, match=r"'a/laws' is not a folder.*HF_HUB_OFFLINE is set"):
+        read_data(hub, environ={"HF_HUB_OFFLINE": "1"})
 
 
 def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):
@@ -1027,7 +1045,7 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
             "objectives.0.goal: dev/everyday/xsim_error is better the",
         ),
         (["objectives=[{metric: dev/everyday/accuracy, goal: minimize}]"], "accuracy is better the higher it is"),
-        (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be at least 1"),
+        (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be from 1 to"),
         (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
         (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
         (

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from babeltune.spec.cluster import Cluster
 
 
+def about_sweep(sweep: Sweep) -> Iterator[str]:
+    """What can be said without reading the data."""
+    yield from about_trials(sweep)
+    yield from about_memory(sweep)
+    yield from about_languages(sweep)
+    yield from about_projection(sweep)
+
+
 def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]:
     """Values of `--set` that no trial takes, since the search proposes others."""
     for name in (assignment.partition("=")[0].strip() for assignment in assignments):
@@ -19,6 +27,15 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
                 f"{name} is searched, so trials do not take the value of --set; to fix it: "
                 f"--set 'parameters.{name}={{const: VALUE}}'"
             )
+
+
+def about_trials(sweep: Sweep) -> Iterator[str]:
+    """Trials that are all alike."""
+    if not sweep.parameters and sweep.budget.trials > 1:
+        yield (
+            f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
+            "seeds: --set 'parameters.seed={int: [0, 9]}'"
+        )
 
 
 def about_languages(sweep: Sweep) -> Iterator[str]:

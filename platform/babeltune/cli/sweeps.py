@@ -41,12 +41,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.cli.advice import about_languages, about_memory, about_projection, about_queue
+    from babeltune.cli.advice import about_queue, about_sweep
     from babeltune.cli.plan import make_plan, render
     from babeltune.records import plain
 
     sweep = read(file, with_, set_, cluster)
-    warn([*about_memory(sweep), *about_languages(sweep), *about_projection(sweep)])
+    warn(about_sweep(sweep))
     report = make_plan(sweep, samples=trials)
     warn(about_queue(sweep, report.anchors))
     say(plain(report), as_json, lambda: out.print(render(report)))
@@ -68,7 +68,7 @@ def submit(
 
 def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already."""
-    from babeltune.cli.advice import about_gpus, about_languages, about_memory, about_precision, about_projection
+    from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
     from babeltune.engine.board import sweep_document
     from babeltune.engine.sweep import driven_folder, submit
@@ -76,8 +76,7 @@ def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: boo
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
-        words = [*about_memory(sweep), *about_languages(sweep), *about_projection(sweep), *about_precision(sweep)]
-        warn([*words, *about_gpus(cluster)])
+        warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     running = driven_folder(sweep, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")

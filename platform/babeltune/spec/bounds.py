@@ -51,16 +51,20 @@ def at_least(low: float) -> Bound:
     return Bound(f"at least {low:g}", lambda value: value >= low)
 
 
+def within(low: float, high: float) -> Bound:
+    """For numbers that a slip of the finger makes absurd."""
+    return Bound(f"from {low:,.0f} to {high:,.0f}", lambda value: low <= value <= high)
+
+
 positive = Bound("greater than 0", lambda value: value > 0)
 share = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
-between_0_and_1 = Bound("greater than 0 and at most 1", lambda value: 0 < value <= 1)
 not_empty = Bound("not empty", bool)
 
 BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Training: {
-        "pairs": at_least(1),
-        "reports": at_least(1),
-        "global_batch": at_least(2),
+        "pairs": within(1, 1e12),
+        "reports": within(1, 1e6),
+        "global_batch": within(2, 1e7),
         "chunk": at_least(1),
         "learning_rate": positive,
         "warmup": share,
@@ -73,10 +77,10 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     },
     Student: {
         "model": not_empty,
-        "layers": at_least(1),
-        "width": at_least(1),
-        "heads": at_least(1),
-        "feed_forward": at_least(1),
+        "layers": within(1, 1000),
+        "width": within(1, 1e5),
+        "heads": within(1, 1e5),
+        "feed_forward": within(1, 1e6),
         "preset": Bound(f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__),
         "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
         "dropout": share,
@@ -99,7 +103,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "resamples": at_least(100),
     },
     Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
-    Budget: {"trials": at_least(1), "minutes": positive, "workers": at_least(1)},
+    Budget: {"trials": within(1, 1e6), "minutes": positive, "workers": at_least(1)},
 }
 
 

@@ -32,11 +32,6 @@ TRUE = ("1", "on", "yes", "true")
 
 def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None = None) -> Iterator[Problem]:
     """The files, student, teacher and data sets that cannot be had; `root` is the data's folder."""
-    for key, path in data_files(sweep):
-        try:
-            located(path, root)
-        except DataError as error:
-            yield key, str(error)
     hub = Hub(os.environ if environ is None else environ)
     if sweep.student.model is not None:
         yield from hub.problem(("student", "model"), sweep.student.model, "model", sweep.student.revision)
@@ -45,6 +40,16 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
         if isinstance(value, str) and value != sweep.student.model:
             yield from hub.problem(("parameters", "student.model"), value, "model", None)
     yield from _teacher_problem(hub, sweep)
+    yield from data_problems(sweep, root, hub)
+
+
+def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
+    """The part of them that the data section names."""
+    for key, path in data_files(sweep):
+        try:
+            located(path, root)
+        except DataError as error:
+            yield key, str(error)
     for key, source in data_sets(sweep):
         if not (root / (source.dataset or "")).exists():
             yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)

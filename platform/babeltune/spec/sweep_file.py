@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from babeltune.spec.document import (
     validate,
 )
 from babeltune.spec.goals import dev_metrics
-from babeltune.spec.reach import reach_problems
+from babeltune.spec.reach import Hub, data_problems, reach_problems
 from babeltune.spec.rules import KINDS, problems
 
 __all__ = [
@@ -92,7 +93,7 @@ def read_sweep(
 
 def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
     """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
-    alone has no `train`. Raises `SpecError`."""
+    alone has no `train`. Its files and data sets are there, or `SpecError` says which are not."""
     document = read_document(find_file(path))
     if "data" not in document.values:
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
@@ -103,7 +104,9 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
     sweep = _typed(Document(rest | {"data": data}, document.places), environ)
     found = (problem for problem in problems(sweep) if problem[0][0] == "data")
     _refuse((problem for problem in found if not absent or problem[0] != ("data", "train")), document.error)
-    return sweep.data, data_root(sweep, environ)
+    root = data_root(sweep, environ)
+    _refuse(data_problems(sweep, root, Hub(os.environ if environ is None else environ)), document.error)
+    return sweep.data, root
 
 
 def sweep_from(values: Mapping[str, Any]) -> Sweep:
