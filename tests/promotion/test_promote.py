@@ -7,17 +7,24 @@ from pathlib import Path
 
 import mlflow
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
+from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
 from babeltune.engine.ledger import winner
 from babeltune.errors import CheckpointError, PromotionError, SweepError, UnknownNameError
+from babeltune.losses.gather import Ranks
 from babeltune.promotion.judge import TOLERANCE, chance_of, judge
 from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Gate, Promotion
+from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run
+from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
+from babeltune.training.loop import Run
 
 pytestmark = [
     pytest.mark.timeout(1200),  # the first test that wants the finished sweep waits for it
@@ -155,6 +162,28 @@ def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
     before = next(Path(model).rglob(weights)).stat().st_mtime_ns
     assert fetch(cluster.mlflow, "models:/searched@champion", tmp_path) == model
     assert next(Path(model).rglob(weights)).stat().st_mtime_ns == before, "files that are there are not fetched again"
+
+
+def test_another_sweep_starts_where_the_promoted_model_ended(promoted, tiny_file, tmp_path):
+    _, cluster, decision, _ = promoted
+    text = tiny_file.read_text(encoding="utf-8")
+    shape = next(line for line in text.splitlines() if line.startswith("student:"))
+    path = tmp_path / "next.yaml"
+    path.write_text(text.replace(shape, 'student: {model: "models:/searched@champion", max_tokens: 32}'))
+
+    def fetched(name):
+        return str(fetch(cluster.mlflow, name, tmp_path / "fetched"))
+
+    still = ["parameters={}", "training={pairs: 64, reports: 1, global_batch: 32, learning_rate: 1e-12}"]
+    sweep = read_sweep(path, assignments=still, fetch=fetched)
+    prepared = prepare(sweep, tmp_path)
+    (tmp_path / "run").mkdir()
+    run = Run(make_trial(sweep, 0, {}), prepared, tmp_path / "run", Printer([]), Ranks(), torch.device("cpu"))
+    run.train()
+    (report,) = read_reports(tmp_path / "run")
+    dev = {name: value for name, value in decision.dev.items() if name in report.metrics}
+    assert len(dev) > 5
+    assert {name: report.metrics[name] for name in dev} == pytest.approx(dev, abs=TOLERANCE)
 
 
 def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
