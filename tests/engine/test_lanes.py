@@ -4,11 +4,12 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 import ray
 
 from babeltune.engine.desk import Desk
-from babeltune.engine.lanes import Lanes, lanes_that_fit
+from babeltune.engine.lanes import ENVIRONMENT, Lanes, lanes_that_fit
 from babeltune.errors import ClusterError
 from toy_trials import groups_held
 
@@ -240,3 +241,18 @@ def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path
             time.sleep(0.02)
         assert groups_held() - first
     assert groups_held() == before
+
+
+def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
+    with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
+        assert opened.next_report("hung")["report"]["index"] == 1
+        hung = starts(tmp_path, "hung")[0]["pid"]
+        os.kill(hung, signal.SIGSTOP)
+        reports, reason = follow(opened, "hung")
+        assert (reports[-1], reason) == (20, None)
+        _, second = starts(tmp_path, "hung")
+        assert second["from"] > 0
+        assert second["pid"] != hung
+        assert not psutil.pid_exists(hung), "what hangs is ended"

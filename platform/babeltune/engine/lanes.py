@@ -42,8 +42,13 @@ RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
 TEAR_DOWN = 30.0
 """Seconds to wait for a lane that was killed to free its resources."""
-ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5", "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}
-"""What the controller of a Ray Train run reads."""
+ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+"""What the controller of a Ray Train run reads. A worker that does not answer for two minutes hangs: its lane's group
+is restarted."""
 
 
 class RunTrial(Protocol):

@@ -107,11 +107,33 @@ class _Brakes(tune.Stopper):  # type: ignore[misc]
         return self._look()
 
 
+class _KeepWatchers:
+    """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
+    for every other trial that ends while none waits, which is whenever a lane is busy."""
+
+    lanes = 0
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        """Called for every new trial."""
+        if controller is not None and self.lanes:
+            controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, self.lanes)
+            self.lanes = 0
+        super().on_trial_add(controller, trial)  # type: ignore[misc]
+
+
+class _Fifo(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+    """Stops nothing."""
+
+
+class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
+    """Stops, at its rungs, those that are not among the best."""
+
+
 def scheduler_for(sweep: Sweep) -> TrialScheduler:
     """ASHA over reports, which come at equal shares of the pairs seen, by the first objective."""
     if sweep.scheduler.kind == "none":
-        return FIFOScheduler()
-    return AsyncHyperBandScheduler(
+        return _Fifo()
+    return _Asha(
         time_attr="reports",
         metric="objective",
         mode="max" if sweep.objectives[0].goal == "maximize" else "min",
@@ -153,6 +175,7 @@ def search(
     proposals = Proposals(study, sweep, suggest, warm_trials(folder, sweep, suggest))
     ledger = Ledger(folder / "results.jsonl")
     scheduler = scheduler_for(sweep)
+    scheduler.lanes = lanes.count
     searcher = OptunaSearcher(
         sweep=sweep,
         proposals=proposals,

@@ -1,0 +1,108 @@
+"""Seconds of a sweep of sixteen trials of five seconds of work on two warm lanes, against the work's own time.
+
+The unit is wall time. The work sleeps, so that the figure is what the engine adds: proposals, hand-over, reports,
+verdicts, the ledger and Optuna's storage, from the first proposal to the last trial's end. The time that lanes take to
+open, once in a sweep, is printed beside. `ratio` is the work's own time (40 s) by ours; 1 / 1.2 is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from babeltune.engine.lanes import Lanes, Reporter, local_ray
+from babeltune.engine.search import search
+from babeltune.engine.searcher import OnEvent
+from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training
+from babeltune.spec.space import suggest
+from benchmarks.race import Row, options, verdict
+
+GOAL = 1 / 1.2
+LANES, TRIALS, SECONDS, REPORTS = 2, 16, 5.0, 5
+ROOT = Path(__file__).resolve().parents[1]
+METRIC = "dev/score"
+
+
+def work(payload: dict[str, Any], desk: Reporter, rank: int, world: int, device: str) -> None:
+    """What a lane runs as a trial: `payload["reports"]` reports over `payload["seconds"]` of sleep."""
+    for index in range(1, payload["reports"] + 1):
+        time.sleep(payload["seconds"] / payload["reports"])
+        metrics = {METRIC: payload["value"] * index}
+        last = index == payload["reports"]
+        report = {"index": index, "metrics": metrics, "last": last, "checkpoint": "", "points": [], "facts": {}}
+        if not desk.report(report):
+            return
+
+
+def sweep_of(trials: int, reports: int, sampler: Literal["random", "tpe"]) -> Sweep:
+    """A sweep of such trials over two parameters."""
+    return Sweep(
+        name="no_op",
+        method="none",
+        objectives=(Objective(metric=METRIC),),
+        data=Data(train=()),
+        parameters={"x": Parameter(float=(0.0, 1.0)), "y": Parameter(log_float=(1e-4, 1.0))},
+        training=Training(reports=reports),
+        scheduler=Scheduler(kind="none"),
+        sampler=Sampler(kind=sampler),
+        budget=Budget(trials=trials),
+    )
+
+
+def open_lanes(storage: Path) -> Lanes:
+    """Two lanes of one worker."""
+    return Lanes(
+        count=LANES,
+        workers=1,
+        cpus_per_worker=1,
+        gpus_per_worker=0,
+        run_trial="benchmarks.sweep_overhead:work",
+        storage=storage,
+    )
+
+
+def wait_for(lanes: Lanes) -> None:
+    """Until every lane waits for a trial."""
+    while lanes.free() < lanes.count:
+        time.sleep(0.1)
+
+
+def run(sweep: Sweep, lanes: Lanes, folder: Path, seconds: float, on_event: OnEvent) -> float:
+    """Seconds of one search of the sweep's trials, of so many seconds of work each."""
+    folder.mkdir(parents=True)
+    shape = {"reports": sweep.training.reports, "seconds": seconds, "seed": 0}
+    started = time.perf_counter()
+    search(
+        sweep,
+        lanes=lanes,
+        folder=folder,
+        suggest=lambda trial: suggest(sweep.parameters, trial),
+        make_payload=lambda _, params: {**shape, "value": params["x"]},
+        on_event=on_event,
+        trials=sweep.budget.trials,
+        stop=lambda: False,
+    )
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    given = options(__doc__)
+    own, sweep = TRIALS * SECONDS / LANES, sweep_of(TRIALS, REPORTS, "random")
+    with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
+        place, started = Path(temporary), time.perf_counter()
+        with open_lanes(place / "lanes") as lanes:
+            print(f"{LANES} lanes opened in {time.perf_counter() - started:.1f} s", flush=True)
+            wait_for(lanes)
+            rows = []
+            for number in range(given.rounds):
+                took = run(sweep, lanes, place / f"round-{number}", SECONDS, lambda *_: None)
+                rows.append(Row(ours=took, peer=own))
+                print(f"round {number + 1}: {rows[-1].ours:.2f} s for {own:g} s of work", flush=True)
+    verdict("sweep_overhead", rows, GOAL, given, unit="wall seconds")
+
+
+if __name__ == "__main__":
+    main()

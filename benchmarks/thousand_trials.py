@@ -1,0 +1,93 @@
+"""A sweep of a thousand trials that do nothing, through the real Tune loop: does anything grow with their number?
+
+Trials make one report each on two lanes; proposals are Optuna's TPE, its storage and the ledger on disk, as a sweep
+has them. Printed, for each hundred trials: their wall seconds, the median and the slowest proposal, the median second
+from a trial's last report to the next proposal's start (in which its state is saved), and this process's memory. The
+ratio is that of the first hundred's seconds to the last's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from babeltune.engine.lanes import local_ray
+from benchmarks.race import options
+from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for
+
+TRIALS, PART = 1000, 100
+GROWTH_MIB = 64
+"""Allowed between the first hundred trials and the last."""
+SLOWER = 2.0
+"""How much longer the last hundred may take than the first that TPE proposed."""
+SAVING = 1.0
+"""Seconds that saving a trial's state may take at most."""
+
+
+class Watch:
+    """Times what a search tells."""
+
+    def __init__(self) -> None:
+        self.process = psutil.Process()
+        self.ends: list[float] = []
+        self.saved: list[float] = []
+        self.memory: list[float] = []
+        self._reported: dict[int, float] = {}
+
+    def __call__(self, event: str, number: int, info: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        if event == "report":
+            self._reported[number] = now
+        elif event == "end":
+            self.saved.append(now - self._reported.pop(number))
+            self.ends.append(now)
+            if len(self.ends) % PART == 0:
+                self.memory.append(self.process.memory_info().rss / 2**20)
+                self.say(len(self.ends))
+
+    def say(self, trials: int) -> None:
+        part = slice(trials - PART, trials)
+        took = self.ends[trials - 1] - self.ends[trials - PART]
+        saving = statistics.median(self.saved[part])
+        print(
+            f"trials {trials - PART + 1}-{trials}: {took:.1f} s; saving a trial {saving:.4f} s, at most "
+            f"{max(self.saved[part]):.3f} s; {self.memory[-1]:.0f} MiB",
+            flush=True,
+        )
+
+    def seconds(self, part: int) -> float:
+        """Of a hundred trials."""
+        return self.ends[(part + 1) * PART - 1] - self.ends[part * PART]
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options(__doc__)
+    watch = Watch()
+    with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
+        place = Path(temporary)
+        with open_lanes(place / "lanes") as lanes:
+            wait_for(lanes)
+            took = run(sweep_of(TRIALS, 1, "tpe"), lanes, place / "sweep", 0.0, watch)
+    first, last = watch.seconds(1), watch.seconds(TRIALS // PART - 1)
+    growth = watch.memory[-1] - watch.memory[0]
+    print(f"{TRIALS} trials in {took:.0f} s; memory grew by {growth:.0f} MiB, allowed {GROWTH_MIB}")
+    broken = []
+    if growth > GROWTH_MIB:
+        broken.append(f"memory grew by {growth:.0f} MiB, allowed {GROWTH_MIB}")
+    if max(watch.saved) > SAVING:
+        broken.append(f"saving a trial took {max(watch.saved):.2f} s, allowed {SAVING:g}")
+    if last > SLOWER * first:
+        broken.append(f"the last hundred took {last / first:.2f} times as long as the second, allowed {SLOWER:g}")
+    print(f"thousand_trials last hundred {last:.1f} s, second hundred {first:.1f} s, ratio {last / first:.2f}")
+    if broken:
+        raise SystemExit("; ".join(broken))
+
+
+if __name__ == "__main__":
+    main()
