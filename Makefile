@@ -77,7 +77,7 @@ format: $(DEVELOPED)
 
 # Each compares ours with a named peer and prints `NAME ratio <median> min <min> max <max> goal <goal>`.
 bench: $(DEVELOPED)
-	@for name in soft_loss queue_loss gradcache train teacher_store trial_start mining evaluation; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in soft_loss queue_loss gradcache train teacher_store trial_start sweep_overhead thousand_trials mining evaluation; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
 table: $(DEVELOPED)
