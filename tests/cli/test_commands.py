@@ -218,6 +218,7 @@ def test_status_and_runs_show_the_finished_sweep(babeltune, home):
     assert (document["sweep"], document["state"]) == (home.id, "finished")
     names = {row["name"] for row in document["leaderboard"]}
     assert names == {"t0000", "t0001", "t0002", "t0003", "teacher", "untrained"}
+    assert "do not compare" in " ".join(babeltune("runs", "searched", "--sort", "train/loss")[2].split())
     code, out, _ = babeltune("runs", "searched", "--sort", "dev/sts/spearman", "--json")
     scores = [row["metrics"].get("dev/sts/spearman", -2) for row in json.loads(out)]
     assert scores == sorted(scores, reverse=True)

@@ -137,7 +137,7 @@ def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_t
     assert list(contaminated(counts)) == ["sealed"]
     tags = contamination_tags(counts)
     assert tags["near.plain.test/sealed.eng"] == "1"
-    assert "1 of its 2 texts (50.0%" in tags["contaminated.sealed"]
+    assert "1 of its 2 texts (50.0%" in tags["contaminated.test.sealed"]
 
 
 def test_what_was_found_is_kept_for_the_next_time(sweep, tmp_path, monkeypatch):
@@ -155,6 +155,14 @@ def test_near_duplicates_go_where_the_data_say_so(sweep, tmp_path):
     for source in ("plain", "joined"):
         assert cleaned.counts[source]["no_near_overlap"] < cleaned.counts[source]["no_overlap"]
         assert "no_near_overlap" not in kept.counts[source]
+
+
+def test_a_contaminated_dev_set_is_named_apart():
+    facts = {"texts": 100, "near": 90, "share": 0.9}
+    counts = {"contamination": {"sets": {"dev/everyday": facts, "test/sealed": facts}}}
+    assert list(contaminated(counts)) == ["sealed"]
+    assert list(contaminated(counts, "dev")) == ["everyday"]
+    assert {"contaminated.dev.everyday", "contaminated.test.sealed"} <= contamination_tags(counts).keys()
 
 
 def test_a_test_set_whose_texts_are_in_a_dev_set_cannot_gate(sweep, tmp_path):

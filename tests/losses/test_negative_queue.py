@@ -65,6 +65,14 @@ def test_a_row_without_negatives_has_no_sum_and_no_gradient():
     assert q.grad[1].any()
 
 
+def test_a_threshold_of_one_leaves_out_equal_texts_whatever_rounding_makes_of_them():
+    k = unit(2000, dim=384, seed=5)
+    negatives = Filter(k, torch.full((2000,), -1), 1.0)
+    kept = negatives.keep(k @ k.T, torch.arange(2000), slice(None))
+    assert not kept.diagonal().any()
+    assert kept.sum() == 2000 * 1999
+
+
 def test_equal_m_draws_the_same_whatever_else_is_in_the_batch():
     k, candidates, ids = unit(6, seed=1), unit(40, seed=2), torch.arange(40)
     rows = torch.arange(100, 106)

@@ -128,6 +128,18 @@ def test_at_a_tiny_temperature_identical_and_opposite_vectors_stay_finite():
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.parametrize("beside", [-90.0, -200.0, 0.0])
+def test_rows_without_candidates_have_no_gradient_whatever_stands_beside(beside):
+    """An additive margin may put it far below every cosine."""
+    x, ids = unit(2, 4, 0).requires_grad_(), torch.tensor([7, 7])
+    left = Repeats(ids, ids, 0, positives=True)
+    value, _ = tiled_cross_entropy(x, unit(2, 4, 1), temperature=0.02, repeats=left, beside=torch.full((2,), beside))
+    value.backward()
+    assert value.item() == pytest.approx(2 * beside)
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
 def test_labels_are_rows_that_sum_to_one_and_know_their_entropy_and_column_sums():
     a, y = unit(19, 5, 0), unit(19, 5, 1)
     labels = soft_labels(a, Ranks(), temperature=0.1, tile=4)

@@ -40,6 +40,10 @@ CASES = [
         for variant in ("laser3", "co", "co_filter", "in_batch")
         for equal in (False, True)
     ),
+    *(
+        ("laser3_co", {"variant": "in_batch", "temperature": 0.2, "mask_duplicates": False, "equal_m": equal})
+        for equal in (False, True)
+    ),
     ("laser3_co", {"denominator": "eq1", "temperature": 0.015, "queue": 10, "self_weight": 0.0}),
     ("laser3_co", {"variant": "laser3", "mask_weight": 0.5}),
     *(("ml_ctl", {"variant": variant, "temperature": 0.2}) for variant in ("info_snt", "cz_snt", "ml_ctl_info", "mlm")),

@@ -30,6 +30,7 @@ PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24,
 
 def test_the_presets_are_the_papers_students_and_its_grid():
     assert {name: tuple(vars(PRESETS[f"lealla-{name}"]).values()) for name in PRINTED} == PRINTED
+    assert (LAYERS, WIDTHS) == ((3, 6, 12, 24), (64, 128, 192, 256, 384, 512, 768))
     assert len(PRESETS) == 3 + 2 * len(LAYERS) * len(WIDTHS)
     for name, shape in PRESETS.items():
         assert shape.width % shape.heads == 0, name

@@ -11,12 +11,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
+from babeltune.data.eval_sets import read_eval
 from babeltune.engine.ledger import winner
 from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
-from babeltune.promotion.openings import read_openings
+from babeltune.promotion.openings import read_openings, record_opening
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Promotion
+from babeltune.spec.sweep_file import read_data
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports, write_reports
@@ -194,17 +196,43 @@ def test_a_dry_run_in_the_middle_of_a_promotion_of_the_same_trial_disturbs_nothi
 
 def test_openings_of_one_text_count_together_whoever_opens_it(copied, models, tiny_file):
     _, folder, cluster = copied
-    evaluate_model(str(models["whole"]), str(tiny_file), cluster, test=True)
+    first = evaluate_model(str(models["whole"]), str(tiny_file), cluster, test=True)
+    assert not first.warnings
     other = tiny_file.parent / "other_name.yaml"
     text = tiny_file.read_text(encoding="utf-8")
     other.write_text(text.replace("name: everyday_test", "name: elsewhere").replace("name: tiny", "name: else"))
-    evaluate_model(f"{folder.id}/t0000", str(other), cluster, test=True)
+    again = evaluate_model(f"{folder.id}/t0000", str(other), cluster, test=True)
+    assert "opened 2 times, for 2 models" in again.warnings[0]
     decision = promote(folder.id, cluster, dry_run=True)
     assert decision.openings == 3
     assert any("opened 3 times, for 3 models" in reason for reason in decision.reasons)
     lines = read_openings(Path(cluster.storage))
     assert len(lines) == 3
     assert all(line["time"] and line["user"] and line["digests"] for line in lines)
+
+
+def test_a_sealed_text_that_is_scored_as_a_dev_set_is_recorded_as_an_opening(copied, models, tiny_file, tmp_path):
+    _, _, cluster = copied
+    section = tiny_file.read_text(encoding="utf-8")
+    section = section[section.index("data:") : section.index("student:")]
+    dev, test = section.index("  dev:"), section.index("  test:")
+    renamed = tmp_path / "renamed.yaml"
+    renamed.write_text(section[:dev] + section[test:].replace("  test:", "  dev:").replace("everyday", "mine"))
+    found = evaluate_model(str(models["whole"]), str(renamed), cluster, test=False)
+    assert "dev/mine/accuracy" in found.scores
+    assert "mine of data.dev is a sealed test of a sweep" in found.warnings[0]
+    assert len(read_openings(Path(cluster.storage))) == 1
+    assert not evaluate_model(str(models["whole"]), str(tiny_file), cluster, test=False).warnings
+    assert len(read_openings(Path(cluster.storage))) == 1
+
+
+def test_an_opening_is_recorded_where_the_machine_has_no_name_for_its_user(tmp_path, tiny_file, monkeypatch):
+    data, root = read_data(tiny_file)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+    record_opening(tmp_path, "m", read_eval(data.test, root))
+    assert read_openings(tmp_path)[0]["user"] == "uid 54321"
 
 
 def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,22 @@ import mlflow
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
 from babeltune.cli import app
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
 from babeltune.engine.ledger import winner
-from babeltune.errors import CheckpointError, PromotionError, SweepError, UnknownNameError
+from babeltune.errors import CheckpointError, PromotionError, SweepError, TeacherError, UnknownNameError
 from babeltune.losses.gather import Ranks
+from babeltune.models.hub import open_model
 from babeltune.promotion.judge import TOLERANCE, chance_of, judge
 from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
+from babeltune.promotion.rescore import score
 from babeltune.records import Gate, Promotion
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run
+from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
 from babeltune.training.loop import Run
@@ -126,8 +130,6 @@ def test_promotion_takes_the_best_finished_trial(promoted):
 
 
 def test_the_exported_folder_gives_the_logged_metrics_with_plain_sentence_transformers(promoted):
-    from sentence_transformers import SentenceTransformer
-
     from babeltune.evaluation.evaluate import evaluate_texts
 
     folder, _, decision, out = promoted
@@ -138,6 +140,22 @@ def test_the_exported_folder_gives_the_logged_metrics_with_plain_sentence_transf
     assert len(logged) > 5
     assert scores == pytest.approx(logged, abs=TOLERANCE)
     assert decision.dev == pytest.approx(logged, abs=TOLERANCE)
+
+
+def test_a_model_in_half_precision_is_scored_in_fp32_and_a_pickled_one_is_refused(promoted, tmp_path):
+    *_, out = promoted
+    task = bitext("t", "fra-eng", 8)
+    model = SentenceTransformer(str(out), device="cpu").bfloat16()
+    model.save(str(tmp_path / "half"), create_model_card=False)
+    loaded = open_model(str(tmp_path / "half"))
+    assert {value.dtype for value in loaded.parameters()} == {torch.float32}
+    assert "test/t/fra-eng/accuracy" in score(str(tmp_path / "half"), [task], "test")
+    shutil.copytree(out, tmp_path / "pickled")
+    for path in (tmp_path / "pickled").rglob("model.safetensors"):
+        torch.save(load_file(path), path.with_name("pytorch_model.bin"))
+        path.unlink()
+    with pytest.raises(TeacherError, match="safetensors"):
+        score(str(tmp_path / "pickled"), [task], "test")
 
 
 def test_the_export_holds_tensors_json_and_text_only(promoted):
@@ -176,6 +194,8 @@ def test_another_sweep_starts_where_the_promoted_model_ended(promoted, tiny_file
 
     still = ["parameters={}", "training={pairs: 64, reports: 1, global_batch: 32, learning_rate: 1e-12}"]
     sweep = read_sweep(path, assignments=still, fetch=fetched)
+    start = version_in(cluster.mlflow, Path(sweep.student.model))
+    assert start == champion_of(cluster.mlflow, "searched", "champion"), "what the start was trained on is known"
     prepared = prepare(sweep, tmp_path)
     (tmp_path / "run").mkdir()
     run = Run(make_trial(sweep, 0, {}), prepared, tmp_path / "run", Printer([]), Ranks(), torch.device("cpu"))
@@ -385,7 +405,7 @@ def test_a_trial_is_found_by_the_id_of_its_run(copied):
 
 def test_a_trial_scored_on_the_dev_sets_gives_what_was_logged(copied, tiny_file):
     _, folder, cluster = copied
-    scores = evaluate_model(f"{folder.id}/t0000", str(tiny_file), cluster, test=False)
+    scores = evaluate_model(f"{folder.id}/t0000", str(tiny_file), cluster, test=False).scores
     logged = find_candidate(f"{folder.id}/t0000", Path(cluster.storage)).report.metrics
     assert scores["dev/everyday/accuracy"] == pytest.approx(logged["dev/everyday/accuracy"], abs=TOLERANCE)
     assert not (folder.path.parents[1] / "openings.jsonl").exists()

@@ -326,6 +326,8 @@ WORLDS = {
     "laser3_co": (2, 4),
     "laser3_co co": (4,),
 }
+CHUNKED = ("lealla", "translation_ranking")
+"""Over several workers, in chunks: gradient caching changes nothing either."""
 
 
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
@@ -338,7 +340,10 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
         trial = make_trial(sweep, 0, {})
         trial = replace(trial, training=replace(trial.training, **changes))
         job = {"trial": plain(trial), "prepared": str(tmp_path / f"{name}.json")}
-        jobs += [{**job, "world": world, "folder": str(tmp_path / f"{name} {world}")} for world in (1, *worlds)]
+        for world in (1, *worlds):
+            chunk = 5 if name in CHUNKED and world > 1 else None
+            its = replace(trial, training=replace(trial.training, chunk=chunk))
+            jobs.append({**job, "trial": plain(its), "world": world, "folder": str(tmp_path / f"{name} {world}")})
         if name == "laser3_co":
             cut = {**job, "world": 4, "folder": str(tmp_path / "cut")}
             jobs += [{**cut, "reports": 1}, cut]

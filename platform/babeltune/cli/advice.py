@@ -38,6 +38,12 @@ def about_trials(sweep: Sweep) -> Iterator[str]:
         )
 
 
+def about_order(metric: str | None) -> Iterator[str]:
+    """Trials ordered by their loss or a part of it."""
+    if metric is not None and metric.startswith("train/") and not metric.startswith("train/pairs"):
+        yield f"{metric} is of the training, by which trials with other settings do not compare; sort by dev/…"
+
+
 def about_languages(sweep: Sweep) -> Iterator[str]:
     """Languages that a frozen encoder is not said to know, and those for which a method has no layers."""
     from babeltune.spec.checks import taught_languages

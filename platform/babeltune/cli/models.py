@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
 
 
 @app.command()
@@ -59,8 +59,9 @@ def evaluate(
     from babeltune.cli.view import show_scores
     from babeltune.promotion.promote import evaluate_model
 
-    scores = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt)
-    say(scores, as_json, lambda: show_scores(scores, out))
+    done = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt)
+    warn(done.warnings)
+    say(done.scores, as_json, lambda: show_scores(done.scores, out))
 
 
 @app.command()

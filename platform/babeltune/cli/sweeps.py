@@ -191,6 +191,7 @@ def runs(
     as_json: Json = False,
 ) -> None:
     """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
+    from babeltune.cli.advice import about_order
     from babeltune.cli.view import show_comparison, show_front, show_leaderboard, show_sweeps
     from babeltune.engine.board import sweep_document
     from babeltune.engine.ledger import front as front_of
@@ -216,6 +217,7 @@ def runs(
     if name is not None:
         folder = folder_of(name, cluster)
         rows = leaderboard(folder, sort)
+        warn(about_order(sort))
         say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
         return
     folders = sweep_folders(Path(cluster_of(cluster).storage).absolute())

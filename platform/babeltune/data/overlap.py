@@ -213,12 +213,13 @@ class Contamination:
         return {"sources": self.sources, "examples": self.examples, "sets": self.sets, "seen": self.seen}
 
 
-def contaminated(counts: Mapping[str, Any]) -> dict[str, str]:
-    """The sets that cannot gate, by the `counts` of a `Prepared`, and why: `tatoeba` -> words, test sets only."""
+def contaminated(counts: Mapping[str, Any], kind: str = "test") -> dict[str, str]:
+    """The test sets that cannot gate, or the `dev` sets that cannot compare, by the `counts` of a `Prepared`, and why:
+    `tatoeba` -> words."""
     ledger, found = counts.get("contamination", {}), dict[str, str]()
 
     def add(name: str, facts: Mapping[str, float], count: str, words: str) -> None:
-        if name.startswith("test/") and facts["share"] > CONTAMINATED:
+        if name.startswith(f"{kind}/") and facts["share"] > CONTAMINATED:
             found[name.split("/")[1]] = (
                 f"{name} is contaminated: {facts[count]:.0f} of its {facts['texts']:.0f} texts ({facts['share']:.1%}, "
                 f"allowed {CONTAMINATED:.0%}) {words}"

@@ -28,7 +28,9 @@ def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
         if "near" in kinds
     }
     tags |= {f"near_share.{name}": f"{facts['share']:.4f}" for name, facts in found.get("sets", {}).items()}
-    return tags | {f"contaminated.{name}": words for name, words in contaminated(counts).items()}
+    for kind in ("dev", "test"):
+        tags |= {f"contaminated.{kind}.{name}": words for name, words in contaminated(counts, kind).items()}
+    return tags
 
 
 def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:

@@ -180,8 +180,15 @@ def trial_row(path: Path, objective: Objective) -> Row:
 
 
 def scores_of(report: Report) -> dict[str, float]:
-    """A report's metrics, and the loss, terms and diagnostics (`train/…`) of the steps before it."""
-    return {**(report.points[-1].values if report.points else {}), **report.metrics}
+    """A report's metrics, and the mean loss, terms and diagnostics (`train/…`) of its points: the least of what is
+    named `…_least`, and the latest learning rate."""
+    found: dict[str, list[float]] = {}
+    for point in report.points:
+        for name, value in point.values.items():
+            found.setdefault(name, []).append(value)
+    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
+    latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
+    return {**means, **latest, **report.metrics}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class Queue(nn.Module):
         return self.vectors[: len(self)], self.ids[: len(self)]
 
 
+EQUAL = 1e-6
+"""How far below 1 rounding leaves the fp32 product of a unit vector with itself."""
+
+
 @dataclass(frozen=True)
 class Filter:
     """Which candidates c are negatives of row i: S_i = {c : k_i . c < below, and c is not the text of row i}."""
@@ -64,7 +68,7 @@ class Filter:
     ids: Int[Tensor, "rows"]
     """The rows' own texts; -1 leaves none out."""
     below: float | None = None
-    """None lets every similarity pass."""
+    """None lets every similarity pass; 1 all but that of an equal text, which rounding may leave a little below it."""
     chosen: Bool[Tensor, "rows candidates"] | None = None
     """Only these, where they were chosen beforehand (`equal_m`)."""
 
@@ -76,7 +80,9 @@ class Filter:
             return self.chosen[:, at]
         own = self.ids.unsqueeze(1)
         kept = (own != ids) | (own == -1)
-        return kept if similarities is None or self.below is None else kept & (similarities < self.below)
+        return (
+            kept if similarities is None or self.below is None else kept & (similarities < min(self.below, 1 - EQUAL))
+        )
 
 
 @torch.no_grad()

@@ -36,6 +36,8 @@ TILE = {"cpu": 512, "cuda": 8192}
 
 PLAIN = 50.0
 """Largest |v| of which fp32 has room to sum e^v as it is."""
+ROOM = 80.0
+"""And of which it has room for e^v itself."""
 
 
 def _spans(count: int, tile: int) -> list[slice]:
@@ -237,7 +239,8 @@ def _softmaxes(values: Tensor, powers: Tensor | None, rows: Normaliser, columns:
             continue
         share = weight[at] if isinstance(weight, Tensor) else weight
         if powers is not None:
-            term = ((-log[at]).exp_() * share).unsqueeze(dim)
+            # A list of masked values alone may have any logarithm; its powers are 0.
+            term = ((-log[at]).clamp_(max=ROOM).exp_() * share).unsqueeze(dim)
         else:
             term = (values - log[at].unsqueeze(dim)).exp_()
             term *= share.unsqueeze(dim) if isinstance(share, Tensor) else share

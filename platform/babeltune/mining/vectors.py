@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, open_matrix, read_store
@@ -22,7 +21,7 @@ from babeltune.errors import DataError, StoreError, TeacherError, nearest
 from babeltune.machine import give_back_memory
 from babeltune.mining.rows import Joined
 from babeltune.mining.sentences import Sentences
-from babeltune.models.hub import quiet, routes_of
+from babeltune.models.hub import open_model, routes_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,22 +69,8 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 
-@lru_cache(maxsize=1)
-def _loaded(folder: str) -> Any:
-    """The model of this process, on a GPU where there is one."""
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        with quiet():
-            return SentenceTransformer(
-                folder,
-                trust_remote_code=False,
-                local_files_only=True,
-                model_kwargs={"dtype": torch.float32, "use_safetensors": True},
-            )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
+_loaded = lru_cache(maxsize=1)(open_model)
+"""The model of this process."""
 
 
 def embed(

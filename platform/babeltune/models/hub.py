@@ -9,9 +9,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from babeltune.errors import TeacherError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 Pooling = Literal["mean", "cls", "max"]
 BUNDLED = "bundled:all-MiniLM-L6-v2"
@@ -139,6 +142,25 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def open_model(folder: str) -> SentenceTransformer:
+    """A sentence-transformers model as it is scored and used for mining: in fp32 whatever it was saved in, from
+    safetensors only, no code of its own, on a GPU where there is one. Raises `TeacherError`."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    try:
+        with quiet():
+            return SentenceTransformer(
+                folder,
+                trust_remote_code=False,
+                local_files_only=True,
+                model_kwargs={"dtype": torch.float32, "use_safetensors": True},
+            )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
 
 
 def pooling_of(settings: dict[str, Any]) -> Pooling:

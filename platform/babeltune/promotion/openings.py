@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts
+from babeltune.engine.ledger import sweep_folders
 
 FILE = "openings.jsonl"
 
@@ -56,7 +58,7 @@ def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Open
     }
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "user": getpass.getuser(),
+        "user": _who(),
         "model": model,
         "tests": sorted({rows.task.name for rows in found}),
         "digests": digests,
@@ -65,6 +67,30 @@ def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Open
     with (storage / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return _counted(read_openings(storage), set(digests.values()))
+
+
+def _who() -> str:
+    """The user's name, or number where this machine has no name for it, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid {os.getuid()}"
+
+
+def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]:
+    """Those of these sets that are a sealed test of a sweep in the storage, or were opened as one, under any name."""
+    sealed = {
+        digest
+        for folder in sweep_folders(storage)
+        for name, digest in (folder.read("prepared.json") or {}).get("digests", {}).items()
+        if name.startswith("test/")
+    }
+    opened = {digest for line in read_openings(storage) for digest in line["digests"].values()}
+    return [
+        rows
+        for rows in found
+        if rows.digest in sealed or all(digest_of_texts(texts) in opened for texts in rows.columns.values())
+    ]
 
 
 def read_openings(storage: Path) -> list[dict[str, Any]]:

@@ -39,10 +39,10 @@ from babeltune.promotion.candidate import (
 from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
-from babeltune.promotion.openings import record_opening
+from babeltune.promotion.openings import record_opening, sealed_elsewhere
 from babeltune.promotion.prefer import preferred
 from babeltune.promotion.rescore import Rescorer
-from babeltune.records import Objective
+from babeltune.records import Objective, Promotion
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data
 
@@ -102,6 +102,10 @@ def decided(
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
         decision = weigh(candidate, draft, rescore, champion)
+        start = start_of(candidate, cluster) if decision.test else None
+        if start is not None:
+            seen = unfiltered(start, candidate, "the model that it started from")
+            decision = replace(decision, reasons=(*decision.reasons, *seen))
         if decision.verdict != "promote" or run_id is None:
             return decision
         shutil.rmtree(final, ignore_errors=True)
@@ -163,7 +167,8 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         selection=selection_of(candidate),
     )
     verdict, reasons = judge(logged, decision.dev)
-    doubts = doubts_about(candidate)
+    chosen_by = contaminated(candidate.prepared.counts, "dev")
+    doubts = [*doubts_about(candidate), *(f"warning: {why}" for why in chosen_by.values())]
     if verdict == "refuse" or (champion is not None and is_same(champion, candidate)):
         same = "the champion is this very checkpoint; the alias stays where it is"
         tied = verdict != "refuse"
@@ -172,7 +177,8 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         )
     if not data.test:
         decision = replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
-        return decision if champion is None else contested(decision, candidate, champion, dev, dev_tasks, "dev")
+        fit = [task for task in dev_tasks if task.name not in chosen_by]
+        return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
     found = sealed_tests(candidate)
     tests = [task for rows in found for task in subsets(rows, data.anchor_priority)]
     rules = candidate.sweep.promotion
@@ -217,7 +223,7 @@ def contested(
         among=decision.among,
         contaminated=contaminated,
     )
-    seen = unfiltered(champion, candidate) if on == "test" else []
+    seen = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
     verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
     reasons = (*contest.reasons, *seen, *decision.reasons)
     if decision.verdict == "refuse":
@@ -231,16 +237,22 @@ def is_same(champion: Champion, candidate: Candidate) -> bool:
     return tags.items() >= lineage(candidate).items()
 
 
-def unfiltered(champion: Champion, candidate: Candidate) -> list[str]:
-    """Sealed tests whose sentences were not kept out of the champion's training text, as far as its tags tell."""
-    kept_out = champion.version.tags.get("babeltune.tests", "")
+def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]:
+    """Sealed tests whose sentences were not kept out of a registered model's training text, as far as its tags tell."""
+    kept_out = version.tags.get("babeltune.tests", "")
     names = [name for name, digest in candidate.prepared.digests.items() if name.startswith("test/")]
     strange = [name for name in names if candidate.prepared.digests[name] not in kept_out]
     if not strange:
         return []
-    return [
-        f"warning: {', '.join(strange)} was no sealed test of the champion's sweep, so its training may have seen it"
-    ]
+    return [f"warning: {', '.join(strange)} was no sealed test of {who}'s sweep, so its training may have seen it"]
+
+
+def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
+    """The registered model that the candidate's training started from; None where it was another, or none."""
+    from babeltune.tracking.registry import version_in
+
+    folder = candidate.trial.student.model
+    return None if folder is None else version_in(cluster.mlflow, Path(folder))
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:
@@ -284,8 +296,18 @@ def model_folder(model: str, cluster: Cluster) -> str:
     return str(hub_folder(model, None, setting="model").absolute())
 
 
-def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prompt: str | None = None) -> Scores:
-    """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded.
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What `evaluate_model` found."""
+
+    scores: Scores
+    warnings: tuple[str, ...] = ()
+    """About sealed tests that were opened, now and before."""
+
+
+def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prompt: str | None = None) -> Evaluated:
+    """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded, and so is
+    scoring dev sets that hold the text of tests which a sweep of this storage has sealed.
 
     `prompt` is put before every sentence, in place of the model's own one. Raises `SpecError` when the section has no
     such sets.
@@ -297,21 +319,33 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
     found = read_eval(wanted, root)
     tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
     storage = Path(cluster.storage).absolute()
-    prefix = "test" if test else "dev"
+    prefix, sealed = ("test", found) if test else ("dev", sealed_elsewhere(storage, found))
+    words = []
+    if sealed and not test:
+        names = ", ".join(dict.fromkeys(rows.task.name for rows in sealed))
+        words.append(
+            f"{names} of data.dev is a sealed test of a sweep in {storage}: this is recorded as an opening of it; "
+            "choose models by other text"
+        )
+
+    def opened(who: str) -> None:
+        if sealed and (more := record_opening(storage, who, sealed).warning(Promotion().confidence)):
+            words.append(more.removeprefix("warning: "))
+
     trial = _trial_of(model, storage)
     if trial is None:
         folder = model_folder(model, cluster)
-        if test:
-            record_opening(storage, model, found)
+        opened(model)
         with Rescorer() as rescore:
-            return rescore({"model": folder}, tasks, prefix, prompt)["model"]
+            scores = rescore({"model": folder}, tasks, prefix, prompt)["model"]
+        return Evaluated(scores=scores, warnings=tuple(words))
     drafts = storage / "evaluations"
     drafts.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, Rescorer() as rescore:
         export_model(trial, Path(draft) / "model")
-        if test:
-            record_opening(storage, f"{trial.folder.id}/{trial.name}/{trial.report.index}", found)
-        return rescore({"model": str(Path(draft) / "model")}, tasks, prefix, prompt)["model"]
+        opened(f"{trial.folder.id}/{trial.name}/{trial.report.index}")
+        scores = rescore({"model": str(Path(draft) / "model")}, tasks, prefix, prompt)["model"]
+    return Evaluated(scores=scores, warnings=tuple(words))
 
 
 def _trial_of(model: str, storage: Path) -> Candidate | None:

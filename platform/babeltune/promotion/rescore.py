@@ -20,9 +20,9 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask, tasks_from
-from babeltune.errors import PromotionError, TeacherError
+from babeltune.errors import PromotionError
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.models.hub import routes_of
+from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
 from babeltune.records import plain
 
@@ -95,15 +95,7 @@ def score_items(
     model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None
 ) -> tuple[Scores, Outcomes]:
     """`score`, and what every item came out as, from the same vectors."""
-    from sentence_transformers import SentenceTransformer
-
-    try:
-        loaded = SentenceTransformer(model, trust_remote_code=False)  # on a GPU where there is one
-    except (OSError, ValueError) as error:
-        raise TeacherError(
-            f"{model!r} cannot be loaded as a sentence-transformers model: {str(error).strip().splitlines()[0]}"
-        ) from error
-
+    loaded = open_model(model)
     routes = routes_of(Path(model))
 
     def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:

@@ -181,6 +181,15 @@ def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
         return Path(download_artifacts(artifact_uri=version.source, dst_path=str(folder), tracking_uri=uri))
 
 
+def version_in(uri: str, folder: Path) -> Registered | None:
+    """The version whose files a fetched folder holds; None where the folder is no version's."""
+    with _promotion(uri, f"look up {folder.name!r}"):
+        for found in open_client(uri).search_model_versions():
+            if (found.source or "").rpartition("/")[2] == folder.name:
+                return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
+    return None
+
+
 @contextlib.contextmanager
 def _promotion(uri: str, what: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
