@@ -190,6 +190,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
     ),
     26: (
         "neighbours that faiss and stopes make up",
+        "tests/mining/test_mine.py::test_sentences_of_which_an_index_finds_too_few_are_searched_exactly",
         "tests/mining/test_tiles.py::test_k_beyond_the_candidates_is_all_of_them",
         "tests/evaluation/test_metrics.py::test_xsim_is_lasers_in_both_directions",
         "tests/evaluation/test_bucc.py::test_candidates_and_scores_are_those_of_the_published_algorithm",
@@ -206,6 +207,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "tests/evaluation/test_bucc.py::test_the_threshold_is_halfway_to_the_next_score_and_the_last_score_where_all_are_kept",
         "tests/evaluation/test_bucc.py::test_the_threshold_of_the_fit_is_applied_to_the_test",
         "tests/evaluation/test_bucc.py::test_the_threshold_gives_the_highest_f1_of_all_cuts_with_equal_scores_together",
+        "tests/evaluation/test_bucc.py::test_without_a_fit_there_are_oracles_only",
     ),
     29: (
         "BUCC's ids",

@@ -133,6 +133,7 @@ def test_the_threshold_of_the_fit_is_applied_to_the_test():
 
 
 def test_without_a_fit_there_are_oracles_only():
+    """D28: a threshold that was fitted on what it scores has no plain name."""
     table = []
     named = {name.rpartition("/")[2] for name in scores_of(table, task_of(table, seed=1))} - {"mean_cosine"}
     assert named == {f"f1_{how}_oracle" for how in bucc.RETRIEVALS}

@@ -1,8 +1,10 @@
-"""mteb's own tasks and ours say the same of one model, in both directions and whatever languages are called."""
+"""mteb's own tasks, LASER's mining and ours say the same of one model, in both directions and whatever languages are
+called."""
 
 import csv
 from importlib import resources
 
+import numpy as np
 import pytest
 
 from babeltune.data.prepared import TextTask
@@ -55,3 +57,42 @@ def test_mtebs_tasks_score_as_ours_do(rows, model):
         assert value == pytest.approx(ours[name], abs=1e-6), name
     turned = [(f"{task.subset}/accuracy_forward", f"{task.subset}/accuracy_backward") for task in ntrex]
     assert any(theirs[f"test/ntrex/{there}"] != theirs[f"test/ntrex/{back}"] for there, back in turned)
+
+
+def test_mining_scores_as_lasers_steps_do():
+    """On sets that are drawn from a bitext as the benchmark draws them, with vectors that are noisy translations."""
+    from benchmarks.parity import _mining, mining_set
+
+    numbers = [str(number) for number in range(300)]
+    task = mining_set(
+        TextTask(
+            name="ntrex",
+            kind="bitext",
+            subset="fra-eng",
+            left=(*(f"{n} fra" for n in numbers), "1000 fra"),
+            right=(*(f"{n} eng" for n in numbers), "0 eng"),
+            left_languages=("fra",),
+            right_languages=("eng",),
+        )
+    )
+    assert task.fit is not None
+    assert (len(task.gold), len(task.fit.gold)) == (50, 50)
+    assert all(task.left[i].split()[0] == task.right[j].split()[0] for i, j in task.gold)
+    assert not set(task.left) & set(task.fit.left)
+
+    def unit(texts):
+        found = []
+        for text in texts:
+            number, language = text.split()
+            noise = np.random.default_rng((int(number), language == "fra")).normal(size=12)
+            row = np.random.default_rng(int(number)).normal(size=12) + 0.8 * noise + 0.5
+            found.append(row / np.linalg.norm(row))
+        return np.array(found)
+
+    ours = evaluate_texts([task], lambda texts, _: unit(texts).astype(np.float32))
+    theirs = {metric: value for metric, _, value in _mining(task, unit)}
+    assert len(theirs) == 8
+    for metric, value in theirs.items():
+        assert 0.3 < value < 1, metric
+        assert value == pytest.approx(ours[f"test/bucc/fra-eng/{metric}"], abs=1e-9), metric
+    assert theirs["f1_max"] < theirs["f1_max_oracle"]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from babeltune.evaluation.neighbours import Matches, Neighbours
 from babeltune.mining.margin import flipped, pair_scores, precision_at_1, retrieve
+from babeltune.mining.rows import Rows
 from babeltune.mining.tiles import both_ways, one_way
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,6 +93,15 @@ def test_max_gives_each_sentence_at_most_one_partner_and_the_threshold_is_strict
     assert list(retrieve(matches, "absolute", "forward").left) == [0, 1]
     assert len(retrieve(matches, "absolute", "max", threshold=1.0)) == 0
     assert list(retrieve(matches, "absolute", "forward", threshold=0.9).left) == [0]
+
+
+def test_lasers_steps_in_the_benchmark_take_the_same_pairs():
+    pytest.importorskip("faiss")
+    from benchmarks.mining import by_laser
+
+    x, y = (Rows(side).block(0, len(side)).numpy() for side in bitext(60, 80, 3))
+    pairs = retrieve(both_ways(x, y, 4), "ratio", "max")
+    assert set(by_laser(x, y, 4)) == set(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True))
 
 
 def test_a_chain_of_better_offers_is_resolved_greedily():

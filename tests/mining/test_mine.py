@@ -1,15 +1,20 @@
 """From text files to pairs: broken lines, repeats, interruptions, indices and clusters."""
 
+import csv
+import functools
 import gzip
 import hashlib
 import importlib
 import io
 import json
+from importlib import resources
 
 import numpy as np
 import pytest
+import ray
 import torch
 
+from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
 from babeltune.mining import index, kept, mine, vectors
 from babeltune.mining.kept import Kept
@@ -17,6 +22,10 @@ from babeltune.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.mining.spread import both_ways_by_ray
 from babeltune.mining.tiles import both_ways
 from babeltune.mining.vectors import Model, embed, joined, model_at
+from babeltune.models.encoder import build_student
+from babeltune.promotion.export import export
+from babeltune.records import Student
+from babeltune.spec.cluster import Cluster
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = Model("toy", "digest")
@@ -265,21 +274,28 @@ def test_a_model_with_layers_for_each_language_is_told_the_language(monkeypatch,
 # Indices and clusters
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_what_an_index_finds_has_exact_scores(kind):
+@pytest.mark.parametrize(
+    ("kind", "rows", "recall", "first"), [("ivf", 700, 0.9, 0.99), ("hnsw", 700, 0.99, 0.99), ("pq", 9_984, 0.8, 0.99)]
+)
+def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind, rows, recall, first):
+    """`first` of the nearest, which are translations, and `recall` of the four nearest, of which three are chance."""
     pytest.importorskip("faiss")
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(700, 16)).astype(np.float32)
+    x = rng.normal(size=(rows, 16)).astype(np.float32)
     y = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
     found, expected = index.through_index(x, y, 4, kind), both_ways(x, y, 4)
     for ours, exact in ((found.forward, expected.forward), (found.backward, expected.backward)):
         same = ours.index == exact.index
-        assert same.float().mean() > 0.8
+        shared = (ours.index[:, :, None] == exact.index[:, None]).any(-1)
+        assert shared.float().mean() > recall
+        assert same[:, 0].float().mean() > first
         assert torch.allclose(ours.cosine[same], exact.cosine[same], atol=1e-6)
         assert (ours.index >= 0).all()
 
 
 def test_sentences_of_which_an_index_finds_too_few_are_searched_exactly(monkeypatch):
+    """D26: faiss's -1 is nobody, and neither the last sentence nor a neighbour."""
+
     class Silent:
         def search(self, x, kept):
             found = np.full((len(x), kept), -1)
@@ -347,6 +363,38 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
     assert torch.equal(found.backward.index, whole.backward.index)
     assert told[-1] == (900, 900)
     assert len(told) == 4, "no block is searched twice"
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
+    """Its workers encode three shards a side with a real model, and search nine blocks."""
+    bundled = resources.files("babeltune.bundled").joinpath("natural_dev.tsv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(bundled.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:40]
+    sides = [[row[code] for row in rows] for code in ("fra", "eng")]
+    given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
+    tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
+    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
+    made = build_student(student, vocabulary_size=300, pad_token_id=0, teacher_dim=None, seed=0)
+    export(made, tokenizer, student, tmp_path / "model")
+    model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")
+    monkeypatch.setattr(vectors, "SHARD", 16)
+    monkeypatch.setattr(mine, "Kept", functools.partial(Kept, size=(16, 16)))
+
+    def mined(name, cluster):
+        told = []
+        done = mine.mine(
+            *given, (model, model), tmp_path / name, settings, tmp_path / f"{name}.storage",
+            lambda *a: told.append(a), cluster=cluster,
+        )  # fmt: skip
+        assert told[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], told[-1][2])
+        assert [what for what, _, _ in told].count("searching") == 9
+        return {**done, "out": ""}, (tmp_path / name).read_bytes()
+
+    here = mined("here.tsv", None)
+    address = ray.get_runtime_context().gcs_address
+    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), lanes=1))
+    assert there == here
+    assert here[0]["pairs"] == len(here[1].splitlines()) > 10
 
 
 def test_the_summary_is_json(encoded, tmp_path):

@@ -230,6 +230,32 @@ def test_bf16_multiplies_bf16_where_there_are_instructions_for_it(monkeypatch):
         assert torch.allclose(ours.cosine, exact.cosine, rtol=0, atol=1e-6)
 
 
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("noise", [0.02, 1.0])
+def test_a_gpu_multiplies_the_tiles_and_finds_what_loops_find_whatever_the_caller_trains_with(
+    precision, noise, monkeypatch
+):
+    """TF32 would move a cosine by more than the vectors are apart where there is little noise."""
+    rng = np.random.default_rng(9)
+    base = rng.normal(size=(1, 64))
+    x, y = ((base + noise * rng.normal(size=(count, 64))).astype(np.float32) for count in (64, 3_000))
+    factors, multiply = set(), torch.Tensor.__matmul__
+    monkeypatch.setattr(
+        torch.Tensor, "__matmul__", lambda a, b: factors.add((a.device.type, a.dtype)) or multiply(a, b)
+    )
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found = both_ways(x, y, 4, precision=precision)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert ("cuda", torch.bfloat16 if precision == "bf16" else torch.float32) in factors
+    assert torch.equal(found.forward.index, by_loops(x, y, 4))
+    assert torch.equal(found.backward.index, by_loops(y, x, 4))
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(DataError, match="4 and of 5 dimensions"):
         both_ways(vectors(2, 4, 0), vectors(2, 5, 0), 1)

@@ -97,10 +97,11 @@ def both_ways(
 ) -> Matches:
     """The k (at most all) nearest neighbours by cosine of `left` [n, dim] in `right` [m, dim] and of right in left.
 
-    With `bf16` the tiles are products in bf16, on a GPU or a CPU that has instructions for it (elsewhere the vectors
-    are rounded, and nothing is gained). All candidates that it keeps are computed again, and sentences that have more
-    within its error than it keeps are searched once more in fp32: the neighbours and their cosines are the same. Where
-    most vectors lie that close together, fp32 is faster.
+    Tiles are multiplied on a GPU where there is one, and looked at on the CPU. With `bf16` they are products in bf16,
+    on a GPU or a CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All
+    candidates that it keeps are computed again, and sentences that have more within its error than it keeps are
+    searched once more in fp32: the neighbours and their cosines are the same. Where most vectors lie that close
+    together, fp32 is faster.
     """
     x, y = Rows(left), Rows(right)
     check(x, y, k)
@@ -173,17 +174,16 @@ def _multiply(
     sheet: Float[Tensor, "rows columns"],
     precision: Precision,
 ) -> None:
-    """Fills the sheet with cosines."""
+    """Fills the sheet with cosines, multiplied on a GPU where there is one, in either precision."""
     if precision == "bf16":
         x, y = x.bfloat16(), y.bfloat16()
-        if torch.cuda.is_available():
+    if torch.cuda.is_available():
+        with full_precision("cuda"):  # no TF32, whose rounding `settle` does not allow for
             sheet.copy_(x.cuda() @ y.cuda().T)
-            return
-        if not emulates_bf16():
-            sheet.copy_(x @ y.T)
-            return
-        x, y = x.float(), y.float()
-    torch.mm(x, y.T, out=sheet)
+    elif precision == "bf16" and not emulates_bf16():
+        sheet.copy_(x @ y.T)
+    else:
+        torch.mm(x.float(), y.float().T, out=sheet)
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
