@@ -3,7 +3,7 @@
 Ours encodes with the packed encoder and scores with `evaluate_texts`; the references get sentence-transformers' own
 vectors of the same model. So a cell differs by rounding of vectors (a sentence with two nearly equal candidates), and
 those of k-means by its starts: their means over five seeds may be two standard deviations of the reference's seeds
-apart. Mining sets in BUCC's form are drawn from NTREX: of the rows of a half, a third are pairs, and of the others
+(or 0.05) apart. Mining sets in BUCC's form are drawn from NTREX: of the rows of a half, a third are pairs, and of the others
 either side has one language alone.
 
     python -m benchmarks.parity                     all-MiniLM-L6-v2
@@ -39,8 +39,9 @@ from benchmarks.race import one_thread
 Vectors = NDArray[np.float64]
 LANGUAGES = ("eng", "fra", "rus")
 TOLERANCE = 2e-3
-SPREAD = 2
-"""Standard deviations of the reference's seeds that k-means may be off."""
+SPREAD, STARTED = 2, 0.05
+"""Standard deviations of the reference's seeds that k-means may be off, and at least: ten starts of two programs end in
+different optima of one inertia more often than ten starts of one."""
 MINED = 3
 """Of so many rows of a mining set one is a pair of translations."""
 
@@ -209,7 +210,7 @@ def _clustering(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> F
     found = [KMeans(topics, n_init=STARTS, random_state=seed).fit_predict(rows) for seed in SEEDS]
     for metric, score in (("ari", adjusted_rand_score), ("v_measure", v_measure_score)):
         values = [score(task.labels, row) for row in found]
-        yield metric, "scikit-learn", float(np.mean(values)), max(TOLERANCE, SPREAD * float(np.std(values, ddof=1)))
+        yield metric, "scikit-learn", float(np.mean(values)), max(STARTED, SPREAD * float(np.std(values, ddof=1)))
 
 
 def _transfer(task: TextTask, unit: Callable[[tuple[str, ...]], Vectors]) -> Found:
