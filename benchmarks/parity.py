@@ -3,8 +3,8 @@
 Ours encodes with the packed encoder and scores with `evaluate_texts`; the references get sentence-transformers' own
 vectors of the same model. So a cell differs by rounding of vectors (a sentence with two nearly equal candidates), and
 those of k-means by its starts: their means over five seeds may be two standard deviations of the reference's seeds
-(or 0.05) apart. Mining sets in BUCC's form are drawn from NTREX: of the rows of a half, a third are pairs, and of the others
-either side has one language alone.
+(or 0.05) apart. Mining sets in BUCC's form are drawn from NTREX: of the rows of a half, a third are pairs, and of the
+others either side has one language alone.
 
     python -m benchmarks.parity                     all-MiniLM-L6-v2
     python -m benchmarks.parity MODEL [MODEL ...]   folders of sentence-transformers models
