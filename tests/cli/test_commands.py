@@ -168,7 +168,7 @@ def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
 def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
     code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
     assert code == 2
-    assert "no file 'nosuch.yaml'; shipped: clusters/local.yaml" in " ".join(err.split())
+    assert "no file 'nosuch.yaml'; shipped: clusters/aws.yaml" in " ".join(err.split())
 
 
 def test_a_storage_that_is_a_file_is_not_called_empty(babeltune, tmp_path, monkeypatch):
