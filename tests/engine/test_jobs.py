@@ -126,13 +126,13 @@ def quick(tiny_file):
     return sweep_id(read_sweep(tiny_file))
 
 
-LONG = ("--set", "training.pairs=640000", "--set", "seed=5", "--trials", "1")
+LONG = ("--set", "training.pairs=640000", "--set", "training.reports=200", "--trials", "1")
 
 
 @pytest.fixture(scope="module")
 def long(tiny_file):
     """The id of one that does not end by itself while these tests run."""
-    return sweep_id(read_sweep(tiny_file, assignments=["training.pairs=640000", "seed=5"]))
+    return sweep_id(read_sweep(tiny_file, assignments=["training.pairs=640000", "training.reports=200"]))
 
 
 def words(text):
