@@ -52,7 +52,7 @@ def babeltune(monkeypatch, capsys):
 
 
 def test_the_commands_are_those_that_are_promised():
-    sweeps = ["plan", "resume", "runs", "status", "stop", "submit"]
+    sweeps = ["doctor", "extend", "logs", "plan", "resume", "runs", "status", "stop", "submit"]
     models = ["encode", "evaluate", "filter", "methods", "mine", "promote", "retrieve", "score", "transfer", "ui"]
     assert sorted([*sweeps, *models]) == COMMANDS
 
@@ -168,7 +168,7 @@ def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
 def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
     code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
     assert code == 2
-    assert "no file 'nosuch.yaml'; shipped: clusters/local.yaml" in " ".join(err.split())
+    assert "no file 'nosuch.yaml'; shipped: clusters/aws.yaml" in " ".join(err.split())
 
 
 def test_a_storage_that_is_a_file_is_not_called_empty(babeltune, tmp_path, monkeypatch):
@@ -280,6 +280,44 @@ def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
     assert code == 0
     assert json.loads(out)["state"] == "finished"
     assert (home.path / "results.jsonl").read_bytes() == before
+
+
+def test_extend_wants_more_trials_than_the_sweep_has(babeltune, home):
+    for trials in (1, 4):
+        code, _, err = babeltune("extend", "searched", "--trials", trials)
+        assert code == 2
+        assert f"--trials {trials}: sweep {home.id} has a budget of 4 trials; give more" in " ".join(err.split())
+
+
+def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    with only_driver(folder):
+        code, _, err = babeltune("extend", folder.id, "--trials", 9)
+    assert code == 1
+    assert f"babeltune extend {folder.id} --trials 9" in " ".join(err.split())
+
+
+def test_logs_tell_what_the_driver_did(babeltune, home):
+    code, out, _ = babeltune("logs", "searched")
+    assert code == 0
+    assert "t0000 begins" in out
+    assert "t0000 finished after 2 reports dev/everyday/accuracy" in out
+    assert "t0001 failed" in out
+    assert out.splitlines()[-1].endswith(" finished")
+    assert babeltune("logs", "searched", "--follow")[1] == out
+    assert json.loads(babeltune("logs", "searched", "--json")[1]) == {
+        "sweep": home.id,
+        "state": "finished",
+        "log": out,
+    }
+
+
+def test_options_for_jobs_are_refused_where_no_job_is_made(babeltune, tiny_file):
+    for option in ("--detach", "--insecure"):
+        code, _, err = babeltune("submit", tiny_file, option)
+        assert code == 2
+        assert option in err
 
 
 def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(babeltune, copied, monkeypatch):

@@ -92,8 +92,34 @@ def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
     filed = Cluster(token_file=str(secret))
     with pytest.raises(ClusterError, match="cannot be read"):
         filed.token()
+    secret.touch(mode=0o600)
     secret.write_text("\n")
     with pytest.raises(ClusterError, match="is empty"):
         filed.token()
     secret.write_text("abc\n")
     assert filed.token() == "abc"
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("abc\n")
+    for mode in (0o640, 0o604, 0o620):
+        secret.chmod(mode)
+        with pytest.raises(ClusterError, match=rf"permissions {mode:04o}, .*chmod 600") as caught:
+            Cluster(token_file=str(secret)).token()
+        assert "abc" not in str(caught.value)
+
+
+def test_a_dashboard_keeps_the_variables_of_its_own_storage_and_mlflow(tmp_path):
+    text = "name: x\naddress: ${AT:-https://head:8265}\nstorage: ${SHARED}/x\nmlflow: postgresql://me:${PASSWORD}@host/db\n"
+    path = written(tmp_path, text.replace("${AT:-https://head:8265}", "https://${HEAD}:8265"))
+    cluster = read_cluster(path, environ={"HEAD": "head"})
+    assert (cluster.address, cluster.by_jobs) == ("https://head:8265", True)
+    assert (cluster.storage, cluster.mlflow) == ("${SHARED}/x", "postgresql://me:${PASSWORD}@host/db")
+    there = cluster.seen_from_head()
+    assert (there.address, there.by_jobs, there.storage) == ("auto", False, cluster.storage)
+
+
+def test_a_dashboard_needs_a_whole_path_for_its_storage(tmp_path):
+    with pytest.raises(SpecError, match=r"c.yaml:2: storage: 'results' must be a whole path on the cluster's nodes"):
+        read_cluster(written(tmp_path, "address: http://head:8265\nstorage: results\n"), environ={})

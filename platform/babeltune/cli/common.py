@@ -71,27 +71,43 @@ def read(
     cluster: str | None,
     trials: int | None = None,
 ) -> Sweep:
+    """The sweep of these files. Where it goes to a cluster as a job, that cluster looks whether its data are there."""
     from babeltune.cli.advice import about_assignments
     from babeltune.spec.sweep_file import read_sweep
+
+    there = cluster is not None and any_cluster(cluster).by_jobs
 
     def fetch(model: str) -> str:
         from babeltune.promotion.promote import model_folder
 
         return model_folder(model, cluster_of(cluster))
 
-    if cluster is not None:
-        cluster_of(cluster)
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]
-    sweep = read_sweep(file, overlays=overlays or (), assignments=given, reach=True, fetch=fetch)
+    sweep = read_sweep(
+        file, overlays=overlays or (), assignments=given, reach=not there, fetch=None if there else fetch
+    )
     warn(about_assignments(sweep, given))
     return sweep
 
 
-def cluster_of(file: str | None) -> Cluster:
+def any_cluster(file: str | None) -> Cluster:
     from babeltune.spec.cluster import read_cluster
 
     return read_cluster(file)
+
+
+def cluster_of(file: str | None) -> Cluster:
+    """The cluster of the file, for a command that runs where its storage is."""
+    from babeltune.errors import SpecError
+
+    cluster = any_cluster(file)
+    if cluster.by_jobs:
+        raise SpecError(
+            f"cluster {cluster.name!r} at {cluster.address} takes jobs only, and this command is none; run it on the "
+            "cluster's head with a file that says `address: auto`"
+        )
+    return cluster
 
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:

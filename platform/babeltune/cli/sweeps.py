@@ -1,8 +1,9 @@
-"""The commands about sweeps: plan, submit, status, stop, resume, runs."""
+"""The commands about sweeps: plan, submit, status, logs, stop, resume, extend, runs."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,16 @@ from babeltune.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from babeltune.cli.remote import Remote
+    from babeltune.engine.ledger import SweepFolder
     from babeltune.records import Sweep
+
+Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Submit to a dashboard that wants no token.")]
+NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address is a dashboard's http://… or https://…"
 
 
 @app.command()
@@ -59,11 +69,32 @@ def submit(
     trials: Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)] = None,
     with_: With = None,
     set_: Set = None,
-    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    accept_changes: Accept = False,
+    detach: Detach = False,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Run a sweep: prepare, search, track. The same sweep again is continued, or watched while it runs."""
-    run_sweep(read(file, with_, set_, cluster, trials), cluster, accept_changes, as_json)
+    sweep = read(file, with_, set_, cluster, trials)
+    remote = jobs_of(cluster, detach=detach, insecure=insecure)
+    if remote is None:
+        run_sweep(sweep, cluster, accept_changes, as_json)
+        return
+    from babeltune.cli.advice import about_sweep
+    from babeltune.cli.remote import submit_there
+
+    warn(about_sweep(sweep))
+    submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
+
+
+def jobs_of(cluster: str | None, *, detach: bool, insecure: bool) -> Remote | None:
+    """The cluster where it takes jobs; the options that only such a one understands are refused elsewhere."""
+    from babeltune.cli.remote import remote_of
+
+    remote = remote_of(cluster, insecure=insecure)
+    if remote is None and (detach or insecure):
+        raise typer.BadParameter(NO_JOBS, param_hint="--detach" if detach else "--insecure")
+    return remote
 
 
 def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
@@ -109,14 +140,62 @@ def status(
     as_json: Json = False,
 ) -> None:
     """Show a sweep: its state, its trials, and how far each one is."""
+    from babeltune.cli.remote import remote_of, status_there
     from babeltune.cli.view import attach, show_status
     from babeltune.engine.board import sweep_document
 
+    remote = remote_of(cluster)
+    if remote is not None:
+        status_there(remote, name, follow_it=follow, as_json=as_json)
+        return
     folder = folder_of(name, cluster)
     if follow:
         attach(folder, err)
     document = sweep_document(folder)
     say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+
+
+@app.command()
+def logs(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a sweep's driver did and does, a line each."""
+    from babeltune.cli.remote import logs_there, remote_of
+
+    remote = remote_of(cluster)
+    if remote is not None:
+        logs_there(remote, name, follow_it=follow, as_json=as_json)
+        return
+    from babeltune.engine.board import sweep_document
+    from babeltune.engine.ledger import read_log
+
+    folder = folder_of(name, cluster)
+    if follow and not as_json:
+        for text in followed(folder):
+            out.out(text, end="", highlight=False)
+        return
+    text = read_log(folder)
+    document = {"sweep": folder.id, "state": sweep_document(folder)["state"], "log": text}
+    say(document, as_json, lambda: out.out(text, end="", highlight=False))
+
+
+def followed(folder: SweepFolder) -> Iterator[str]:
+    """The sweep's log as it grows, while it is driven."""
+    from babeltune.engine.board import is_driven
+    from babeltune.engine.ledger import read_log
+
+    seen = 0
+    while True:
+        driven = is_driven(folder)
+        text = read_log(folder)
+        yield text[seen:]
+        seen = len(text)
+        if not driven:
+            return
+        time.sleep(0.5)
 
 
 @app.command()
@@ -127,9 +206,14 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint."""
+    from babeltune.cli.remote import remote_of, stop_there
     from babeltune.engine.board import is_driven, sweep_document
     from babeltune.errors import SweepError
 
+    remote = remote_of(cluster)
+    if remote is not None:
+        stop_there(remote, name, wait=wait, as_json=as_json)
+        return
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):
         raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
@@ -154,25 +238,79 @@ def resume(
     name: SweepName = None,
     cluster: ClusterFile = None,
     trials: Annotated[int | None, typer.Option(help="Raise the number of trials.", min=1)] = None,
-    accept_changes: Annotated[bool, typer.Option(help="Go on although code or packages changed.")] = False,
+    accept_changes: Accept = False,
+    detach: Detach = False,
+    insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
     """Go on with a stopped or interrupted sweep, exactly where its checkpoints are."""
+    from babeltune.cli.remote import continue_there
+
+    remote = jobs_of(cluster, detach=detach, insecure=insecure)
+    if remote is not None:
+        continue_there(
+            remote, "resume", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
+        )
+        return
+    run_sweep(recorded(folder_of(name, cluster), trials), cluster, accept_changes, as_json)
+
+
+@app.command()
+def extend(
+    trials: Annotated[int, typer.Option(help="Trials in all, more than before.", min=1)],
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    accept_changes: Accept = False,
+    detach: Detach = False,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Give a sweep more trials. It stays the same sweep: what it found leads what it proposes next."""
+    from babeltune.cli.remote import continue_there
+    from babeltune.engine.board import is_driven
+    from babeltune.errors import SpecError, SweepError
+
+    remote = jobs_of(cluster, detach=detach, insecure=insecure)
+    if remote is not None:
+        job = remote.jobs.find(name)
+        if job is not None and job.live:
+            raise SweepError(running_words(job.sweep, remote.where, trials))
+        continue_there(
+            remote, "extend", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
+        )
+        return
+    folder = folder_of(name, cluster)
+    before = folder.sweep().budget.trials
+    if trials <= before:
+        raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {before} trials; give more than that")
+    if is_driven(folder):
+        raise SweepError(running_words(folder.id, with_cluster(cluster), trials))
+    run_sweep(recorded(folder, trials), cluster, accept_changes, as_json)
+
+
+def running_words(sweep: str, where: str, trials: int) -> str:
+    return (
+        f"sweep {sweep} is running with the budget that it began with; `babeltune stop {sweep}{where}`, then "
+        f"`babeltune extend {sweep} --trials {trials}{where}`: nothing is lost"
+    )
+
+
+def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
+    """The sweep as its folder has it, with so many trials."""
     import dataclasses
 
     from babeltune.errors import SweepError
     from babeltune.spec.sweep_file import sweep_id
 
-    folder = folder_of(name, cluster)
     sweep = folder.sweep()
     if sweep_id(sweep) != folder.id:
         raise SweepError(
             f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
             "settings; resume it with that version, or submit its file as a new sweep"
         )
-    if trials is not None:
-        sweep = dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
-    run_sweep(sweep, cluster, accept_changes, as_json)
+    if trials is None:
+        return sweep
+    return dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
 
 
 @app.command()
@@ -204,8 +342,18 @@ def runs(
             "belongs to a table: add --over seed" + ("" if markdown else " or --front"),
             param_hint="--markdown" if markdown else "--metric",
         )
+    from babeltune.cli.remote import remote_of
+
     if front and (over or sort):
         raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
+    remote = remote_of(cluster)
+    if remote is not None:
+        asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
+        asked += [word for setting in over or () for word in ("--over", setting)]
+        asked += [word for column in metric or () for word in ("--metric", column)]
+        asked += ["--front"] * front + ["--markdown"] * markdown
+        remote.show(["runs", *asked], as_json)
+        return
     if front:
         metrics, rows = front_of(folder_of(name, cluster), metric or ())
         say([plain(row) for row in rows], as_json, lambda: show_front(metrics, rows, out))

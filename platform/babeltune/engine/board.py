@@ -31,6 +31,8 @@ class Board:
     """When the search began."""
 
     def progress(self, stage: str, done: int, of: int) -> None:
+        if stage != self.stage:
+            self.folder.note(stage)
         self.stage, self.done, self.of = stage, done, of
 
 

@@ -112,6 +112,7 @@ class Tracking:
         trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
         self.open.add(number)
         outcome(self.folder.trial(number), "running")
+        self.folder.note(f"{self.folder.trial(number).name} begins")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
@@ -127,6 +128,10 @@ class Tracking:
         self.open.discard(number)
         outcome(place, state, reason)
         row = trial_row(place, self.sweep.objectives[0])
+        best = "".join(
+            f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
+        )
+        self.folder.note(f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}")
         status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
         tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})

@@ -1,7 +1,7 @@
 """A sweep's folder: where everything of a sweep is, and the leaderboard that is read from it.
 
     <storage>/sweeps/<id>/
-        sweep.json  prepared.json  facts.json  baselines.json  state.json
+        sweep.json  prepared.json  facts.json  baselines.json  state.json  driver.log
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
         trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
 
@@ -52,6 +52,16 @@ class SweepFolder:
         """`babeltune stop` makes this file; the driver sees it."""
         return self.path / "stop"
 
+    @property
+    def log(self) -> Path:
+        """What its drivers did, a line each; `babeltune logs` shows it."""
+        return self.path / "driver.log"
+
+    def note(self, text: str) -> None:
+        """Adds a line to the log."""
+        with self.log.open("a", encoding="utf-8") as lines:
+            lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(text.split())}\n")
+
     def trial(self, number: int) -> Path:
         return self.path / "trials" / f"t{number:04d}"
 
@@ -80,6 +90,7 @@ class SweepFolder:
 
     def set_state(self, state: str, **more: Scalar) -> None:
         self.write("state.json", {"state": state, "time": time.time(), **more})
+        self.note(": ".join([state, *map(str, more.values())]))
 
     def state(self) -> str:
         values = self.read("state.json")
@@ -127,6 +138,11 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
         have = ", ".join(p.name for p in folder.trials()) or "none yet"
         raise UnknownNameError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
     return folder, int(number)
+
+
+def read_log(folder: SweepFolder) -> str:
+    """What the sweep's drivers have noted so far."""
+    return folder.log.read_text(encoding="utf-8") if folder.log.exists() else ""
 
 
 @dataclass(frozen=True)

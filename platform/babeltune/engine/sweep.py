@@ -120,9 +120,9 @@ def connected(cluster: Cluster) -> Iterator[None]:
             end_when_asked()
             yield
         return
-    if cluster.address.startswith(("http://", "https://")):
+    if cluster.by_jobs:
         raise ClusterError(
-            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, and this version starts no Ray jobs; "
+            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, which takes jobs only; "
             "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
         )
     token = cluster.token()

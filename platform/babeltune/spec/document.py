@@ -388,8 +388,7 @@ def find_file(name: str | Path) -> Path:
     offered = sorted(
         str(path.relative_to(root))
         for root in roots
-        for folder in ("search_spaces", "clusters")
-        for path in (root / folder).rglob("*.yaml")
+        for path in (*(root / "search_spaces").rglob("*.yaml"), *(root / "clusters").glob("*.yaml"))
     )
     near = nearest(str(name), offered) or ";"
     raise SpecError(f"no file {str(name)!r}{near} shipped: {', '.join(offered) or 'none'}")

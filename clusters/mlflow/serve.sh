@@ -1,0 +1,18 @@
+#!/bin/sh
+# Starts the server; the secrets go from their files into its environment and its configuration, not into arguments.
+set -eu
+umask 077
+password=$(cat /run/secrets/postgres_password)
+export MLFLOW_BACKEND_STORE_URI="postgresql://mlflow:${password}@postgres/mlflow"
+MLFLOW_AUTH_ADMIN_USERNAME=admin
+MLFLOW_AUTH_ADMIN_PASSWORD=$(cat /run/secrets/admin_password)
+MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat /run/secrets/session_key)
+export MLFLOW_AUTH_ADMIN_USERNAME MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
+cat > /tmp/auth.ini <<END
+[mlflow]
+default_permission = NO_PERMISSIONS
+database_uri = postgresql://mlflow:${password}@postgres/mlflow
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+END
+export MLFLOW_AUTH_CONFIG_PATH=/tmp/auth.ini
+exec mlflow server --app-name basic-auth --host 0.0.0.0 --port 5000 --workers 2 --artifacts-destination "$ARTIFACTS"

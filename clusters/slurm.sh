@@ -1,0 +1,73 @@
+#!/bin/bash
+# A sweep inside a Slurm job: one Ray node per Slurm node, the head on the first, a token of its own.
+#
+#   sbatch clusters/slurm.sh search_spaces/soft_contrastive.yaml --trials 24
+#
+# BABELTUNE_HOME is a folder that all nodes share; VENV, if set, an environment with babeltune. Submitted again, the
+# same sweep goes on where it was, for instance after the time limit.
+#SBATCH --job-name=babeltune
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-task=1
+#SBATCH --mem=64G
+#SBATCH --time=12:00:00
+#SBATCH --signal=B:TERM@120
+set -euo pipefail
+
+: "${BABELTUNE_HOME:?set it to a folder that all nodes share}"
+if [[ $# -eq 0 ]]; then
+  echo "usage: sbatch clusters/slurm.sh SWEEP_FILE [options of babeltune submit]" >&2
+  exit 2
+fi
+if [[ -n ${VENV:-} ]]; then
+  # shellcheck disable=SC1091
+  source "$VENV/bin/activate"
+fi
+here=${SLURM_SUBMIT_DIR:-$PWD}
+cd "$here"
+
+# The token is in a file that only its owner reads, not in an argument that `ps` would show.
+umask 077
+secret=$BABELTUNE_HOME/.ray_token.$SLURM_JOB_ID
+python -c 'import secrets; print(secrets.token_hex(32), end="")' > "$secret"
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$secret RAY_USAGE_STATS_ENABLED=0
+umask 022
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${nodes[0]}
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+port=$((20000 + SLURM_JOB_ID % 20000))
+dashboard=$((port + 20000))
+tasks=()
+
+finish() {
+  trap - EXIT TERM
+  for task in "${tasks[@]}"; do kill "$task" 2> /dev/null || true; done
+  wait || true
+  rm -f "$secret"
+}
+trap finish EXIT
+# Two minutes before the time limit: the sweep stops, every trial keeps its last checkpoint.
+trap 'kill -TERM "${sweep:-}" 2> /dev/null || true; wait "${sweep:-}" || true; exit 130' TERM
+
+srun --nodes=1 --ntasks=1 --nodelist="$head" --overlap \
+  ray start --head --block --disable-usage-stats --node-ip-address="$address" --port="$port" \
+  --dashboard-host=127.0.0.1 --dashboard-port="$dashboard" \
+  --num-cpus="$SLURM_CPUS_PER_TASK" &
+tasks+=($!)
+for _ in $(seq 60); do
+  if (exec 3<> "/dev/tcp/$address/$port") 2> /dev/null; then break; fi
+  sleep 2
+done
+
+if [[ ${#nodes[@]} -gt 1 ]]; then
+  srun --nodes=$((${#nodes[@]} - 1)) --ntasks=$((${#nodes[@]} - 1)) --ntasks-per-node=1 --exclude="$head" --overlap \
+    ray start --block --disable-usage-stats --address="$address:$port" --num-cpus="$SLURM_CPUS_PER_TASK" &
+  tasks+=($!)
+fi
+
+export BABELTUNE_RAY=$address:$port
+babeltune submit "$@" --cluster clusters/slurm.yaml &
+sweep=$!
+wait "$sweep"

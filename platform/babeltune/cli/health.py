@@ -1,0 +1,65 @@
+"""The command that looks whether a sweep could run: doctor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from babeltune.cli.common import ClusterFile, Json, any_cluster, app, out, say
+
+if TYPE_CHECKING:
+    from babeltune.engine.doctor import Finding
+    from babeltune.spec.cluster import Cluster
+
+
+@app.command()
+def doctor(cluster: ClusterFile = None, as_json: Json = False) -> None:
+    """Look whether a sweep could run here or on the cluster: every line is good or says what to do."""
+    from babeltune.engine.doctor import examine
+    from babeltune.records import plain
+
+    chosen = any_cluster(cluster)
+    findings = examine_there(chosen, cluster or "") if chosen.by_jobs else examine(chosen)
+    say([plain(finding) for finding in findings], as_json, lambda: show(findings))
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def show(findings: list[Finding]) -> None:
+    for finding in findings:
+        mark = "[green]ok[/]   " if finding.ok else "[bold red]wrong[/]"
+        out.print(f"{mark} {finding.name}: {escape(finding.text)}", highlight=False, soft_wrap=True)
+
+
+def examine_there(cluster: Cluster, file: str) -> list[Finding]:
+    """What is here, whether the dashboard takes the token, and what the head finds."""
+    from babeltune.cli.remote import Remote
+    from babeltune.engine.doctor import Finding, installed, needed, packages, python
+    from babeltune.engine.jobs import json_in
+    from babeltune.errors import ClusterError
+
+    findings = [python(), *packages(installed(), needed())]
+    try:
+        remote = Remote(cluster, file)
+    except ClusterError as error:
+        return [*findings, Finding("address", False, str(error))]
+    findings.append(Finding("address", True, f"{cluster.address}, Ray {remote.jobs.version}"))
+    if remote.jobs.open:
+        todo = "is not asked for: anybody can run programs there; start Ray with RAY_AUTH_MODE=token"
+        findings.append(Finding("token", False, todo))
+    else:
+        findings.append(Finding("token", True, "is accepted"))
+    _, text = remote.ask("doctor", "--json")
+    found = json_in(text)
+    if not isinstance(found, list):
+        last = (text.strip().splitlines() or ["it said nothing"])[-1]
+        return [*findings, Finding("head", False, f"cannot run babeltune: {last}")]
+    versions = {one["name"]: one["text"] for one in found if one["ok"]}
+    fitting = [one for one in packages(versions, needed()) if one.name in versions]
+    unfit = {one.name: one for one in fitting if not one.ok}
+    for one in found:
+        finding = unfit.get(one["name"]) or Finding(**one)
+        findings.append(Finding(f"head: {finding.name}", finding.ok, finding.text))
+    return findings

@@ -1,0 +1,246 @@
+"""The commands about sweeps on a cluster that takes Ray jobs: each is sent to its head and runs there.
+
+The cluster file is all that they need here. On the head it stands under the name that its user gave it, so that a
+command suggested there is one that works here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from babeltune.cli.common import INTERRUPTED, any_cluster, err, out, say, warn, with_cluster
+from babeltune.errors import ClusterError, SweepError, UnknownNameError
+
+if TYPE_CHECKING:
+    from babeltune.engine.jobs import Job, Jobs
+    from babeltune.records import Sweep
+    from babeltune.spec.cluster import Cluster
+
+
+class Remote:
+    """A cluster that takes jobs, and the file that names it."""
+
+    def __init__(self, cluster: Cluster, file: str, *, insecure: bool | None = None) -> None:
+        """`insecure`: whether an open dashboard may be given a sweep; None where it is only asked questions."""
+        from babeltune.engine.jobs import Jobs
+
+        self.cluster, self.file = cluster, file
+        self.jobs: Jobs = Jobs(cluster)
+        if self.jobs.open:
+            danger = f"{self.jobs.named} wants no token: whoever reaches it can run programs there"
+            if insecure is False:
+                raise ClusterError(
+                    f"{danger}; start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
+                )
+            warn([danger])
+
+    def __str__(self) -> str:
+        return self.file
+
+    @property
+    def where(self) -> str:
+        return with_cluster(self.file)
+
+    @property
+    def there(self) -> str:
+        """The name of the cluster file on the head."""
+        path = PurePath(self.file)
+        return path.name if path.is_absolute() or ".." in path.parts else path.as_posix()
+
+    def files(self) -> dict[str, str]:
+        """What every command on the head needs."""
+        from babeltune.records import plain
+
+        values = plain(self.cluster.seen_from_head())
+        return {self.there: json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)}
+
+    def ask(self, *arguments: str) -> tuple[int, str]:
+        """Runs a command on the head: its exit code and its output."""
+        return self.jobs.ask([*arguments, "--cluster", self.there], self.files())
+
+    def show(self, arguments: Sequence[str], as_json: bool) -> None:
+        """Runs a command on the head and shows what it says, ending as it ends."""
+        code, text = self.ask(*arguments, *(["--json"] if as_json else []))
+        if code:
+            err.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(code)
+        if as_json:
+            from babeltune.engine.jobs import json_in
+
+            say(json_in(text), True, lambda: None)
+        else:
+            sys.stdout.write(text)
+
+    def document(self, sweep: str) -> dict[str, Any]:
+        """What `status --json` says of the sweep."""
+        from babeltune.engine.jobs import json_in
+
+        code, text = self.ask("status", sweep, "--json")
+        found = json_in(text)
+        if code or not isinstance(found, dict):
+            last = (text.strip().splitlines() or ["it said nothing"])[-1].removeprefix("error: ")
+            raise UnknownNameError(last) if code == UnknownNameError.exit_code else SweepError(last)
+        return found
+
+    def sweep(self, name: str | None) -> str:
+        """The id of the sweep with this name; the storage is asked where no job knows it."""
+        job = self.jobs.find(name)
+        return job.sweep if job is not None else str(self.document(name or "")["sweep"])
+
+
+def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | None:
+    """The cluster of this file where it takes jobs; None where commands run here."""
+    if file is None:
+        return None
+    cluster = any_cluster(file)
+    return Remote(cluster, file, insecure=insecure) if cluster.by_jobs else None
+
+
+def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: bool, as_json: bool) -> None:
+    from babeltune.cli.plan import spec_yaml
+    from babeltune.spec.space import within_grid
+    from babeltune.spec.sweep_file import sweep_id
+
+    file = f"{sweep.name}.yaml"
+    arguments = ["submit", file, *_accepting(accept_changes)]
+    run_there(remote, sweep_id(within_grid(sweep)), arguments, {file: spec_yaml(sweep)}, detach, as_json)
+
+
+def continue_there(
+    remote: Remote,
+    command: str,
+    name: str | None,
+    *,
+    trials: int | None,
+    accept_changes: bool,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """`resume` and `extend`."""
+    sweep = remote.sweep(name)
+    more = ["--trials", str(trials)] if trials is not None else []
+    run_there(remote, sweep, [command, sweep, *more, *_accepting(accept_changes)], {}, detach, as_json)
+
+
+def _accepting(changes: bool) -> list[str]:
+    return ["--accept-changes"] if changes else []
+
+
+def run_there(
+    remote: Remote, sweep: str, arguments: Sequence[str], files: dict[str, str], detach: bool, as_json: bool
+) -> None:
+    """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
+    command = [*arguments, "--cluster", remote.there]
+    job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()})
+    said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
+    if detach:
+        hint = f"`babeltune logs {sweep} -f{remote.where}` follows it"
+        document = {"sweep": sweep, "job": job.id, "state": job.state, "new": new}
+        say(document, as_json, lambda: out.print(f"{said}; {hint}", soft_wrap=True))
+        return
+    err.print(f"{said}; following its log (Ctrl-C leaves it running)")
+    job = follow(remote, job, to_stderr=as_json)
+    end_as(remote, job)
+    if as_json:
+        say(remote.document(sweep), True, lambda: None)
+
+
+def follow(remote: Remote, job: Job, *, to_stderr: bool = False) -> Job:
+    """Writes the job's log until it has ended; Ctrl-C leaves it running."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    try:
+        for piece in remote.jobs.follow(job.id):
+            stream.write(piece)
+            stream.flush()
+    except KeyboardInterrupt:
+        err.print(
+            f"job {job.id} goes on: `babeltune logs {job.sweep} -f{remote.where}` follows it, "
+            f"`babeltune stop {job.sweep}{remote.where}` ends it"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    return remote.jobs.get(job.id)
+
+
+def end_as(remote: Remote, job: Job) -> None:
+    """Ends as the job's command ended; says why where it ended without a word of its own."""
+    from babeltune.engine.jobs import exit_code
+
+    code = exit_code(job)
+    if code:
+        if job.exit_code is None or job.exit_code < 0:
+            err.print(
+                f"[bold red]error:[/] job {job.id}: {escape(job.state)} {escape(job.message.strip()[:500])}; "
+                f"`babeltune resume {job.sweep}{remote.where}` goes on",
+                soft_wrap=True,
+            )
+        raise typer.Exit(code)
+
+
+def status_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:
+    job = remote.jobs.find(name)
+    if job is not None and job.live and follow_it:
+        job = follow(remote, job, to_stderr=True)
+    if job is not None:
+        err.print(f"job {job.id}: {job.state}", highlight=False)
+    remote.show(["status", *_named(job.sweep if job else name)], as_json)
+
+
+def _named(name: str | None) -> list[str]:
+    return [name] if name is not None else []
+
+
+def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:
+    """The log of the latest attempt."""
+    job = remote.jobs.find(name)
+    if job is None:
+        known = ", ".join(dict.fromkeys(job.sweep for job in remote.jobs.all() if job.sweep)) or "none"
+        raise UnknownNameError(f"{remote.jobs.named} has no job of a sweep {name or ''!r}; sweeps: {known}")
+    if follow_it and not as_json:
+        end_as(remote, follow(remote, job))
+        return
+    text = remote.jobs.log(job.id)
+    document = {"sweep": job.sweep, "job": job.id, "state": job.state, "log": text}
+    say(document, as_json, lambda: out.out(text, end="", highlight=False))
+
+
+def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) -> None:
+    """Asks the driver to stop; a job whose driver does not hear is ended."""
+    job = remote.jobs.find(name)
+    if job is None or not job.live:
+        state = remote.document(job.sweep if job else name or "")
+        raise SweepError(f"sweep {state['sweep']} is not running; its state is {state['state']}")
+    if job.state == "PENDING":
+        remote.jobs.end(job.id)
+    else:
+        code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json")
+        if code and remote.jobs.get(job.id).live:
+            err.print(f"its driver does not hear ({text.strip().splitlines()[-1:]}); ending job {job.id}", markup=False)
+            remote.jobs.end(job.id)
+    stopped = not _ended(remote.jobs, job.id, wait).live
+    say(
+        {"sweep": job.sweep, "stopped": stopped},
+        as_json,
+        lambda: out.print(
+            f"sweep {job.sweep} stopped; `babeltune resume {job.sweep}{remote.where}` goes on"
+            if stopped
+            else f"sweep {job.sweep} was asked to stop and has not yet; `babeltune status{remote.where}` shows it",
+            soft_wrap=True,
+        ),
+    )
+
+
+def _ended(jobs: Jobs, job: str, seconds: float) -> Job:
+    """The job, once it has ended or this time is over."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while (now := jobs.get(job)).live and time.monotonic() < deadline:
+        time.sleep(0.3)
+    return now

@@ -1,0 +1,246 @@
+"""The files in `clusters/`: each fits the schema of the program that reads it, and none holds a secret."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import jsonschema
+import pytest
+import ray
+import yaml
+from typer.main import get_command
+
+from babeltune.cli import app
+from babeltune.spec.cluster import read_cluster
+
+ROOT = Path(__file__).parents[2]
+CLUSTERS = ROOT / "clusters"
+OURS = sorted([*CLUSTERS.glob("*.yaml"), CLUSTERS / "kuberay" / "inside.yaml"])
+RAYS = sorted((CLUSTERS / "ray_up").glob("*.yaml"))
+KUBERNETES = sorted(set((CLUSTERS / "kuberay").glob("*.yaml")) - set(OURS))
+SCHEMAS = Path(__file__).parent / "schemas"
+SET = {"BABELTUNE_HOME": "/shared", "BABELTUNE_RAY": "head:6379"}
+
+
+def name_of(path):
+    return path.relative_to(CLUSTERS).as_posix()
+
+
+def documents(path):
+    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one is not None]
+
+
+def pinned():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if "==" in line)
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_a_cluster_file_of_ours_is_read(path):
+    cluster = read_cluster(path, environ=SET)
+    assert cluster.name == path.stem
+    assert cluster.by_jobs == (path.stem in ("single_node", "onprem", "aws", "kuberay"))
+    if cluster.by_jobs:
+        assert (cluster.token_env is None) != (cluster.token_file is None)
+
+
+@pytest.mark.parametrize("path", RAYS, ids=name_of)
+def test_a_launcher_file_fits_rays_own_schema(path):
+    (values,) = documents(path)
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(values, schema)
+    assert (CLUSTERS / path.name).is_file(), "a babeltune file of the same name says where it is"
+    head = " ".join(values["head_start_ray_commands"])
+    assert "--dashboard-host=127.0.0.1" in head
+    assert "RAY_AUTH_MODE=token" in " ".join(values["docker"]["run_options"])
+    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in head
+
+
+@pytest.mark.parametrize("path", RAYS, ids=name_of)
+def test_the_head_of_a_launcher_file_gives_no_gpu_away(path):
+    (values,) = documents(path)
+    types = values.get("available_node_types")
+    if types:
+        assert types[values["head_node_type"]]["resources"]["GPU"] == 0
+    else:
+        assert "--num-gpus=0" in " ".join(values["head_start_ray_commands"])
+
+
+def test_launcher_files_pass_rays_own_validation():
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    for path in RAYS:
+        (values,) = documents(path)
+        if values["provider"]["type"] == "local":  # the one that needs no credentials
+            prepared = prepare_config(values)
+            validate_config(prepared)
+            assert prepared["head_node_type"] in prepared["available_node_types"]
+
+
+@pytest.mark.parametrize("path", KUBERNETES, ids=name_of)
+def test_a_manifest_has_only_fields_that_its_kind_has(path):
+    schemas = json.loads((SCHEMAS / "kubernetes.json").read_text(encoding="utf-8"))
+    for manifest in documents(path):
+        kind = f"{manifest['apiVersion']}/{manifest['kind']}"
+        assert kind in schemas["kinds"], f"no schema for {kind}"
+        jsonschema.validate(manifest, {"$defs": schemas["$defs"], "$ref": schemas["kinds"][kind]})
+
+
+def ray_clusters():
+    """The RayCluster specs of all manifests."""
+    for path in KUBERNETES:
+        for manifest in documents(path):
+            if manifest["kind"] == "RayCluster":
+                yield manifest["spec"]
+            elif manifest["kind"] == "RayJob":
+                yield manifest["spec"]["rayClusterSpec"]
+
+
+def test_clusters_on_kubernetes_want_a_token_survive_their_head_and_scale():
+    found = list(ray_clusters())
+    assert len(found) == 2
+    services = [m["metadata"]["name"] for path in KUBERNETES for m in documents(path) if m["kind"] == "Service"]
+    for spec in found:
+        assert spec["rayVersion"] == pinned()["ray"]
+        assert spec["authOptions"] == {"mode": "token"}
+        assert re.fullmatch(r"redis://([\w-]+):6379", spec["gcsFaultToleranceOptions"]["redisAddress"])[1] in services
+        assert spec["enableInTreeAutoscaling"] is True
+        assert spec["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
+        for group in spec["workerGroupSpecs"]:
+            assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+            assert group["minReplicas"] < group["maxReplicas"]
+        for pod in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            inside = pod["template"]["spec"]
+            volumes = {volume["name"] for volume in inside["volumes"]}
+            for container in inside["containers"]:
+                assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+def test_claims_and_secrets_that_manifests_name_are_there_or_explained():
+    text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
+    everything = [manifest for path in KUBERNETES for manifest in documents(path)]
+    claims = {m["metadata"]["name"] for m in everything if m["kind"] == "PersistentVolumeClaim"}
+    whole = json.dumps(everything)
+    assert set(re.findall(r'"claimName": "([^"]+)"', whole)) <= claims
+    secrets = set(re.findall(r'"(?:secretKeyRef|secretRef)": {"name": "([^"]+)"', whole))
+    assert secrets
+    assert all(f"kubectl create secret generic {secret} " in text for secret in secrets)
+
+
+def test_the_rayjob_runs_a_command_of_ours():
+    (job,) = documents(CLUSTERS / "kuberay" / "rayjob.yaml")
+    parse(shlex.split(job["spec"]["entrypoint"]))
+
+
+def parse(line):
+    commands = get_command(app).commands
+    _, name, *arguments = line
+    with click.Context(commands[name], info_name=name) as context:
+        commands[name].parse_args(context, arguments)
+    for argument in arguments:
+        if argument.endswith(".yaml"):
+            assert (ROOT / argument).is_file(), argument
+
+
+def test_the_commands_of_the_readme_parse_and_its_files_exist():
+    text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    ours = [line for line in lines if line.startswith("babeltune ")]
+    assert len(ours) >= 8
+    for line in ours:
+        parse(shlex.split(line, comments=True))
+    for path in set(re.findall(r"(?<![\w/])clusters/[\w/.-]+\.(?:yaml|sh)", "\n".join(lines))):
+        assert (ROOT / path).is_file(), path
+    for path in CLUSTERS.rglob("*"):
+        if path.is_file() and path != CLUSTERS / "README.md":
+            there = path.relative_to(CLUSTERS)
+            assert any(f"`{name}" in text for name in (there.as_posix(), f"{there.parts[0]}/")), there
+
+
+def test_the_compose_file_fits_its_schema_and_hangs_together():
+    (values,) = documents(CLUSTERS / "mlflow" / "compose.yaml")
+    jsonschema.validate(values, json.loads((SCHEMAS / "compose.json").read_text(encoding="utf-8")))
+    for service in values["services"].values():
+        assert set(service.get("secrets", ())) <= set(values["secrets"])
+        assert set(service.get("depends_on", {})) <= set(values["services"])
+        for volume in service.get("volumes", ()):
+            assert volume.partition(":")[0] in values["volumes"]
+    text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
+    assert all(secret in text for secret in values["secrets"])
+    serve = (CLUSTERS / "mlflow" / "serve.sh").read_text(encoding="utf-8")
+    assert set(re.findall(r"/run/secrets/(\w+)", serve)) == set(values["services"]["mlflow"]["secrets"])
+    assert "--app-name basic-auth" in serve
+    assert "127.0.0.1" in values["services"]["mlflow"]["ports"][0]
+
+
+def test_compose_itself_accepts_the_file(tmp_path):
+    try:
+        known = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return  # the schema above has judged it
+    if known.returncode == 0:
+        command = ["docker", "compose", "--file", str(CLUSTERS / "mlflow" / "compose.yaml"), "config", "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "USER", "ENV", "EXPOSE", "CMD"}
+
+
+@pytest.mark.parametrize(("file", "context"), [("Dockerfile", ROOT), ("mlflow/Dockerfile", CLUSTERS / "mlflow")])
+def test_an_image_copies_what_exists_and_has_the_versions_of_the_constraints(file, context):
+    text = (CLUSTERS / file).read_text(encoding="utf-8")
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    assert {line.split()[0] for line in lines} <= INSTRUCTIONS
+    for line in lines:
+        word, *rest = line.split()
+        if word == "COPY":
+            assert all((context / source).exists() for source in rest[:-1]), line
+    versions = re.findall(r"'([\w-]+)(?:\[[\w,]+\])?==([\w.]+)'", text)
+    assert versions
+    for name, version in versions:
+        assert pinned()[name] == version, name
+    assert not re.search(r":latest\b", text)
+
+
+@pytest.mark.parametrize("script", ["slurm.sh", "mlflow/serve.sh"])
+def test_a_shell_script_parses_and_stops_at_errors(script):
+    path = CLUSTERS / script
+    first, *_ = path.read_text(encoding="utf-8").splitlines()
+    shell = Path(first.removeprefix("#!")).name
+    done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^set -e", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_slurm_script_starts_a_head_and_its_workers_with_a_token():
+    text = (CLUSTERS / "slurm.sh").read_text(encoding="utf-8")
+    lines = text.splitlines()
+    directives = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
+    commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
+    assert directives
+    assert directives[-1] < commands[0], "Slurm reads no directive after the first command"
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+=\S+", lines[index]) for index in directives)
+    assert "RAY_AUTH_MODE=token" in text
+    assert "ray start --head --block" in text
+    assert '--address="$address:$port"' in text
+    assert "--cluster clusters/slurm.yaml" in text
+
+
+SUSPECT = re.compile(r"(?i)(password|passwd|secret|token|api_?key)[\"']?\s*[:=]\s*[\"']?(?![\s$({/~<\[]|token\b)(\S+)")
+HARMLESS = re.compile(r"""^"?(/|~|[A-Z_]+$|babeltune|\{|secrets/|valueFrom|\$)""")
+LONG_HEX = re.compile(r"\b[0-9a-f]{24,}\b|AKIA[0-9A-Z]{16}|-----BEGIN")
+
+
+@pytest.mark.parametrize("path", sorted(p for p in CLUSTERS.rglob("*") if p.is_file()), ids=name_of)
+def test_no_file_holds_a_secret(path):
+    text = path.read_text(encoding="utf-8")
+    assert not LONG_HEX.search(text)
+    for found in SUSPECT.finditer(text):
+        assert HARMLESS.match(found[2]), found[0]
+    assert not re.search(r"://[^/\s:@$]+:[^/\s@$]+@", text), "a password in an address"
