@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
+from babeltune.cli.common import INTERRUPTED, ClusterFile, Json, app, cluster_of, err, out, say, warn
 from babeltune.errors import SpecError
 
 if TYPE_CHECKING:
@@ -44,7 +45,22 @@ Columns = Annotated[
 ]
 
 
+def resumable(command: Callable[..., None]) -> Callable[..., None]:
+    """Ctrl-C says how to go on: what was encoded and searched is kept in the storage."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            err.print("interrupted; the same command goes on where it was")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
 @app.command()
+@resumable
 def mine(
     source: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
     target: Annotated[Path, typer.Argument(help="The same in the other language.")],
@@ -88,6 +104,7 @@ def mine(
 
 
 @app.command()
+@resumable
 def score(
     pairs: Annotated[Path, typer.Argument(help="A TSV of pairs; .gz is unpacked.")],
     model: ModelName,
@@ -121,6 +138,7 @@ def score(
 
 
 @app.command()
+@resumable
 def retrieve(
     queries: Annotated[Path, typer.Argument(help="Text, one sentence a line; .gz is unpacked.")],
     candidates: Annotated[Path, typer.Argument(help="What is searched, of any size: the same in another language.")],

@@ -178,6 +178,8 @@ def logs(
             out.out(text, end="", highlight=False)
         return
     text = read_log(folder)
+    if not text:
+        warn([f"{folder.id} has no log yet"])
     document = {"sweep": folder.id, "state": sweep_document(folder)["state"], "log": text}
     say(document, as_json, lambda: out.out(text, end="", highlight=False))
 

@@ -47,7 +47,8 @@ class Lines:
     def faults(self) -> str:
         """Such as `3 empty, 1 not utf8`; nothing when every line was fine."""
         counted = {name: count for name, count in asdict(self).items() if name not in ("read", "kept") and count}
-        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counted.items())
+        words = {"columns": "with too few columns"}
+        return ", ".join(f"{count} {words.get(name, name.replace('_', ' '))}" for name, count in counted.items())
 
 
 class Sentences:
@@ -179,7 +180,7 @@ def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) 
             side.add(sentence)
     (source, sources), (target, targets) = (side.finish() for side in sides)
     lines.kept = len(sources)
-    _check_some(path, lines)
+    _check_some(path, lines, "a source and a target in each line, with a tab between")
     return PairsOfText(source, target, sources, targets, lines)
 
 
@@ -191,10 +192,10 @@ def _places(path: Path, header: list[str], columns: tuple[str, str]) -> tuple[in
     return names.index(columns[0]), names.index(columns[1])
 
 
-def _check_some(path: Path, lines: Lines) -> None:
+def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -> None:
     if not lines.kept:
         why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
-        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, one sentence a line")
+        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, {wanted}")
 
 
 def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
