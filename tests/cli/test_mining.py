@@ -49,6 +49,24 @@ def test_mine_prints_a_summary_and_says_what_it_left_out(call, tmp_path):
     assert sorted((s, t) for _, s, t in rows) == sorted((text, text.upper()) for text in TEXT)
 
 
+def test_ctrl_c_says_that_the_same_command_goes_on(call, monkeypatch):
+    def interrupted(self, texts):
+        raise KeyboardInterrupt
+
+    whole = Model.encode
+    monkeypatch.setattr(Model, "encode", interrupted)
+    result = CliRunner().invoke(app, ["mine", "s.txt", "t.txt", "model", "--out", "o.tsv"])
+    assert result.exit_code == 130
+    assert "the same command goes on where it was" in result.stderr
+    monkeypatch.setattr(Model, "encode", whole)
+    assert "4 pairs" in call("mine", "s.txt", "t.txt", "model", "--out", "o.tsv").stdout
+
+
+def test_a_file_of_one_column_is_no_pairs(call):
+    with pytest.raises(BabeltuneError, match=r"6 with too few columns|with too few columns.*a source and a target"):
+        call("score", "s.txt", "model", "--out", "o.tsv")
+
+
 def test_score_reads_named_columns(call, tmp_path):
     result = call("score", "p.tsv", "model", "--out", "o.tsv", "--columns", "fra,eng", "--k", "2")
     assert "4 pairs, mean" in result.stdout
