@@ -1,4 +1,4 @@
-# make sweep | make test | make lint | make bench        each makes the environment that it needs
+# make sweep | make test | make chaos | make lint | make bench        each makes the environment that it needs
 # make table TABLE=paper1                                a table of a paper on real text, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test lint bench table format clean
+.PHONY: sweep test chaos lint bench table format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -66,6 +66,10 @@ sweep: $(INSTALLED)
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
+# Every fault of the matrix, and what each cost as a table; and the tests of clusters that take minutes.
+chaos: $(DEVELOPED)
+	@$(BIN)/python -m pytest -m chaos --dist=loadgroup
+
 lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -77,7 +81,7 @@ format: $(DEVELOPED)
 
 # Each compares ours with a named peer and prints `NAME ratio <median> min <min> max <max> goal <goal>`.
 bench: $(DEVELOPED)
-	@for name in soft_loss queue_loss gradcache train teacher_store trial_start sweep_overhead thousand_trials mining evaluation; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in soft_loss queue_loss gradcache train teacher_store trial_start sweep_overhead thousand_trials tracker mining evaluation; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
 table: $(DEVELOPED)

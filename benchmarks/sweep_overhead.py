@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from babeltune.engine.lanes import Lanes, Reporter, local_ray
+from babeltune.engine.lane import Reporter
+from babeltune.engine.lanes import Lanes, local_ray
 from babeltune.engine.search import search
 from babeltune.engine.searcher import OnEvent
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training

@@ -150,6 +150,9 @@ class OneStep:
             (self.folder / "stepped").write_text(str(report["points"][0]["time_ms"] / 1000))
         return False
 
+    def stopped(self) -> bool:
+        return False
+
 
 def one_step_sweep(file: str | Path) -> Sweep:
     """The sweep with trials of one step."""

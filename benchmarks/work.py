@@ -91,6 +91,9 @@ class Silent:
     def report(self, report: dict[str, Any]) -> bool:
         return True
 
+    def stopped(self) -> bool:
+        return False
+
 
 def start(trial: Trial, prepared: Prepared) -> Run:
     """A trial before its first step, alone on the CPU. Nothing is resumed, and nothing is written."""

@@ -82,11 +82,47 @@ def loopback_only():
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(loopback_only):
-    """A local Ray of four logical CPUs whose workers can import the modules beside this file."""
-    from babeltune.engine.lanes import local_ray
+def s3_port(loopback_only):
+    """Where the S3 server of this session is, if a test starts it; Ray's workers know it from the beginning."""
+    from s3_server import free_port
 
-    with local_ray(num_cpus=4, env={"PYTHONPATH": str(Path(__file__).parent), "HF_HUB_OFFLINE": "1"}):
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def s3_server(s3_port):
+    from s3_server import S3, environment
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(s3_port).items():
+            patch.setenv(name, value)
+        server = S3(s3_port)
+        yield server
+        server.end()
+
+
+@pytest.fixture
+def s3(s3_server, s3_port, monkeypatch):
+    """An S3 server that answers, and the environment that names it."""
+    from s3_server import environment
+
+    for name, value in environment(s3_port).items():
+        monkeypatch.setenv(name, value)
+    yield s3_server
+    s3_server.door.shut()
+    s3_server.door.open()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(loopback_only, s3_port):
+    """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
+    from babeltune.engine.lanes import local_ray
+    from s3_server import environment
+
+    here = Path(__file__).parent
+    path = [str(here), str(here / "chaos"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    beside = {"PYTHONPATH": os.pathsep.join(path), "HF_HUB_OFFLINE": "1"}
+    with local_ray(num_cpus=4, env={**beside, **environment(s3_port)}):
         yield
 
 

@@ -70,6 +70,9 @@ class Once:
     def report(self, report):
         return False
 
+    def stopped(self):
+        return False
+
 
 class Allocated(TorchDispatchMode):
     """Follows the storages that operations make: the most elements of one tensor, and the most bytes held at once."""
@@ -394,3 +397,16 @@ def test_paper_4_shows_each_subset_of_the_topics(typed):
     for shown in (own, aligned):
         assert [f"dev/sib200/{subset}/ari" in shown for subset in ("eng", "zho", "mixed")] == [True] * 3
         assert "dev/sib200/ari" not in shown
+
+
+def test_a_steps_waits_are_timed_and_what_it_wrote_stays_while_nothing_answers(tmp_path):
+    from babeltune.tracking.tracker import Tracker
+    from benchmarks import tracker
+
+    writing = Tracker("http://127.0.0.1:9", tmp_path / "spool.jsonl", "benchmark")
+    waits = tracker.waits(writing, 0.1, 1)
+    assert waits
+    assert min(waits) > 0
+    writing.close(0)
+    assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == len(waits)
+    assert len(tracker.point(3).values) == tracker.VALUES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import distributed
 
 from babeltune.errors import TrainingError
 
+LEAKED = []
+
 
 def train(payload, desk, rank, world, device):
     """Sums ranks' contributions for `steps` reports, with a checkpoint file per report, and follows orders to fail."""
@@ -23,7 +26,7 @@ def train(payload, desk, rank, world, device):
     start = json.loads(checkpoint.read_text())["index"] if checkpoint.exists() else 0
     if rank == 0:
         with (folder / "starts.jsonl").open("a") as file:
-            file.write(json.dumps({"from": start, "time": time.time(), "pid": os.getpid()}) + "\n")
+            file.write(json.dumps({"from": start, "time": time.time(), "pid": os.getpid(), "world": world}) + "\n")
     steps, orders = payload["steps"], payload.get("orders", {})
     if start == steps:
         desk.report(report_of(payload, start))
@@ -69,6 +72,25 @@ def _follow(orders, folder, rank):
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "refuse":
         raise TrainingError("the loss is nan at step 7; lower the learning rate")
+    if kind == "untidy":
+        random.seed(7)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(3)
+        torch.set_grad_enabled(False)
+        torch.use_deterministic_algorithms(True)
+        torch.set_autocast_enabled("cpu", True)
+        os.environ["LEFT_BY_A_TRIAL"] = "yes"
+        os.chdir("/")
+    if kind == "look":
+        assert torch.zeros(1).dtype == torch.float32
+        assert torch.get_num_threads() == 1
+        assert torch.is_grad_enabled()
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_autocast_enabled("cpu")
+        assert "LEFT_BY_A_TRIAL" not in os.environ
+        assert Path.cwd() != Path("/")
+    if kind == "leak":
+        LEAKED.append(torch.ones(300, 2**19))
     if kind == "raise" and rank == orders["rank"]:
         raise ValueError("a bug on one rank")
 

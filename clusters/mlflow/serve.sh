@@ -12,6 +12,7 @@ cat > /tmp/auth.ini <<END
 [mlflow]
 default_permission = NO_PERMISSIONS
 database_uri = postgresql://mlflow:${password}@postgres/mlflow
+auth_cache_ttl_seconds = 60
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 END
 export MLFLOW_AUTH_CONFIG_PATH=/tmp/auth.ini

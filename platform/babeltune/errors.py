@@ -5,8 +5,12 @@ The command line prints the message without a traceback and exits with the error
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
 
 
 class BabeltuneError(Exception):
@@ -51,8 +55,44 @@ class CheckpointError(BabeltuneError):
     """A checkpoint that is missing, half-written or altered."""
 
 
+class StorageError(BabeltuneError):
+    """A storage that is full, read-only or gone. Nothing that is on it is lost, and what was not written can be made
+    again: a trial that met it has not failed."""
+
+    begins: ClassVar[str] = "the storage refuses "
+    """How every message of this kind begins, whichever process it comes from."""
+
+    @classmethod
+    def at(cls, place: Path, why: object) -> StorageError:
+        return cls(
+            f"{cls.begins}{place} ({why}); free space or make it writable, then `babeltune resume`: every trial keeps "
+            "its last checkpoint"
+        )
+
+
+REFUSALS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN}
+)
+"""What a system says of a storage rather than of a program that asks it for something wrong."""
+
+
+@contextlib.contextmanager
+def storage_refusals(place: Path) -> Iterator[None]:
+    """Makes a `StorageError` of what the system refuses within the block."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        raise StorageError.at(Path(error.filename or place), error.strerror) from error
+
+
 class ClusterError(BabeltuneError):
     """A cluster that cannot be reached or cannot hold what was asked for."""
+
+
+class BucketError(ClusterError):
+    """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 
 
 class SweepError(BabeltuneError):

@@ -36,6 +36,9 @@ class Printer:
             print(words, flush=True)
         return True
 
+    def stopped(self) -> bool:
+        return False
+
 
 def progress(what: str, done: int, total: int) -> None:
     """Says on standard error what is being prepared."""

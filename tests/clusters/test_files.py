@@ -134,10 +134,11 @@ def test_claims_and_secrets_that_manifests_name_are_there_or_explained():
 
 def test_the_rayjob_runs_a_command_of_ours():
     (job,) = documents(CLUSTERS / "kuberay" / "rayjob.yaml")
-    parse(shlex.split(job["spec"]["entrypoint"]))
+    assert parse(shlex.split(job["spec"]["entrypoint"])) == "submit"
 
 
 def parse(line):
+    """The command of ours that the line calls; an option that it does not have, or a file that is not here, raises."""
     commands = get_command(app).commands
     _, name, *arguments = line
     with click.Context(commands[name], info_name=name) as context:
@@ -145,6 +146,7 @@ def parse(line):
     for argument in arguments:
         if argument.endswith(".yaml"):
             assert (ROOT / argument).is_file(), argument
+    return name
 
 
 def test_the_commands_of_the_readme_parse_and_its_files_exist():

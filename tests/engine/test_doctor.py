@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import replace
 
 from packaging.requirements import Requirement
 
 from babeltune.engine.doctor import examine, installed, needed, packages, python, ray_cluster, storage, tracking
 from babeltune.spec.cluster import Cluster
+from s3_server import BUCKET
 
 
 def here(folder, **more):
@@ -46,6 +49,18 @@ def test_a_storage_that_cannot_be_written_is_found(tmp_path):
     (finding,) = storage(here(tmp_path / "other"))
     assert finding.ok
     assert not list((tmp_path / "other" / "storage").iterdir()), "nothing is left behind"
+
+
+def test_a_storage_behind_a_uri_is_written_read_and_left_as_it_was(s3, tmp_path, monkeypatch):
+    far = replace(here(tmp_path), storage=f"s3://{BUCKET}/doctor", cache=str(tmp_path / "cache"))
+    found = {finding.name: finding for finding in storage(far)}
+    assert {name: finding.ok for name, finding in found.items()} == {"storage": True, "cache": True}
+    assert s3.keys("doctor/") == []
+    gone = next(storage(replace(far, storage="s3://nowhere/x")))
+    assert (gone.ok, "is not there" in gone.text) == (False, True)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    absent = next(storage(replace(far, storage="gs://bucket/x")))
+    assert (absent.ok, "`pip install 'babeltune[gs]'` on every node" in absent.text) == (False, True)
 
 
 def test_an_mlflow_that_does_not_answer_is_found_and_its_password_is_not_shown(tmp_path):

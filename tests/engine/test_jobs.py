@@ -127,19 +127,21 @@ def quick(tiny_file):
     return sweep_id(read_sweep(tiny_file))
 
 
-LONG = ("--set", "training.pairs=640000", "--set", "training.reports=200", "--trials", "1")
+LONG = ("--set", "training.pairs=640000", "--set", "training.reports=1", "--trials", "1")
+"""Twenty thousand steps without a report."""
 
 
 @pytest.fixture(scope="module")
 def long(tiny_file):
     """The id of one that does not end by itself while these tests run."""
-    return sweep_id(read_sweep(tiny_file, assignments=["training.pairs=640000", "training.reports=200"]))
+    return sweep_id(read_sweep(tiny_file, assignments=["training.pairs=640000", "training.reports=1"]))
 
 
 def words(text):
     return " ".join(text.split())
 
 
+@pytest.mark.chaos
 def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place):
     code, out, err = babeltune("submit", tiny_file)
     assert code == 0, out + err
@@ -147,11 +149,19 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert "searching" in out
     assert f"next: `babeltune promote {quick} --cluster there.yaml`" in words(out)
     assert (place / "storage" / "sweeps" / quick / "state.json").exists()
-    code, out, err = babeltune("resume", quick, "--detach", "--json")
+    code, out, err = babeltune("resume", quick, "--spec", tiny_file, "--set", "training.pairs=1280")
+    assert code == 1
+    assert "taken" not in out
+    assert "training.pairs: 640 → 1280" in out
+    assert "--accept-changes" in out
+    more = ("--spec", tiny_file, "--trials", 3, "--set", "training.pairs=1280", "--accept-changes")
+    code, out, err = babeltune("resume", quick, *more)
     assert code == 0, out + err
-    assert (json.loads(out)["job"], json.loads(out)["new"]) == (f"{quick}-2", True), "Ray has seen the first id"
+    assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
+    assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
 
 
+@pytest.mark.chaos
 def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, long):
     code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
     assert code == 0, out + err
@@ -160,9 +170,13 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     assert code == 0
     assert f"sweep {long} is running as job {long}-1; `babeltune logs {long} -f" in words(out)
     wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
-    code, _, err = babeltune("extend", long, "--trials", 9)
-    assert code == 1
-    assert "is running with the budget that it began with" in words(err)
+    for changing, what in (
+        (("extend", long, "--trials", 9), "budget"),
+        (("resume", long, "--spec", tiny_file), "spec"),
+    ):
+        code, _, err = babeltune(*changing)
+        assert code == 1
+        assert f"is running with the {what} that it began with" in words(err)
     code, out, err = babeltune("stop", long, "--json")
     assert code == 0, out + err
     assert json.loads(out) == {"sweep": long, "stopped": True}

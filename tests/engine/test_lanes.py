@@ -9,7 +9,8 @@ import pytest
 import ray
 
 from babeltune.engine.desk import Desk
-from babeltune.engine.lanes import ENVIRONMENT, Lanes, lanes_that_fit
+from babeltune.engine.lanes import Lanes, lanes_that_fit
+from babeltune.engine.trainer import ENVIRONMENT
 from babeltune.errors import ClusterError
 from toy_trials import groups_held
 
@@ -116,18 +117,51 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp
 
 def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
     wait_until_free(lanes, 2)
-    for name in ("one", "other"):
+    for name in ("bereft", "other"):
         offer(lanes, tmp_path, name, steps=40, seconds=0.05)
         assert lanes.next_report(name)["report"]["index"] == 1
-    killed = next(iter(lanes._lanes))
-    ray.kill(lanes._lanes[killed])
-    ray.wait([lanes._runs[killed]])
+    killed = next(iter(lanes._lanes.values()))
+    ray.kill(killed.controller)
+    ray.wait([killed.run])
     lanes.mend()
-    for name in ("one", "other"):
+    for name in ("bereft", "other"):
         reports, reason = follow(lanes, name)
         assert (reports[-1], reason) == (40, None)
-    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("one", "other")]
+    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("bereft", "other")]
     assert sorted(resumed) == [[False], [False, True]]
+
+
+def process_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def test_a_desk_that_dies_in_mid_trial_starts_again_where_it_was(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    for name in ("a", "b"):
+        offer(lanes, tmp_path, name, steps=30, seconds=0.05)
+        assert lanes.next_report(name)["report"]["index"] == 1
+    offer(lanes, tmp_path, "c")
+    first = process_of(lanes._desk)
+    os.kill(first, signal.SIGKILL)
+    for name, last in (("a", 30), ("b", 30), ("c", 3)):
+        reports, reason = follow(lanes, name)
+        assert (reports, reason) == (list(range(reports[0], last + 1)), None), "no report is lost or comes twice"
+        assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
+    assert process_of(lanes._desk) != first
+
+
+def test_a_lane_is_left_as_it_was_found(lanes, tmp_path):
+    """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
+    wait_until_free(lanes, 2)
+    for name in ("untidy-1", "untidy-2"):
+        offer(lanes, tmp_path, name, orders={"kind": "untidy", "at": 1})
+    for name in ("untidy-1", "untidy-2"):
+        assert follow(lanes, name) == ([1, 2, 3], None)
+    for name in ("clean-1", "clean-2"):
+        offer(lanes, tmp_path, name, orders={"kind": "look", "at": 1})
+    for name in ("clean-1", "clean-2"):
+        assert follow(lanes, name) == ([1, 2, 3], None)
+        assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
 
 
 def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
@@ -165,10 +199,10 @@ def in_desk(steps):
 def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_restarts():
     async def steps(desk):
         await desk.offer("t", {"a": 1})
-        seen = [await desk.next("lane") for _ in range(4)]
+        seen = [await desk.next("lane", f"group-{number}") for number in range(4)]
         assert seen == [{"trial": "t", "payload": {"a": 1}}] * 4
-        asked = asyncio.ensure_future(desk.next("lane"))
-        ended = await desk.next_report("t")
+        asked = asyncio.ensure_future(desk.next("lane", "group-4"))
+        ended = await desk.next_report("t", 0)
         asked.cancel()
         return ended["ended"]
 
@@ -179,9 +213,9 @@ def test_a_new_report_grants_three_restarts_more():
     async def steps(desk):
         await desk.offer("t", {})
         for index in range(1, 7):
-            assert (await desk.next("lane"))["trial"] == "t"
+            assert (await desk.next("lane", f"group-{index}"))["trial"] == "t"
             waiting = asyncio.ensure_future(desk.report("t", {"index": index}))
-            assert (await desk.next_report("t"))["report"]["index"] == index
+            assert (await desk.next_report("t", index - 1))["report"]["index"] == index
             waiting.cancel()
 
     in_desk(steps)
@@ -190,26 +224,87 @@ def test_a_new_report_grants_three_restarts_more():
 def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
     async def steps(desk):
         await desk.offer("t", {})
-        await desk.next("lane")
+        await desk.next("lane", "group")
         first = asyncio.ensure_future(desk.report("t", {"index": 1}))
-        assert await desk.next_report("t") == {"report": {"index": 1}}
+        assert await desk.next_report("t", 0) == {"report": {"index": 1}}
         again = asyncio.ensure_future(desk.report("t", {"index": 1}))
         await desk.stop("t")
-        return await first, await again, await desk.leave("lane", "t", 0, 1, "done", ""), await desk.next_report("t")
+        left = await desk.leave("lane", "t", 0, 1, "done", "")
+        return await first, await again, left, await desk.next_report("t", 1)
 
     assert in_desk(steps) == (False, False, True, {"ended": None})
 
 
 def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
     async def steps(desk):
-        dead = asyncio.ensure_future(desk.next("lane"))
+        dead = asyncio.ensure_future(desk.next("lane", "group-1"))
         await asyncio.sleep(0)
-        reborn = asyncio.ensure_future(desk.next("lane"))
+        reborn = asyncio.ensure_future(desk.next("lane", "group-2"))
         await asyncio.sleep(0)
         await desk.offer("t", {})
         return await dead, await reborn
 
     assert in_desk(steps) == ({}, {"trial": "t", "payload": {}})
+
+
+def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports():
+    async def steps(desk):
+        await desk.offer("t", {"a": 1})
+        await desk.next("gone", "group")
+        waiting = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0)
+        assert await desk.retire("gone") == "t"
+        assert await desk.next("gone", "group") == {"closed": True}
+        assert await desk.next("other", "group") == {"trial": "t", "payload": {"a": 1}}
+        waiting.cancel()
+        return await desk.next_report("t", 0)
+
+    assert in_desk(steps) == {"report": {"index": 1}}
+
+
+def test_a_group_that_shall_be_new_restarts_between_trials_only():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "old")
+        await desk.renew("lane")
+        left = await desk.leave("lane", "t", 0, 1, "done", "")
+        await desk.offer("u", {})
+        again = await desk.next("lane", "new")
+        kept = await desk.leave("lane", "u", 0, 1, "done", "")
+        idle = asyncio.ensure_future(desk.next("lane", "new"))
+        await asyncio.sleep(0)
+        await desk.renew("lane")
+        return left, again["trial"], kept, await idle
+
+    assert in_desk(steps) == (False, "u", True, {"renew": True})
+
+
+def test_a_desk_keeps_its_state_in_a_file(tmp_path):
+    file = tmp_path / "desk.json"
+
+    async def steps():
+        desk = Desk(file)
+        await desk.offer("t", {"a": 1})
+        await desk.offer("u", {})
+        await desk.next("lane", "group")
+        reported = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0.01)
+        reported.cancel()
+        again = Desk(file)
+        await again.offer("t", {"a": 1})
+        assert await again.next("lane", "group") == {"trial": "t", "payload": {"a": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}, "an answer that was lost is given again"
+        reported = asyncio.ensure_future(again.report("t", {"index": 1}))
+        waiting = asyncio.ensure_future(again.next_report("t", 1))
+        assert await reported
+        assert await again.leave("lane", "t", 0, 1, "done", "")
+        assert await waiting == {"ended": None}
+        last = Desk(file)
+        assert await last.next_report("t", 1) == {"ended": None}
+        return await last.next("lane", "group")
+
+    assert asyncio.run(asyncio.wait_for(steps(), 5))["trial"] == "u"
 
 
 def left_behind():
@@ -243,6 +338,7 @@ def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path
     assert groups_held() == before
 
 
+@pytest.mark.chaos
 def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
@@ -256,3 +352,26 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_
         assert second["from"] > 0
         assert second["pid"] != hung
         assert not psutil.pid_exists(hung), "what hangs is ended"
+
+
+def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
+    with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        for name in ("first", "second"):
+            offer(opened, tmp_path, name)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        offer(opened, tmp_path, "leaky", orders={"kind": "leak", "at": 2})
+        assert follow(opened, "leaky") == ([1, 2, 3], None), "the trial itself is none the worse"
+        offer(opened, tmp_path, "next")
+        assert follow(opened, "next") == ([1, 2, 3], None)
+        pids = [starts(tmp_path, name)[0]["pid"] for name in ("first", "second", "leaky", "next")]
+        assert pids[0] == pids[1] == pids[2] != pids[3]
+        assert not psutil.pid_exists(pids[0])
+
+
+@pytest.mark.chaos
+def test_isolation_gives_every_trial_new_workers(ray_cluster, tmp_path):
+    with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
+        for name in ("one", "two", "three"):
+            offer(opened, tmp_path, name)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        assert len({starts(tmp_path, name)[0]["pid"] for name in ("one", "two", "three")}) == 3

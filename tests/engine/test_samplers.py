@@ -118,7 +118,7 @@ def test_nsga2_proposes_the_same_after_a_stop_and_from_the_recorded_order(tmp_pa
         line
         for number, params in enumerate(found)
         for line in (
-            {"event": "propose", "number": number},
+            {"event": "propose", "number": number, "params": params},
             {"event": "end", "number": number, "state": "COMPLETE", "values": goals(params)},
         )
     ]

@@ -1,5 +1,7 @@
 import json
 import math
+import os
+import signal
 import threading
 
 import optuna
@@ -319,13 +321,13 @@ def test_a_trials_seed_depends_on_the_sweep_and_its_number_only():
 
 def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=2))
-    scheduler = scheduler_for(sweep)
+    scheduler = scheduler_for(sweep, lambda: 1)
     for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
         prime(scheduler, name, [{"index": 1, "values": [value]}])
     late = type("Late", (), {"trial_id": "late"})()
     scheduler.on_trial_add(None, late)
     assert scheduler.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "STOP"
-    fresh = scheduler_for(sweep)
+    fresh = scheduler_for(sweep, lambda: 1)
     fresh.on_trial_add(None, late)
     assert fresh.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "CONTINUE"
 
@@ -397,7 +399,17 @@ def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_la
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-def test_a_search_whose_desk_dies_says_how_to_go_on(ray_cluster, tmp_path):
+def test_a_desk_that_dies_is_not_noticed_by_the_search(one_lane, tmp_path):
+    def kill(event, number, info):
+        if event == "report" and info["index"] == 2 and number in (0, 2):
+            os.kill(ray.get(one_lane._desk.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+    assert run(tmp_path, one_lane, a_sweep(), 4, kill)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
+    assert [len(Ledger(tmp_path / "results.jsonl").reports(number)) for number in range(4)] == [3] * 4
+
+
+def test_a_search_whose_desk_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
     doomed = Lanes(
         count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
     )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import signal
 import threading
@@ -13,15 +14,19 @@ import optuna
 import psutil
 import pytest
 
-from babeltune.data.prepared import write_prepared
+from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine.board import is_driven
+from babeltune.engine.changes import check_unchanged
 from babeltune.engine.environment import deciding_facts
+from babeltune.engine.events import Tracking
 from babeltune.engine.lanes import Lanes
-from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row, winner
-from babeltune.engine.sweep import check_unchanged, end_when_asked, only_driver, payload, submit
+from babeltune.engine.lease import only_driver, this_driver
+from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, trial_row, winner
+from babeltune.engine.sweep import end_when_asked, payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.spec.sweep_file import sweep_from
-from babeltune.training.checkpoint import checkpoint_folder, digest_of
+from babeltune.tracking.tracker import Tracker
+from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_state, stopped_folder
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -161,6 +166,31 @@ def test_submitting_a_finished_sweep_again_adds_nothing(copied):
     assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
 
 
+def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied, tmp_path):
+    """It died between the ledger and the spool; the report and the end of a trial are in MLflow all the same."""
+    sweep, folder, _ = copied
+    spool, store = folder.path / "spool.jsonl", f"sqlite:///{tmp_path}/other.db"
+    told = [json.loads(line) for line in spool.read_text(encoding="utf-8").splitlines()]
+    last = max(number for number, event in enumerate(told) if event["key"] == "3" and event["do"] == "metrics")
+    kept = [event for number, event in enumerate(told) if event["key"] != "3" or number < last]
+    spool.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    outcome(folder.trial(3), "running")
+    prepared = read_prepared(folder.prepared)
+    with Tracking(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as tracking:
+        tracking.complete = True
+    assert trial_row(folder.trial(3), sweep.objectives[0]).state == "finished"
+    client = mlflow.MlflowClient(store)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
+    assert (run.info.status, run.data.tags["babeltune.state"]) == ("FINISHED", "finished")
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == [20, 40]
+    size = spool.stat().st_size
+    with Tracking(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
+        again.complete = True
+    more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
+    assert "3" not in {event["key"] for event in more}, "it is told once"
+
+
 def when(condition, action):
     """Does the action once the condition holds."""
 
@@ -186,7 +216,9 @@ def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copie
     assert folder.state() == "stopped"
     assert runs_of(folder)[1].info.status == "KILLED"
     assert len(ends(folder)) < 6
-    with pytest.raises(SweepError, match="another process"), only_driver(folder):
+    folder.write("driver.json", this_driver())
+    held = rf"is being run by process {os.getpid()} on .* since 20.*`babeltune stop {folder.id}` ends it"
+    with pytest.raises(SweepError, match=held), only_driver(folder):
         submit(sweep, cluster)
     submit(sweep, cluster)
     assert folder.state() == "finished"
@@ -203,11 +235,15 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
     sweep, folder, cluster = copied
     facts = deciding_facts()
     folder.write("facts.json", {**facts, "torch": "1.0"})
-    with pytest.raises(SweepError, match=r"-torch: 1\.0\n\+torch: .*\n.*--accept-changes"):
+    with pytest.raises(SweepError, match=r"\n  torch: 1\.0 → 2.*\n.*--accept-changes"):
         submit(with_trials(sweep, 9), cluster)
     assert folder.sweep().budget.trials == 4, "a refused submission leaves the folder as it was"
     assert submit(sweep, cluster, accept_changes=True).state() == "finished"
-    assert folder.read("facts.json") == facts
+    (entry,) = folder.accepted()
+    (change,), begun = entry["changes"], entry["begun"]
+    assert (change["key"], change["before"], change["after"]) == ("torch", "1.0", facts["torch"])
+    assert begun == [0, 1, 2, 3]
+    assert folder.read("facts.json") == {**facts, "accepted": folder.accepted()}
     check_unchanged(folder, facts, accept=False)
 
 
@@ -247,6 +283,37 @@ def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
     assert [board.stage for board in seen] == ["starting"]
 
 
+@pytest.mark.chaos
+def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_cluster, tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, pairs=19200, reports=1))
+    sweep = replace(sweep, student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trial = payload(sweep, folder, 0, {})
+    run = "babeltune.engine.trial:run"
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    places = {"cut": cut, "again": cut, "whole": whole}
+    with Lanes(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as lanes:
+        for name, place in places.items():
+            place.mkdir(exist_ok=True)
+            lanes.offer(name, {**trial, "folder": str(place)})
+            if name == "cut":
+                when((place / "progress.json").exists, lambda: lanes.stop("cut"))
+                assert lanes.next_report(name) == {"ended": None}
+                step = read_state(stopped_folder(place))["interval"]["step"]
+                assert 0 < step < 600
+            else:
+                assert lanes.next_report(name)["report"]["step"] == 600
+                assert lanes.next_report(name) == {"ended": None}
+    assert not stopped_folder(cut).exists()
+    for tensors in ("student", "optimizer"):
+        one, other = (digest_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
+        assert one == other
+
+
+@pytest.mark.chaos
 def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))

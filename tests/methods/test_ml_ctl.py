@@ -356,6 +356,9 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
             reports.append(report)
             return len(reports) < most
 
+        def stopped(self):
+            return False
+
     train(trial, prepared, folder, Collect(), Ranks(), CPU)
     return reports, load_checkpoint(checkpoint_folder(folder, reports[-1]["index"]))[0]
 

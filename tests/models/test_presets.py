@@ -102,7 +102,7 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
         ),
         (["student={model: some/model, preset: lealla-small}"], "a named model (some/model) brings its own shape"),
         (["student.vocabulary=techer"], "student.vocabulary: 'techer'"),
-        (["student.vocabulary=200"], "200 must be at least 300, or `teacher`"),
+        (["student.vocabulary=200"], "200 must be 300 to 10,000,000, or `teacher`"),
     ],
 )
 def test_what_contradicts_a_preset_is_refused_with_its_key(tiny_file, assignments, expected):
@@ -114,6 +114,9 @@ def test_what_contradicts_a_preset_is_refused_with_its_key(tiny_file, assignment
 class Quiet:
     def report(self, report):
         return True
+
+    def stopped(self):
+        return False
 
 
 def test_a_student_may_read_with_its_teachers_tokenizer_and_is_exported_with_it(tiny_file, tiny_storage, tmp_path):

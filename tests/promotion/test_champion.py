@@ -205,10 +205,14 @@ def test_openings_of_one_text_count_together_whoever_opens_it(copied, models, ti
     assert "opened 2 times, for 2 models" in again.warnings[0]
     decision = promote(folder.id, cluster, dry_run=True)
     assert decision.openings == 3
-    assert any("opened 3 times, for 3 models" in reason for reason in decision.reasons)
+    assert any("opened 3 times, for 2 models" in reason for reason in decision.reasons)
     lines = read_openings(Path(cluster.storage))
     assert len(lines) == 3
     assert all(line["time"] and line["user"] and line["digests"] for line in lines)
+    renamed = tiny_file.parent / "another_name"
+    shutil.copytree(models["whole"], renamed)
+    same = evaluate_model(str(renamed), str(tiny_file), cluster, test=True)
+    assert "opened 4 times, for 2 models" in same.warnings[0], "a model is known by its weights"
 
 
 def test_a_sealed_text_that_is_scored_as_a_dev_set_is_recorded_as_an_opening(copied, models, tiny_file, tmp_path):
@@ -231,7 +235,7 @@ def test_an_opening_is_recorded_where_the_machine_has_no_name_for_its_user(tmp_p
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.getuid", lambda: 54321)
-    record_opening(tmp_path, "m", read_eval(data.test, root))
+    record_opening(tmp_path, "m", tmp_path, read_eval(data.test, root))
     assert read_openings(tmp_path)[0]["user"] == "uid 54321"
 
 

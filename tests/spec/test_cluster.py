@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from babeltune.errors import ClusterError, SpecError
 from babeltune.spec.cluster import Cluster, read_cluster
+from babeltune.storage.where import Where
 
 
 def written(folder: Path, text: str) -> Path:
@@ -42,6 +45,10 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("name: x\nlanes: 0\n", "c.yaml:2: lanes: 0 must be at least 1"),
         ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
         ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
+        ("name: x\nleast_workers: 2\n", "c.yaml:2: least_workers: 2 must be at most workers, 1"),
+        ("name: x\nleast_workers: 0\n", "c.yaml:2: least_workers: 0 must be at least 1"),
+        ("name: x\nworkers: 2\ngpus_per_worker: 0.25\n", "c.yaml:3: gpus_per_worker: 0.25 with 2 workers: NCCL"),
+        ("name: x\nisolation: none\n", "c.yaml:2: isolation: 'none' is not possible"),
         ("name: x\ngpus_per_worker: -1\n", "c.yaml:2: gpus_per_worker: -1.0 must be at least 0"),
         ("name: x\ncpus_per_worker: 0\n", "a worker needs a share of something"),
         ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
@@ -68,6 +75,9 @@ def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
         ("password: hunter2", "c.yaml:2: password: a secret does not belong"),
         ("mlflow: postgresql://me:hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
         ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
+        ("storage: s3://me:hunter2@bucket/x", "c.yaml:2: storage: a secret does not belong"),
+        ("storage: s3://hunter2@bucket/x", "c.yaml:2: storage: what follows s3:// must be a bucket and a prefix alone"),
+        ("storage: s3://bucket/x?secret=hunter2", "credentials and the endpoint belong in the environment (AWS_…"),
     ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expected):
@@ -123,3 +133,47 @@ def test_a_dashboard_keeps_the_variables_of_its_own_storage_and_mlflow(tmp_path)
 def test_a_dashboard_needs_a_whole_path_for_its_storage(tmp_path):
     with pytest.raises(SpecError, match=r"c.yaml:2: storage: 'results' must be a whole path on the cluster's nodes"):
         read_cluster(written(tmp_path, "address: http://head:8265\nstorage: results\n"), environ={})
+
+
+def test_a_storage_may_be_behind_a_uri_with_a_mirror_on_each_machine(tmp_path):
+    text = "storage: s3://bucket/${TEAM:-us}/x/\ncache: ${SCRATCH}/mirrors\nmlflow: http://mlflow:5000\npatience: 60\n"
+    cluster = read_cluster(written(tmp_path, text), environ={"SCRATCH": str(tmp_path)})
+    where = cluster.mirrored
+    assert where == Where(uri="s3://bucket/us/x", cache=f"{tmp_path}/mirrors", patience=60)
+    assert cluster.folder == where.folder
+    assert cluster.folder.parent == tmp_path / "mirrors"
+    other = replace(cluster, storage="s3://bucket/them/x")
+    assert other.folder.parent == cluster.folder.parent
+    assert other.folder != cluster.folder
+    assert Cluster(storage=str(tmp_path)).mirrored is None
+
+
+def test_without_a_cache_the_mirrors_are_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_CACHE", str(tmp_path))
+    assert Where(uri="gs://bucket").folder.parent == tmp_path
+    monkeypatch.delenv("BABELTUNE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Where(uri="gs://bucket").folder.parent == tmp_path / ".cache" / "babeltune"
+
+
+def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
+    text = "address: http://head:8265\nstorage: gs://bucket/x\ncache: ${SCRATCH}\nmlflow: http://mlflow:5000\n"
+    cluster = read_cluster(written(tmp_path, text), environ={})
+    assert (cluster.storage, cluster.cache) == ("gs://bucket/x", "${SCRATCH}"), "the head replaces its variables"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("storage: s3://bucket/../other", "storage: what follows s3:// must be a bucket and a prefix alone"),
+        ("storage: s3://", "storage: what follows s3:// must be a bucket"),
+        ("storage: simplecache::s3://bucket/x", "storage: must begin with one protocol in small letters"),
+        ("storage: memory://x", "storage: memory:// ends with its process"),
+        ("storage: s3://bucket/x\nmlflow: ''", "storage: `mlflow` must be given with a storage URI"),
+        ("storage: s3://bucket/x\npatience: 0", "patience: 0.0 must be at least 1"),
+    ],
+)
+def test_a_uri_that_cannot_be_a_storage_is_refused(tmp_path, line, expected):
+    mlflow = "" if "mlflow" in line else "mlflow: http://mlflow:5000\n"
+    with pytest.raises(SpecError, match=re.escape(expected)):
+        read_cluster(written(tmp_path, f"{line}\n{mlflow}"), environ={})

@@ -86,6 +86,9 @@ class Collect:
         self.reports += 1
         return self.reports < self.most
 
+    def stopped(self):
+        return False
+
 
 def trained(sweep, prepared, folder, most=100, **changes):
     sweep = replace(sweep, **changes)

@@ -22,7 +22,7 @@ from babeltune.method import available, load_method, make_config
 from babeltune.records import Training, plain
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports
+from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, read_state, stopped_folder
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner
 from babeltune.training.loop import Meter, Run, train
 from babeltune.training.reader import make_reader
@@ -35,14 +35,19 @@ FROZEN = ("bilingual_aligner", "dimension_reduction")
 
 
 class Collect:
-    """Keeps reports, and says when to stop."""
+    """Keeps reports, and says when to stop: after so many of them, or at a look between two."""
 
-    def __init__(self, most=100):
+    def __init__(self, most=100, stop_at=None):
         self.reports, self.most = [], most
+        self.looks, self.stop_at = 0, stop_at
 
     def report(self, report):
         self.reports.append(report)
         return len(self.reports) < self.most
+
+    def stopped(self):
+        self.looks += 1
+        return self.looks == self.stop_at
 
 
 def test_a_point_is_the_mean_of_its_steps_and_the_least_of_what_is_named_so():
@@ -142,7 +147,7 @@ def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny_file, tiny
     run(sweep, prepared, tmp_path / "whole", pairs=320)
     run(sweep, prepared, tmp_path / "cut", Collect(most=1), pairs=320)
     resumed = run(sweep, prepared, tmp_path / "cut", pairs=320)
-    assert [r["index"] for r in resumed] == [2]
+    assert [r["index"] for r in resumed] == [1, 2], "its last report is made again: who cut it may not have heard it"
     whole, cut = weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2)
     assert cut["optimizer"]
     assert same(whole, cut)
@@ -286,6 +291,53 @@ def test_a_plateau_halves_the_rate_and_a_resumed_trial_goes_on_at_half(tiny, tmp
     assert [report["points"][-1]["values"]["train/learning_rate"] for report in cut[-2:]] == rates[-2:]
 
 
+@pytest.mark.parametrize("method", ["soft_contrastive", "laser3_co"])
+@pytest.mark.parametrize("looks", [(3,), (14, 1, 5)])
+def test_a_trial_stopped_between_reports_goes_on_at_that_step_bit_for_bit(tiny, tmp_path, monkeypatch, method, looks):
+    sweep, prepared = tiny
+    config = {"queue": 100} if method == "laser3_co" else {}
+    sweep = replace(sweep, method=method, config=config, parameters={})
+    sweep = replace(sweep, student=replace(sweep.student, dropout=0.1))
+    whole = run(sweep, prepared, tmp_path / "whole")
+    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
+    stopped = stopped_folder(tmp_path / "cut")
+    step = 0
+    for look in looks:
+        run(sweep, prepared, tmp_path / "cut", Collect(stop_at=look))
+        step += look
+        assert read_state(stopped)["interval"]["step"] == step
+    cut = run(sweep, prepared, tmp_path / "cut", seen := Collect())
+    assert seen.looks == 20 - step, "no step is repeated"
+    assert not stopped.exists()
+    assert same(weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2))
+    timed = ("train/pairs_per_second", "model/sentences_per_second")
+    for one, other in zip(whole[-len(cut) :], cut, strict=True):
+        assert {k: v for k, v in one["metrics"].items() if k not in timed} == {
+            k: v for k, v in other["metrics"].items() if k not in timed
+        }
+        assert [(p["step"], p["values"]) for p in one["points"]] == [(p["step"], p["values"]) for p in other["points"]]
+
+
+@pytest.mark.parametrize("fault", ["damaged", "unwritten"])
+def test_a_stop_without_a_good_checkpoint_repeats_the_steps_since_the_report(tiny, tmp_path, monkeypatch, fault):
+    run(*tiny, tmp_path / "whole")
+    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
+    folder = tmp_path / "cut"
+    checkpoints = folder / "checkpoints"
+    if fault == "unwritten":
+        folder.mkdir()
+        checkpoints.write_text("in the way")
+    run(*tiny, folder, Collect(stop_at=3))
+    if fault == "unwritten":
+        checkpoints.unlink()
+    else:
+        file = stopped_folder(folder) / "optimizer.safetensors"
+        file.write_bytes(file.read_bytes()[:100])
+    run(*tiny, folder, seen := Collect())
+    assert seen.looks == 20
+    assert same(weights(tmp_path / "whole", 2), weights(folder, 2))
+
+
 RANKS = """
 import json, multiprocessing, sys
 import torch
@@ -299,6 +351,9 @@ class Until:
     def report(self, report):
         self.left -= 1
         return self.left > 0
+
+    def stopped(self):
+        return False
 
 def train(rank, world, store, job):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -111,9 +110,19 @@ def cluster_of(file: str | None) -> Cluster:
 
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
-    from babeltune.engine.ledger import find_sweep
+    """The sweep's folder as it is now; as this machine knows it where a storage behind a URI is away."""
+    from babeltune.engine.ledger import find_sweep, sweep_folders
+    from babeltune.engine.places import Places
+    from babeltune.errors import BucketError
 
-    return find_sweep(Path(cluster_of(cluster).storage).absolute(), name)
+    places = Places(cluster_of(cluster))
+    try:
+        return places.sweep(name)
+    except BucketError as error:
+        if not sweep_folders(places.folder):
+            raise
+        warn([f"{error}; this is what this machine has"])
+        return find_sweep(places.folder, name)
 
 
 def with_cluster(file: str | None) -> str:

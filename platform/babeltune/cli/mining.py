@@ -211,7 +211,13 @@ def models_of(
 
 def mining_storage(cluster: str | None) -> Path:
     """Where vectors of mined text stay."""
-    return Path(cluster_of(cluster).storage).absolute() / "mining"
+    chosen = cluster_of(cluster)
+    if chosen.mirrored is not None:
+        raise SpecError(
+            f"cluster {chosen.name!r}: every worker maps the vectors of mined text into memory, so its storage must be "
+            f"a folder that all see, not {chosen.storage}"
+        )
+    return chosen.folder / "mining"
 
 
 def columns_of(text: str | None) -> tuple[str, str] | None:

@@ -88,16 +88,16 @@ def ui(
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only."""
-    from babeltune.tracking.mlflow_store import artifact_folder, serve_command
+    from babeltune.tracking.mlflow_store import artifact_folder, serve_command, without_password
 
     chosen = cluster_of(cluster)
-    uri = chosen.mlflow
+    uri, shown = chosen.mlflow, without_password(chosen.mlflow)
     if uri.startswith(("http://", "https://")):
-        say({"url": uri}, as_json, lambda: out.print(f"the tracking server is at {uri}"))
+        say({"url": shown}, as_json, lambda: out.print(f"the tracking server is at {shown}"))
         return
-    artifacts = artifact_folder(uri) or Path(chosen.storage).absolute() / "artifacts"
+    artifacts = artifact_folder(uri) or chosen.folder / "artifacts"
     url = f"http://127.0.0.1:{port}"
-    say({"url": url, "store": uri}, as_json, lambda: out.print(f"MLflow of {uri} at {url} (Ctrl-C ends it)"))
+    say({"url": url, "store": shown}, as_json, lambda: out.print(f"MLflow of {shown} at {url} (Ctrl-C ends it)"))
     sys.stdout.flush()
     command, environment = serve_command(uri, artifacts, port)
     os.execvpe(command[0], command, environment)

@@ -119,14 +119,19 @@ def continue_there(
     name: str | None,
     *,
     trials: int | None,
+    spec: Sweep | None = None,
     accept_changes: bool,
     detach: bool,
     as_json: bool,
 ) -> None:
-    """`resume` and `extend`."""
+    """`resume`, with this spec where one is given, and `extend`."""
+    from babeltune.cli.plan import spec_yaml
+
     sweep = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []
-    run_there(remote, sweep, [command, sweep, *more, *_accepting(accept_changes)], {}, detach, as_json)
+    files = {f"{spec.name}.yaml": spec_yaml(spec)} if spec is not None else {}
+    more += [word for file in files for word in ("--spec", file)]
+    run_there(remote, sweep, [command, sweep, *more, *_accepting(accept_changes)], files, detach, as_json)
 
 
 def _accepting(changes: bool) -> list[str]:
@@ -137,7 +142,7 @@ def run_there(
     remote: Remote, sweep: str, arguments: Sequence[str], files: dict[str, str], detach: bool, as_json: bool
 ) -> None:
     """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
-    command = [*arguments, "--cluster", remote.there]
+    command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
     job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()})
     said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
     if detach:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +16,7 @@ from babeltune.cli.common import (
     Set,
     SweepName,
     With,
+    any_cluster,
     app,
     cluster_of,
     err,
@@ -37,7 +37,7 @@ Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although c
 Detach = Annotated[
     bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Submit to a dashboard that wants no token.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Use a cluster that wants no token.")]
 NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address is a dashboard's http://… or https://…"
 
 
@@ -78,7 +78,7 @@ def submit(
     sweep = read(file, with_, set_, cluster, trials)
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is None:
-        run_sweep(sweep, cluster, accept_changes, as_json)
+        run_sweep(sweep, cluster, accept_changes, as_json, insecure=insecure)
         return
     from babeltune.cli.advice import about_sweep
     from babeltune.cli.remote import submit_there
@@ -92,13 +92,24 @@ def jobs_of(cluster: str | None, *, detach: bool, insecure: bool) -> Remote | No
     from babeltune.cli.remote import remote_of
 
     remote = remote_of(cluster, insecure=insecure)
-    if remote is None and (detach or insecure):
-        raise typer.BadParameter(NO_JOBS, param_hint="--detach" if detach else "--insecure")
+    if remote is None and detach:
+        raise typer.BadParameter(NO_JOBS, param_hint="--detach")
+    if remote is None and insecure and any_cluster(cluster).address == "local":
+        raise typer.BadParameter("is for a cluster that runs already", param_hint="--insecure")
     return remote
 
 
-def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: bool) -> None:
-    """Submits the sweep to the cluster of this file, or watches it where it runs already."""
+def run_sweep(
+    sweep: Sweep,
+    file: str | None,
+    accept_changes: bool,
+    as_json: bool,
+    *,
+    into: str | None = None,
+    insecure: bool = False,
+) -> None:
+    """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
+    goes on with this spec."""
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
     from babeltune.engine.board import sweep_document
@@ -108,16 +119,18 @@ def run_sweep(sweep: Sweep, file: str | None, accept_changes: bool, as_json: boo
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
-    running = driven_folder(sweep, cluster)
+    name = into or sweep_id(sweep)
+    running = driven_folder(name, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
         folder = attach(running, err)
     else:
         try:
             with live(err) as watch:
-                folder = submit(sweep, cluster, accept_changes=accept_changes, watch=watch)
+                folder = submit(
+                    sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
+                )
         except KeyboardInterrupt:
-            name = sweep_id(sweep)
             err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}{where}` goes on")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
@@ -210,6 +223,7 @@ def stop(
     """Stop a running sweep; every trial keeps its last checkpoint."""
     from babeltune.cli.remote import remote_of, stop_there
     from babeltune.engine.board import is_driven, sweep_document
+    from babeltune.engine.places import Places
     from babeltune.errors import SweepError
 
     remote = remote_of(cluster)
@@ -219,7 +233,7 @@ def stop(
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):
         raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
-    folder.stop_request.touch()
+    Places(cluster_of(cluster)).ask_to_stop(folder)
     deadline = time.monotonic() + wait
     while is_driven(folder) and time.monotonic() < deadline:
         time.sleep(0.3)
@@ -240,21 +254,63 @@ def resume(
     name: SweepName = None,
     cluster: ClusterFile = None,
     trials: Annotated[int | None, typer.Option(help="Raise the number of trials.", min=1)] = None,
+    spec: Annotated[
+        str | None, typer.Option("--spec", help="A sweep file to go on with; what it changes is shown.")
+    ] = None,
+    with_: With = None,
+    set_: Set = None,
     accept_changes: Accept = False,
     detach: Detach = False,
     insecure: Insecure = False,
     as_json: Json = False,
 ) -> None:
-    """Go on with a stopped or interrupted sweep, exactly where its checkpoints are."""
-    from babeltune.cli.remote import continue_there
+    """Go on with a stopped or interrupted sweep, exactly where its checkpoints are.
 
+    With `--spec` it goes on, under its id, with another file. Changes that decide no result, such as the budget, are
+    taken; others are refused unless accepted, which `status` shows from then on.
+    """
+    from babeltune.cli.remote import continue_there
+    from babeltune.engine.board import is_driven
+    from babeltune.errors import SweepError
+
+    if spec is None and (with_ or set_):
+        raise typer.BadParameter("changes a spec: add --spec FILE", param_hint="--with" if with_ else "--set")
+    sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:
+        job = remote.jobs.find(name)
+        if sweep is not None and job is not None and job.live:
+            raise SweepError(running_words(job.sweep, remote.where, "spec", f"resume {job.sweep} --spec {spec}"))
         continue_there(
-            remote, "resume", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
+            remote,
+            "resume",
+            name,
+            trials=trials,
+            spec=sweep,
+            accept_changes=accept_changes,
+            detach=detach,
+            as_json=as_json,
         )
         return
-    run_sweep(recorded(folder_of(name, cluster), trials), cluster, accept_changes, as_json)
+    folder = folder_of(name, cluster)
+    if sweep is None:
+        sweep = recorded(folder, trials)
+    else:
+        if is_driven(folder):
+            where = with_cluster(cluster)
+            raise SweepError(running_words(folder.id, where, "spec", f"resume {folder.id} --spec {spec}"))
+        show_taken(folder, sweep)
+    run_sweep(sweep, cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
+
+
+def show_taken(folder: SweepFolder, sweep: Sweep) -> None:
+    """Says what a given spec changes without deciding a result; what decides one is said when it is refused."""
+    from babeltune.engine.changes import spec_changes
+    from babeltune.spec.space import within_grid
+
+    for change in spec_changes(folder, within_grid(sweep)):
+        if not change.decides:
+            err.print(f"taken: {change}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -276,7 +332,7 @@ def extend(
     if remote is not None:
         job = remote.jobs.find(name)
         if job is not None and job.live:
-            raise SweepError(running_words(job.sweep, remote.where, trials))
+            raise SweepError(extend_words(job.sweep, remote.where, trials))
         continue_there(
             remote, "extend", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
         )
@@ -286,14 +342,18 @@ def extend(
     if trials <= before:
         raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {before} trials; give more than that")
     if is_driven(folder):
-        raise SweepError(running_words(folder.id, with_cluster(cluster), trials))
-    run_sweep(recorded(folder, trials), cluster, accept_changes, as_json)
+        raise SweepError(extend_words(folder.id, with_cluster(cluster), trials))
+    run_sweep(recorded(folder, trials), cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
 
 
-def running_words(sweep: str, where: str, trials: int) -> str:
+def extend_words(sweep: str, where: str, trials: int) -> str:
+    return running_words(sweep, where, "budget", f"extend {sweep} --trials {trials}")
+
+
+def running_words(sweep: str, where: str, what: str, then: str) -> str:
     return (
-        f"sweep {sweep} is running with the budget that it began with; `babeltune stop {sweep}{where}`, then "
-        f"`babeltune extend {sweep} --trials {trials}{where}`: nothing is lost"
+        f"sweep {sweep} is running with the {what} that it began with; `babeltune stop {sweep}{where}`, then "
+        f"`babeltune {then}{where}`: nothing is lost"
     )
 
 
@@ -305,7 +365,7 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     from babeltune.spec.sweep_file import sweep_id
 
     sweep = folder.sweep()
-    if sweep_id(sweep) != folder.id:
+    if sweep_id(sweep) != (folder.read("facts.json") or {}).get("spec", folder.id):
         raise SweepError(
             f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
             "settings; resume it with that version, or submit its file as a new sweep"
@@ -336,6 +396,7 @@ def runs(
     from babeltune.engine.board import sweep_document
     from babeltune.engine.ledger import front as front_of
     from babeltune.engine.ledger import leaderboard, sweep_folders
+    from babeltune.engine.places import Places
     from babeltune.engine.table import compare
     from babeltune.records import plain
 
@@ -370,6 +431,8 @@ def runs(
         warn(about_order(sort))
         say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
         return
-    folders = sweep_folders(Path(cluster_of(cluster).storage).absolute())
+    places = Places(cluster_of(cluster))
+    places.look(every=True)
+    folders = sweep_folders(places.folder)
     documents = [sweep_document(f) for f in folders]
     say(documents, as_json, lambda: show_sweeps(documents, out))

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from babeltune.engine.board import Board, is_driven
+from babeltune.engine.changes import accepted_lines
 from babeltune.engine.ledger import Row, SweepFolder, leaderboard
 from babeltune.engine.table import Comparison, cells, footnote
 from babeltune.engine.table import markdown as as_markdown
@@ -54,7 +55,9 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
     metrics = ([metric] if metric and metric not in objectives else []) + objectives
     table = Table(box=None, pad_edge=False, header_style="bold")
     running = any(row.loss is not None for row in rows)
-    for title in ("trial", "state", "report", "step", "time", *(["loss"] if running else [])):
+    mixed = any(row.condition > 1 for row in rows)
+    more = [*(["condition"] if mixed else []), *(["loss"] if running else [])]
+    for title in ("trial", "state", "report", "step", "time", *more):
         table.add_column(title, no_wrap=True)
     for title in metrics:
         table.add_column(title.removeprefix("dev/"), justify="right")
@@ -65,6 +68,8 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         is_trial = row.reports or row.params or row.state != "finished"
         step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
         far = [f"{row.reports}/{sweep.training.reports}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        if mixed:
+            far.append(str(row.condition) if is_trial else "")
         if running:
             far.append(f"{row.loss:.3f}" if row.loss is not None else "")
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
@@ -182,6 +187,8 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
 
 def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
     console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
+    for line in accepted_lines(folder):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:

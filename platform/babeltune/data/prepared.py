@@ -18,6 +18,7 @@ import numpy as np
 
 from babeltune.data.store import write_json
 from babeltune.errors import StoreError
+from babeltune.records import plain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -178,15 +179,50 @@ class Prepared:
         array: NDArray[np.int16] = np.load(Path(self.folder) / "languages.npy", mmap_mode="r")
         return array
 
+    def folders(self) -> Iterator[Path]:
+        """The stores that it names; a tokenizer that comes with a model is none."""
+        named = [self.folder, self.teacher]
+        for tokens in self.tokens.values():
+            named += [
+                tokens.train,
+                tokens.evaluation,
+                tokens.tokenizer,
+                tokens.words and str(Path(tokens.words).parent),
+            ]
+        yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
+
+
+IN_STORAGE = "storage:"
+"""Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
+
+
+def storage_of(path: Path) -> Path | None:
+    """The storage that a file of a sweep lies in; None for one that lies elsewhere."""
+    sweeps = next((parent for parent in path.absolute().parents if parent.name == "sweeps"), None)
+    return sweeps and sweeps.parent
+
+
+def _moved(value: Any, before: str, after: str) -> Any:
+    """The JSON value with another beginning of its paths."""
+    if isinstance(value, dict):
+        return {key: _moved(each, before, after) for key, each in value.items()}
+    if isinstance(value, str) and value.startswith(before):
+        return after + value[len(before) :]
+    return value
+
 
 def write_prepared(record: Prepared, path: Path) -> None:
     """Writes the record as JSON; its arrays are in the stores that it names."""
-    write_json(path, record)
+    values, storage = plain(record), storage_of(path)
+    write_json(path, values if storage is None else _moved(values, f"{storage}/", IN_STORAGE))
 
 
 def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote; `StoreError` where another version of babeltune wrote it."""
     values = json.loads(path.read_text(encoding="utf-8"))
+    storage = storage_of(path)
+    if storage is not None:
+        values = _moved(values, IN_STORAGE, f"{storage}/")
     try:
         values["tasks"] = tasks_from(values["tasks"])
         values["tokens"] = {

@@ -16,6 +16,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,18 @@ def _key(kind: str, description: dict[str, Any]) -> str:
 
 # Building
 
+_elsewhere: ContextVar[Callable[[Path], object] | None] = ContextVar("elsewhere", default=None)
+
+
+@contextmanager
+def stores_from(fetch: Callable[[Path], object]) -> Iterator[None]:
+    """While the body runs, `build` asks `fetch` to bring a store that is not there from elsewhere."""
+    token = _elsewhere.set(fetch)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
 
 def build(
     root: Path,
@@ -112,6 +125,9 @@ def build(
     Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
     """
     folder = folder_of(root, kind, description)
+    fetch = _elsewhere.get()
+    if fetch is not None and not folder.exists():
+        fetch(folder)
     if folder.exists() and _fault(folder, verify=True) is None:
         return folder
     try:
@@ -254,6 +270,8 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
         return "store.json was altered"
     for name, expected in files.items():
         path = folder / name
+        if path.name != name:
+            return f"store.json names {name!r}, which is no file of its folder"
         try:
             stat = path.stat()
             if stat.st_size != expected["bytes"]:
@@ -357,8 +375,14 @@ def open_ragged(folder: Path, *, verify: bool = False) -> Ragged:
 
 def _parts(folder: Path, array: dict[str, Any]) -> list[NDArray[Any]]:
     dtype, width = np.dtype(array["dtype"]), array["width"]
+    if dtype.hasobject:  # its bytes would be taken for addresses in memory
+        raise StoreError(
+            f"the store {folder} holds objects ({dtype}), which are never read; remove it, then submit again"
+        )
     parts: list[NDArray[Any]] = []
     for name, rows in array["shards"]:
+        if Path(name).name != name:
+            raise StoreError(f"the store {folder} names {name!r}, which is no file of it; remove it, then submit again")
         shape = (rows, width) if width else (rows,)
         # An empty file cannot be mapped; the view drops the memmap class, whose indexing is slower.
         part = np.memmap(folder / name, dtype, "r", shape=shape).view(np.ndarray) if rows else np.empty(shape, dtype)

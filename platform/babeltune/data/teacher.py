@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
@@ -104,7 +105,7 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
     try:
         with quiet():
             modules = _modules(teacher, folder)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise TeacherError(
             f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer saved as safetensors "
             "that runs no code of its own"

@@ -9,6 +9,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from babeltune.engine.ledger import SweepFolder, leaderboard
+from babeltune.engine.places import driven_elsewhere
 from babeltune.records import Sweep, plain
 
 
@@ -37,25 +38,28 @@ class Board:
 
 
 def is_driven(folder: SweepFolder) -> bool:
-    """Whether a driver holds the sweep's lock now."""
+    """Whether a driver holds the sweep's lock now, or was heard on another machine a moment ago."""
+    folder.refresh()
     lock = FileLock(folder.path / "driver.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         return True
     lock.release()
-    return False
+    return driven_elsewhere(folder)
 
 
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     """What the commands say of a sweep in JSON."""
-    state = folder.state()
-    if state == "running" and not is_driven(folder):
+    state, driven = folder.state(), is_driven(folder)
+    if state == "running" and not driven:
         state = "interrupted"
     return {
         "sweep": folder.id,
         "state": state,
         "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
+        "driver": folder.read("driver.json") if driven else None,
+        "accepted_changes": folder.accepted(),
         "leaderboard": [plain(row) for row in leaderboard(folder)],
     }

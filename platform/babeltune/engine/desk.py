@@ -2,14 +2,20 @@
 
 Plain asyncio, so that it can be tested alone; `lanes.py` runs one as a small named actor. A trial is offered, a free
 lane takes it, each of its reports waits for a verdict, and it ends once all ranks of its lane agree that it did.
+
+What it knows is in a file before it answers, so a desk that died starts again where it was: every call may be made
+twice, and the second has the first one's answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 NAMESPACE = "babeltune"
@@ -20,6 +26,8 @@ GRACE = 5.0
 """Seconds that one failed rank waits for the others before its lane is restarted."""
 POLL = 10.0
 """Seconds after which an idle lane's question is answered with nothing, so that its ranks stay in touch."""
+KEPT = 100
+"""Ended trials that are remembered, for those who have not heard of their end."""
 
 Ending = Literal["done", "refused", "raised", "peer"]
 """How a rank left a trial: finished or stopped; a `BabeltuneError`, which all ranks raise alike; any other exception;
@@ -42,9 +50,9 @@ class _Work:
     """What the desk knows of one trial."""
 
     payload: dict[str, Any]
-    reports: deque[dict[str, Any]] = field(default_factory=deque)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """Those that the search has not said it has."""
     seen: int = 0
-    delivered: int = 0
     allowed: int = 0
     """Training may go past the report of this index."""
     stopped: bool = False
@@ -59,15 +67,48 @@ class _Work:
 class Desk:
     """Holds one assignment per lane, one report queue per trial, and who was told to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: str | Path | None = None) -> None:
+        """`file` keeps its state, which an earlier desk may have left there."""
+        self._file = Path(file) if file is not None else None
         self._works: dict[str, _Work] = {}
         self._pending: deque[str] = deque()
         self._assigned: dict[str, str] = {}
-        self._turns: dict[str, int] = {}
+        self._groups: dict[str, str] = {}
+        """Of each lane, the group of ranks that asked last."""
         self._waiting: set[str] = set()
         self._broken: dict[str, str] = {}
+        self._renewed: set[str] = set()
+        """Lanes whose groups shall be new ones before their next trial."""
+        self._retired: set[str] = set()
         self._closed = False
         self._changed = asyncio.Condition()
+        if self._file is not None and self._file.exists():
+            self._read(json.loads(self._file.read_text(encoding="utf-8")))
+
+    def _read(self, state: dict[str, Any]) -> None:
+        for trial, work in state["works"].items():
+            self._works[trial] = _Work(**{**work, "attempt": _Attempt(go_on=work["attempt"]["go_on"])})
+        self._pending.extend(state["pending"])
+        self._assigned, self._groups, self._broken = state["assigned"], state["groups"], state["broken"]
+        self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
+
+    def _write(self) -> None:
+        if self._file is None:
+            return
+        state = {
+            "works": {trial: asdict(work) for trial, work in self._works.items()},
+            "pending": list(self._pending),
+            "assigned": self._assigned,
+            "groups": self._groups,
+            "broken": self._broken,
+            "renewed": sorted(self._renewed),
+            "retired": sorted(self._retired),
+            "closed": self._closed,
+        }
+        new = self._file.with_suffix(".new")
+        with contextlib.suppress(OSError):  # on a disk that refuses, its death would end the sweep, which is resumed
+            new.write_text(json.dumps(state), encoding="utf-8")
+            new.replace(self._file)
 
     async def _until(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """True once `ready()` holds, False after `seconds` without."""
@@ -79,6 +120,8 @@ class Desk:
             return True
 
     async def _tell(self) -> None:
+        """Keeps what has changed and wakes those who wait for it."""
+        self._write()
         async with self._changed:
             self._changed.notify_all()
 
@@ -86,28 +129,31 @@ class Desk:
 
     async def offer(self, trial: str, payload: dict[str, Any]) -> None:
         """Puts a trial where the next free lane takes it."""
-        self._works[trial] = _Work(payload)
-        self._pending.append(trial)
-        await self._tell()
+        if trial not in self._works:
+            self._works[trial] = _Work(payload)
+            self._pending.append(trial)
+            await self._tell()
 
-    async def next_report(self, trial: str) -> dict[str, Any]:
-        """Lets the trial go on past its last report and waits for the next: `{"report": …}` or `{"ended": reason}`."""
+    async def next_report(self, trial: str, after: int) -> dict[str, Any]:
+        """Lets the trial go on past report `after` and waits for the next: `{"report": …}` or `{"ended": reason}`."""
         work = self._works[trial]
-        work.allowed = max(work.allowed, work.delivered)
+        work.allowed = max(work.allowed, after)
+        work.reports = [report for report in work.reports if report["index"] > after]
         await self._tell()
         await self._until(lambda: bool(work.reports) or work.ended)
         if not work.reports:
             return {"ended": work.reason}
-        report = work.reports.popleft()
-        work.delivered = report["index"]
-        if report.get("last"):
-            work.allowed = work.delivered
+        report = work.reports[0]
+        if report.get("last") and work.allowed < report["index"]:
+            work.allowed = report["index"]
             await self._tell()
         return {"report": report}
 
     async def stop(self, trial: str) -> None:
-        """Ends the trial at its current or next report."""
-        work = self._works[trial]
+        """Ends the trial at its current report or, between two, within about a second."""
+        work = self._works.get(trial)
+        if work is None:
+            return
         work.stopped = True
         if trial in self._pending:
             self._pending.remove(trial)
@@ -124,14 +170,30 @@ class Desk:
 
     async def ready(self) -> None:
         """Waits for the first lane that can train, or that says why it cannot."""
-        await self._until(lambda: bool(self._turns or self._broken))
+        await self._until(lambda: bool(self._groups or self._broken))
+
+    async def renew(self, lane: str) -> None:
+        """Asks for a new group of ranks in the lane, before its next trial."""
+        self._renewed.add(lane)
+        await self._tell()
+
+    async def retire(self, lane: str) -> str | None:
+        """Forgets a lane that has lost its place; its trial, which is returned, goes to the next free one."""
+        self._retired.add(lane)
+        self._waiting.discard(lane)
+        trial = self._assigned.pop(lane, None)
+        if trial is not None:
+            self._works[trial].attempt = _Attempt()
+            self._pending.appendleft(trial)
+        await self._tell()
+        return trial
 
     async def broken(self) -> dict[str, str]:
         """The lanes that cannot train at all, with reasons."""
         return dict(self._broken)
 
     async def close(self) -> None:
-        """Sends every lane home: idle ones now, busy ones at their next report."""
+        """Sends every lane home: idle ones now, busy ones as `stop` does."""
         self._closed = True
         for work in self._works.values():
             work.stopped = True
@@ -144,27 +206,42 @@ class Desk:
         self._broken[lane] = reason
         await self._tell()
 
-    async def next(self, lane: str) -> dict[str, Any]:
-        """The lane's trial: the unfinished one after a restart, else the next offered.
+    async def next(self, lane: str, group: str) -> dict[str, Any]:
+        """The lane's trial: the unfinished one where this group of ranks is new, else the next offered.
 
-        Returns `{"trial", "payload"}`, `{}` when none came within `POLL` seconds, or `{"closed": True}`.
+        Returns `{"trial", "payload"}`, `{}` when none came within `POLL` seconds, `{"renew": True}` for a group that a
+        new one shall replace, or `{"closed": True}`.
         """
-        turn = self._turns[lane] = self._turns.get(lane, 0) + 1
-        if lane in self._assigned and self._restarted(lane):
+        new = self._groups.get(lane) != group
+        self._groups[lane] = group
+        if new:
+            self._renewed.discard(lane)
+        if lane in self._assigned and (not new or self._restarted(lane)):
             await self._tell()
             return self._assignment(lane)
         self._waiting.add(lane)
         await self._tell()
+
+        def called() -> bool:
+            return self._closed or lane in self._renewed or self._groups[lane] != group or lane in self._retired
+
         try:
-            await self._until(lambda: self._closed or bool(self._pending) or self._turns[lane] != turn, POLL)
+            await self._until(lambda: called() or bool(self._pending), POLL)
         finally:
-            if self._turns[lane] == turn:
+            if self._groups[lane] == group:
                 self._waiting.discard(lane)
-        if self._closed:
+        if self._groups[lane] != group:
+            return {}
+        if self._closed or lane in self._retired:
             return {"closed": True}
-        if not self._pending or self._turns[lane] != turn:
+        if lane in self._renewed:
+            return {"renew": True}
+        if not self._pending:
             return {}
         self._assigned[lane] = self._pending.popleft()
+        for trial in [name for name, work in self._works.items() if work.ended][:-KEPT]:
+            del self._works[trial]
+        self._write()
         return self._assignment(lane)
 
     def _assignment(self, lane: str) -> dict[str, Any]:
@@ -203,14 +280,25 @@ class Desk:
         await self._until(lambda: work.stopped or work.allowed >= index)
         return not work.stopped
 
-    async def leave(self, lane: str, trial: str, rank: int, world: int, ending: Ending, reason: str) -> bool:
+    async def stopped(self, trial: str) -> bool:
+        """Whether the trial should end before its next report."""
+        return self._works[trial].stopped
+
+    async def leave(
+        self, lane: str, trial: str, rank: int, world: int, ending: Ending, reason: str, renew: bool = False
+    ) -> bool:
         """One rank's word that it left the trial; waits for the others. False means: restart the group.
 
-        Ranks that all finished, or all refused alike, go on together. Any other exception leaves collectives out of
-        step, so the group is restarted, and the trial has failed unless the only cause was a rank's death.
+        Ranks that all finished, or all refused alike, go on together, unless one wants a new group (`renew`). Any other
+        exception leaves collectives out of step, so the group is restarted, and the trial has failed unless the only
+        cause was a rank's death.
         """
-        work = self._works[trial]
+        work = self._works.get(trial)
+        if work is None or self._assigned.get(lane) != trial:
+            return work is None or work.attempt.go_on is not False
         attempt = work.attempt
+        if renew:
+            self._renewed.add(lane)
         if attempt.go_on is None:
             attempt.endings[rank] = (ending, reason)
             patience = None if ending == "done" else GRACE
@@ -224,7 +312,7 @@ class Desk:
     def _settle(self, lane: str, work: _Work, attempt: _Attempt, world: int) -> None:
         kinds = {ending for ending, _ in attempt.endings.values()}
         agreed = len(attempt.endings) == world and (world == 1 or kinds in ({"done"}, {"refused"}))
-        attempt.go_on = agreed
+        attempt.go_on = agreed and lane not in self._renewed
         own = [why for ending, why in attempt.endings.values() if ending in ("refused", "raised")]
         if own:
             self._end(lane, own[0])

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from babeltune.errors import BabeltuneError
+from babeltune.engine.access import OPEN, wants_token
+from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
-from babeltune.tracking.mlflow_store import first_line, open_client, without_password
+from babeltune.storage.bucket import Bucket
+from babeltune.storage.where import Where
+from babeltune.tracking.mlflow_store import open_client, why, without_password
 
 PYTHON = (3, 11)
 LOOKED_AT = ("ray", "torch", "transformers", "sentence-transformers", "optuna", "mlflow")
@@ -87,7 +90,7 @@ def packages(have: Mapping[str, str], needs: Iterable[Requirement]) -> Iterator[
 
 
 def storage(cluster: Cluster) -> Iterator[Finding]:
-    place = Path(cluster.storage).absolute()
+    place = cluster.folder
     probe = place / f".doctor-{uuid.uuid4().hex[:8]}"
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -98,8 +101,29 @@ def storage(cluster: Cluster) -> Iterator[Finding]:
         yield Finding("storage", False, f"{place} cannot be written ({error.strerror}); change `storage` or its owner")
         return
     room = f"{free / 2**30:.1f} GiB free"
+    if cluster.mirrored is not None:
+        yield bucket(cluster.mirrored)
     yield Finding(
-        "storage", free > ROOM, f"{place}, {room}" + ("" if free > ROOM else "; make room, or change `storage`")
+        "storage" if cluster.mirrored is None else "cache",
+        free > ROOM,
+        f"{place}, {room}" + ("" if free > ROOM else "; make room, or change `storage`"),
+    )
+
+
+def bucket(where: Where) -> Finding:
+    """Whether what is written behind the URI can be read and removed."""
+    key, word = f".doctor-{uuid.uuid4().hex}", b"0" * 4096
+    try:
+        store = Bucket(where.uri, patience=5)
+        store.write(key, word)
+        same = store.read(key) == word
+        store.remove(key)
+    except ClusterError as error:
+        return Finding("storage", False, str(error))
+    return Finding(
+        "storage",
+        same,
+        where.uri if same else f"{where.uri} gives back other bytes than it was given; look at the store",
     )
 
 
@@ -114,13 +138,7 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
         open_client(uri).search_experiments(max_results=1)
         yield Finding("tracking", True, shown)
     except Exception as error:  # whatever a store, its driver or a proxy raises
-        why = first_line(error)
-        what = (
-            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            if "401" in why or "403" in why
-            else "start it, or change `mlflow`"
-        )
-        yield Finding("tracking", False, f"{shown} does not answer ({why}); {what}")
+        yield Finding("tracking", False, f"{shown} does not answer: {why(error)}; start it, or change `mlflow`")
     finally:
         os.environ.pop("MLFLOW_HTTP_REQUEST_TIMEOUT")
         if kept is not None:
@@ -149,13 +167,15 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
             yield Finding("address", False, f"{cluster.address} does not answer; start Ray, or change `address`")
             return
         try:
-            with connected(cluster):
+            with connected(cluster, insecure=True):
+                closed = wants_token(ray.get_runtime_context().gcs_address)
                 have = ray.cluster_resources()
                 nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         except BabeltuneError as error:
             yield Finding("address", False, str(error))
             return
         yield Finding("address", True, f"{cluster.address}: {nodes} nodes")
+        yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
     for name, needs, key in (("cpus", cpus, "cpus_per_worker"), ("gpus", gpus, "gpus_per_worker")):
         there = have.get(name.upper()[:-1], 0.0)
         words = f"{there:g}, a trial needs {needs:g}"

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
+from optuna.trial import TrialState
+
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.engine.environment import environment_facts
-from babeltune.engine.ledger import State, SweepFolder, outcome, trial_row
+from babeltune.engine.ledger import State, SweepFolder, condition_of, outcome, read_outcome, trial_row
+from babeltune.engine.searcher import WORDS, Ledger
 from babeltune.method import load_method, make_config
-from babeltune.records import Point, Scalar, Sweep, plain, report_from
-from babeltune.tracking.tracker import Status, Tracker
+from babeltune.records import Point, Report, Scalar, Sweep, plain, report_from
+from babeltune.tracking.tracker import Status, Told, Tracker
+from babeltune.training.checkpoint import read_reports
+
+LAST_WAIT = 60.0
+"""Seconds that a sweep waits at its end for MLflow to take everything."""
 
 
 def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
@@ -35,10 +43,12 @@ def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
 
 def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:
     """Waits a minute for MLflow and records what it has not taken."""
-    tracker.flush(60)
+    tracker.flush(LAST_WAIT)
     unsent, trouble = tracker.waiting(), tracker.trouble
-    folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
-    tracker.close(timeout=0 if unsent else 10)
+    try:
+        folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
+    finally:
+        tracker.close(timeout=0 if unsent else 10)
 
 
 class Tracking:
@@ -78,6 +88,8 @@ class Tracking:
             taught = facts_of(Path(self.prepared.teacher))
             texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}
         spec = {"babeltune.spec": json.dumps(plain(self.sweep), ensure_ascii=False)}
+        if history := self.folder.accepted():
+            spec["babeltune.accepted_changes"] = json.dumps(history, ensure_ascii=False)
         self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
         for name, scores in self.folder.baselines().items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
@@ -86,23 +98,43 @@ class Tracking:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number in sorted(self.open):
-            self.end(number, "stopped", "")
+        with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
+            for number in sorted(self.open):
+                self.end(number, "stopped", "")
+            self.catch_up()
         kind = error[0]
         stopped = kind is KeyboardInterrupt or (kind is None and not self.complete)
         self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if kind is None else "FAILED")
         close_tracker(self.tracker, self.folder)
+
+    def catch_up(self) -> None:
+        """Tells what the ledger has and nobody has told: a driver died, or its disk was full, between the two."""
+        told = self.tracker.told()
+        recorded: dict[int, set[int]] = {}
+        ended: dict[int, dict[str, Any]] = {}
+        for line in Ledger(self.folder.path / "results.jsonl").lines:
+            recorded.setdefault(line["number"], set())
+            if line["event"] == "report":
+                recorded[line["number"]].add(line["index"])
+            elif line["event"] == "end":
+                ended[line["number"]] = line
+        for number, indices in recorded.items():
+            known, place = told.get(str(number), Told()), self.folder.trial(number)
+            reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]
+            state = WORDS[TrialState[ended[number]["state"]]] if number in ended else None
+            late = state is not None and (not known.ended or state != read_outcome(place))
+            if reports or late:
+                self.start(number)
+                for report in reports:
+                    self.report(number, report)
+                self.end(number, state or "stopped", ended.get(number, {}).get("reason", ""))
 
     def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
         """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
         if kind == "start":
             return self.start(number)
         if kind == "report":
-            report = report_from(info)
-            now = report.points[-1].time_ms if report.points else int(time.time() * 1000)
-            scores = Point(step=report.step, time_ms=now, values=report.metrics)
-            self.tracker.metrics(number, [*report.points, scores])
-            self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
+            self.report(number, report_from(info))
             run = self.tracker.run_id(number)
             return {"mlflow_run": run} if run else None
         self.end(number, info["state"], info.get("reason") or "")
@@ -119,9 +151,18 @@ class Tracking:
         method = load_method(trial["method"])
         config = make_config(method, trial["config"])
         negatives = self.prepared.negatives_seen(method, config, trial["training"]["global_batch"])
+        history = self.folder.accepted()
+        began = {"babeltune.condition": condition_of(number, history)} if history else {}
         tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
-        self.tracker.start_trial(number, {**settings, **searched}, tags)
+        self.tracker.start_trial(number, {**settings, **searched}, {**tags, **began})
         return None
+
+    def report(self, number: int, report: Report) -> None:
+        trained = [point.time_ms for point in report.points if "train/loss" in point.values]
+        now = trained[-1] if trained else int(time.time() * 1000)  # whenever it is told, it is the same to MLflow
+        scores = Point(step=report.step, time_ms=now, values=report.metrics)
+        self.tracker.metrics(number, [*report.points, scores])
+        self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
 
     def end(self, number: int, state: State, reason: str) -> None:
         place = self.folder.trial(number)

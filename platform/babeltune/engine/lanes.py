@@ -1,210 +1,60 @@
-"""Warm lanes: long-lived Ray Train groups that take trial after trial. The only door to Ray Train.
+"""Warm lanes: long-lived Ray Train groups that take trial after trial.
 
-Each lane is one `TorchTrainer` run whose ranks wait at the desk (`desk.py`), run a trial together, and wait again. So
-a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands it the same
-trial, and the trial resumes from its own checkpoint.
+Each lane is one `TorchTrainer` run whose ranks wait at the desk (`desk.py`), run a trial together (`lane.py`), and wait
+again. So a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands it the
+same trial, and the trial resumes from its own checkpoint. Nodes that come bring lanes, and those that go take them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
-import json
+import math
 import os
-import random
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import ray
 import ray.train
-import ray.train.torch
-import torch
-from ray._private.state import state as cluster_state
 from ray._raylet import PlacementGroupID
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
-from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
-from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-from ray.train.v2._internal.execution.controller import TrainController
 from ray.util.placement_group import PlacementGroup, remove_placement_group
-from torch import distributed
 
-from babeltune.engine.desk import DIED, NAMESPACE, POLL, Desk, Ending
-from babeltune.engine.system import SystemMetrics
-from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.engine.desk import NAMESPACE, POLL, Desk
+from babeltune.engine.lane import lane_loop
+from babeltune.engine.trainer import LaneTrainer, groups_of, here, room_for
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Isolation
 
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again."""
 TEAR_DOWN = 30.0
 """Seconds to wait for a lane that was killed to free its resources."""
-ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-}
-"""What the controller of a Ray Train run reads. A worker that does not answer for two minutes hangs: its lane's group
-is restarted."""
+SURVEY = 5.0
+"""Seconds between two looks at which nodes there are."""
+HOMELESS = 15.0
+"""Seconds that a lane which has lost its place may wait for a node to come back."""
 
 
-class RunTrial(Protocol):
-    """The function that a lane's ranks call for each trial."""
-
-    def __call__(self, payload: dict[str, Any], desk: Reporter, rank: int, world: int, device: str) -> None: ...
-
-
-class Reporter:
-    """A trial's line to the desk. Every rank calls `report` for every report."""
-
-    def __init__(self, desk: Any, trial: str, rank: int, world: int, device: str) -> None:
-        self._desk, self._trial, self._rank, self._world, self._device = desk, trial, rank, world, device
-        self._system = SystemMetrics()
-
-    def report(self, report: dict[str, Any]) -> bool:
-        """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
-
-        `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
-        trial. Where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its
-        last report: it is recognised by its index.
-        """
-        words = ""
-        if self._rank == 0:
-            if "points" in report and "step" in report:
-                now = {"step": report["step"], "time_ms": time.time_ns() // 1_000_000, "values": self._system.read()}
-                report = {**report, "points": [*report["points"], now]}
-            words = json.dumps(ray.get(self._desk.report.remote(self._trial, report)))
-        return bool(json.loads(_from_rank_0(words, self._rank, self._world, self._device)))
-
-
-def _from_rank_0(words: str, rank: int, world: int, device: str) -> str:
-    """Rank 0's string on every rank, as bytes: nothing is pickled."""
-    if world == 1:
-        return words
-    data = torch.tensor(list(words.encode()), dtype=torch.uint8)
-    size = torch.tensor([len(data)], device=device)
-    distributed.broadcast(size, 0)
-    if rank:
-        data = torch.empty(int(size.item()), dtype=torch.uint8)
-    data = data.to(device)
-    distributed.broadcast(data, 0)
-    return bytes(data.cpu().tolist()).decode()
-
-
-def _fresh(seed: int, threads: int) -> None:
-    """Puts the process's random and torch state where a new process would have it, so that no trial sees the last."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("numpy").random.seed(seed % 2**32)
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
-    torch.use_deterministic_algorithms(False)
-    torch.set_float32_matmul_precision("highest")
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def _ending(error: Exception) -> Ending:
-    if isinstance(error, BabeltuneError):
-        return "refused"
-    words = str(error).lower()
-    broken = any(name in words for name in ("gloo", "nccl", "by peer", "store->", "tcpstore"))
-    if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and broken):
-        return "peer"
-    return "raised"
-
-
-def _reason(error: Exception) -> str:
-    """The exception's type and message, with where it was raised unless it is one of ours."""
-    words = str(error) if isinstance(error, BabeltuneError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, BabeltuneError):
-        return words
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
-    return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
-
-
-def load(path: str) -> Callable[..., Any]:
-    """The function that an import path such as `babeltune.engine.trial:run` names."""
-    module, _, name = path.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return found
-
-
-def lane_loop(settings: dict[str, Any]) -> None:
-    """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
-    context = ray.train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
-    device = str(ray.train.torch.get_device())
-    lane = settings["lane"]
-    desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
-    try:
-        run = load(settings["run_trial"])
-    except Exception as error:
-        ray.get(desk.refuse.remote(lane, _reason(error)))
-        return
-    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
-    while True:
-        words = json.dumps(ray.get(desk.next.remote(lane))) if rank == 0 else ""
-        answer = json.loads(_from_rank_0(words, rank, world, device))
-        if answer.get("closed"):
-            return
-        if answer:
-            trial, payload = answer["trial"], answer["payload"]
-            _fresh(int(payload.get("seed", 0)), settings["threads"])
-            reporter = Reporter(desk, trial, rank, world, device)
-            ending, reason, cause = _attempt(run, payload, reporter, rank, world, device)
-            if not ray.get(desk.leave.remote(lane, trial, rank, world, ending, reason)):
-                raise ClusterError(f"lane {lane} restarts after trial {trial}: {reason or DIED}") from cause
-
-
-def _attempt(
-    run: RunTrial, payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
-) -> tuple[Ending, str, Exception | None]:
-    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane."""
-    try:
-        run(payload, reporter, rank, world, device)
-    except Exception as error:
-        return _ending(error), _reason(error), error
-    return "done", "", None
-
-
-LEFT_OUT = (
-    DatasetsCallback,
-    PlacementGroupCleanerCallback,
-    WorkingDirectorySetupCallback,
-    ControllerMetricsCallback,
-    WorkerMetricsCallback,
-)
-"""What Ray Train would do besides, of which a lane has no use: Ray Data and a watcher cost every group a process of
-their own, and relative paths keep their meaning in the workers."""
-
-
-class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
-    """A Ray Train run whose `fit` starts the controller and does not wait for its end."""
+@dataclass
+class _Lane:
+    """One lane's Ray Train run."""
 
     controller: Any
-    """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
-
-    def _create_default_callbacks(self) -> list[Any]:
-        return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
-
-    def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
-        kind = ray.remote(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})(TrainController)
-        self.controller = kind.remote(**parts)
-        return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
+    run: Any
+    """Its end."""
+    homeless: float | None = None
+    """Since when its group has no place."""
 
 
 class Lanes:
     """A sweep's desk and lanes, from `with` to the end of its block.
 
-    `count` lanes of `workers` ranks each, or as many as the cluster holds (`auto`). Raises `ClusterError` when not
+    At most `count` lanes of `workers` ranks each, as many as the cluster holds at each time; no less than
+    `least_workers` ranks where nodes are gone. `note` is told what becomes of lanes. Raises `ClusterError` when not
     even one fits, or when `run_trial` (an import path) cannot be loaded on the workers.
     """
 
@@ -217,30 +67,53 @@ class Lanes:
         gpus_per_worker: float,
         run_trial: str,
         storage: str | Path,
+        least_workers: int | None = None,
+        isolation: Isolation = "lane",
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
-        fit = lanes_that_fit(workers, cpus_per_worker, gpus_per_worker)
-        self.count = fit if count == "auto" else min(count, fit)
+        self._workers, self._least = workers, min(workers, least_workers or workers)
+        self._shares = cpus_per_worker, gpus_per_worker
+        self._limit = math.inf if count == "auto" else count
+        self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
         asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-        resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
-        self._scaling = {"num_workers": workers, "use_gpu": gpus_per_worker > 0, "resources_per_worker": resources}
+        self._resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
         self._settings = {
             "desk": self.desk_name,
             "run_trial": run_trial,
             "storage": str(storage),
             "threads": max(1, int(cpus_per_worker)),
+            "isolation": isolation,
         }
-        self._lanes: dict[str, Any] = {}
-        self._runs: dict[str, Any] = {}
-        self._respawns = 0
+        self._desk_file = Path(storage).absolute() / f"{self.desk_name}.json"
+        self._lanes: dict[str, _Lane] = {}
+        self._started = self._respawns = 0
+        self._seen: dict[str, int] = {}
+        """The last report that `next_report` gave of each trial."""
+        self._surveyed = 0.0
+        self._note = note
+
+    @property
+    def count(self) -> int:
+        """How many lanes there are now; before the block, how many it begins with."""
+        return len(self._lanes) or self._first
 
     def __enter__(self) -> Self:
-        self._desk = ray.remote(Desk).options(name=self.desk_name, namespace=NAMESPACE, num_cpus=0).remote()
+        self._desk_file.parent.mkdir(parents=True, exist_ok=True)
+        desk = ray.remote(Desk).options(
+            name=self.desk_name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=here(),
+        )
+        self._desk = desk.remote(str(self._desk_file))
         try:
-            for index in range(self.count):
-                self._start(f"{self.desk_name}-lane-{index}")
+            for _ in range(self._first):
+                self._add()
             ready = self._desk.ready.remote()
-            while ready not in ray.wait([ready, *self._runs.values()], num_returns=1)[0]:
+            while ready not in ray.wait([ready, *self._runs()], num_returns=1)[0]:
                 self.mend()
             self.mend()
         except BaseException:
@@ -251,14 +124,23 @@ class Lanes:
     def __exit__(self, kind: object, *_: object) -> None:
         self._tear_down(patience=0 if kind else 2 * POLL)
 
+    def _add(self) -> str:
+        lane = f"{self.desk_name}-lane-{self._started}"
+        self._started += 1
+        self._start(lane)
+        return lane
+
     def _start(self, lane: str) -> None:
         """A Ray Train run of the lane's ranks."""
-        gpu = self._scaling["use_gpu"]
-        trainer = _Trainer(
+        trainer = LaneTrainer(
             lane_loop,
+            least_workers=self._least,
             train_loop_config={**self._settings, "lane": lane},
-            scaling_config=ray.train.ScalingConfig(**self._scaling),
-            torch_config=ray.train.torch.TorchConfig(backend="nccl" if gpu else "gloo"),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=self._workers,
+                use_gpu="GPU" in self._resources,
+                resources_per_worker=self._resources,
+            ),
             run_config=ray.train.RunConfig(
                 name=lane,
                 storage_path=self._settings["storage"],
@@ -266,11 +148,15 @@ class Lanes:
             ),
         )
         trainer.fit()
-        self._lanes[lane] = trainer.controller
-        self._runs[lane] = trainer.controller.run.remote()
+        self._lanes[lane] = _Lane(trainer.controller, trainer.controller.run.remote())
+
+    def _runs(self) -> list[Any]:
+        return [lane.run for lane in self._lanes.values()]
 
     def mend(self) -> None:
-        """Starts a lane again whose run ended; its trial goes on in it. `ClusterError` when that is in vain."""
+        """Starts a lane again whose run ended, and has as many as the nodes hold. `ClusterError` when that is in vain.
+
+        Call it every second or so."""
         for lane, reason in ray.get(self._desk.broken.remote()).items():
             raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
         for lane in self._ended(0):
@@ -278,20 +164,40 @@ class Lanes:
             self._respawns += 1
             if self._respawns > RESPAWNS:
                 raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
+            self._note(f"lane {lane} ended ({reason}) and is started again")
             self._end([lane])
             self._start(lane)
+        if time.monotonic() - self._surveyed > SURVEY:
+            self._surveyed = time.monotonic()
+            self._survey()
+
+    def _survey(self) -> None:
+        """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
+        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares)):
+            self._note(f"there is room for another lane: {self._add()}")
+        ranks = _ranks({name: lane.controller for name, lane in self._lanes.items()})
+        now = time.monotonic()
+        for name, lane in self._lanes.items():
+            lane.homeless = None if name in ranks else lane.homeless or now
+        lost = [n for n, lane in self._lanes.items() if lane.homeless is not None and now - lane.homeless > HOMELESS]
+        for name in lost[: len(self._lanes) - max(1, _held(self._least, *self._shares))]:
+            trial = ray.get(self._desk.retire.remote(name))
+            self._end([name])
+            self._note(f"lane {name} has lost its node; {f'{trial} goes on in another' if trial else 'it was idle'}")
+        for name, count in ranks.items():
+            if count < self._workers and room_for(self._resources):
+                ray.get(self._desk.renew.remote(name))
 
     def _ended(self, seconds: float) -> list[str]:
         """The lanes whose run is over; waits at most `seconds` until all are."""
-        ended = (
-            ray.wait(list(self._runs.values()), num_returns=len(self._runs), timeout=seconds)[0] if self._runs else []
-        )
-        return [lane for lane, run in self._runs.items() if run in ended]
+        runs = self._runs()
+        ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
+        return [name for name, lane in self._lanes.items() if lane.run in ended]
 
     def _why_ended(self, lane: str) -> str:
         try:
-            ray.get(self._runs[lane])
-            error = ray.get(self._lanes[lane].get_result.remote()).error
+            ray.get(self._lanes[lane].run)
+            error = ray.get(self._lanes[lane].controller.get_result.remote()).error
         except ray.exceptions.RayError as died:
             error = died
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
@@ -301,7 +207,7 @@ class Lanes:
         ray.get(self._desk.offer.remote(trial, payload))
 
     def stop(self, trial: str) -> None:
-        """Ends the trial at its next report."""
+        """Ends the trial, if it listens within about a second, else at its next report."""
         ray.get(self._desk.stop.remote(trial))
 
     def free(self) -> int:
@@ -309,8 +215,10 @@ class Lanes:
         return int(ray.get(self._desk.free.remote()))
 
     def next_report(self, trial: str) -> dict[str, Any]:
-        """`Desk.next_report`, for callers without Tune."""
-        answer: dict[str, Any] = ray.get(self._desk.next_report.remote(trial))
+        """`Desk.next_report`, for callers without Tune: each call has the report before it."""
+        answer: dict[str, Any] = ray.get(self._desk.next_report.remote(trial, self._seen.get(trial, 0)))
+        if "report" in answer:
+            self._seen[trial] = answer["report"]["index"]
         return answer
 
     def wait_idle(self, seconds: float) -> bool:
@@ -324,55 +232,64 @@ class Lanes:
             self._ended(patience)
         self._end(list(self._lanes))
         ray.kill(self._desk)
+        self._desk_file.unlink(missing_ok=True)
 
-    def _end(self, lanes: list[str]) -> None:
+    def _end(self, names: list[str]) -> None:
         """Ends lanes by force and waits until what they held is free.
 
         Ray frees a dead controller's groups only with the whole job, and its last group may be one that no rank has
         told of yet: so they are found by their creator, once it is dead.
         """
-        controllers, runs = [self._lanes.pop(lane) for lane in lanes], [self._runs.pop(lane) for lane in lanes]
-        for controller in controllers:
-            ray.kill(controller)
-        if runs:
-            ray.wait(runs, num_returns=len(runs), timeout=TEAR_DOWN)
+        lanes = [self._lanes.pop(name) for name in names]
+        for lane in lanes:
+            ray.kill(lane.controller)
+        if lanes:
+            ray.wait([lane.run for lane in lanes], num_returns=len(lanes), timeout=TEAR_DOWN)
         deadline = time.monotonic() + TEAR_DOWN
-        while (held := _groups_of(controllers)) and time.monotonic() < deadline:
+        while (
+            held := groups_of({lane.controller._actor_id.binary() for lane in lanes})
+        ) and time.monotonic() < deadline:
             for group in held:
-                remove_placement_group(group)
+                remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
             time.sleep(0.05)
 
 
-def _groups_of(controllers: list[Any]) -> list[PlacementGroup]:
-    """The placement groups that these actors created and that still hold something."""
-    creators = {controller._actor_id.binary() for controller in controllers}
-    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
-    groups = [PlacementGroupTableData.FromString(row) for row in rows]
-    return [
-        PlacementGroup(PlacementGroupID(group.placement_group_id))
-        for group in groups
-        if group.creator_actor_id in creators and group.state != PlacementGroupTableData.REMOVED
-    ]
+def _ranks(controllers: dict[str, Any]) -> dict[str, int]:
+    """How many ranks the lanes have that have a place."""
+    creators = {controller._actor_id.binary(): name for name, controller in controllers.items()}
+    placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
+    return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
 
 
-def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
-    """How many lanes the cluster's nodes hold; `ClusterError` when none."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
+def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float, *, least: int | None = None) -> int:
+    """How many lanes of these workers the nodes hold, one where they hold `least`; `ClusterError` when none."""
+    count = _held(workers, cpus_per_worker, gpus_per_worker)
+    count = count or min(1, _held(least or workers, cpus_per_worker, gpus_per_worker))
+    if count < 1:
+        nodes = _nodes()
+        cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
+        raise ClusterError(
+            f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
+            f"does not fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
+            "ask for fewer workers, or less per worker, in the cluster file"
+        )
+    return count
+
+
+def _nodes() -> list[dict[str, float]]:
+    """The resources of the nodes that are there."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _held(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
+    """How many lanes of these workers all nodes hold together."""
 
     def fit(node: dict[str, float]) -> int:
         shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
         shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
         return int(min(shares, default=workers) + 1e-6)
 
-    count = sum(fit(node) for node in nodes) // workers
-    if count < 1:
-        raise ClusterError(
-            f"a lane of {workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each does not "
-            f"fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
-            "ask for fewer workers, or less per worker, in the cluster file"
-        )
-    return count
+    return sum(fit(node) for node in _nodes()) // workers
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
     <storage>/sweeps/<id>/
         sweep.json  prepared.json  facts.json  baselines.json  state.json  driver.log
+        conditions/1/                                     sweep.json and prepared.json before an accepted change
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
         trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
 
@@ -34,6 +35,8 @@ class SweepFolder:
     """The paths of one sweep."""
 
     path: Path
+    refresh: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Brings here what another machine has changed (`places.py`)."""
 
     @property
     def id(self) -> str:
@@ -83,9 +86,16 @@ class SweepFolder:
         return scores
 
     def sweep(self) -> Sweep:
-        values = self.read("sweep.json")
+        return self._sweep_at("sweep.json")
+
+    def sweep_of(self, number: int) -> Sweep:
+        """The spec with which the trial began."""
+        return self._sweep_at(str(self.began_with(number, "sweep.json").relative_to(self.path)))
+
+    def _sweep_at(self, name: str) -> Sweep:
+        values = self.read(name)
         if values is None:
-            raise SweepError(f"{self.path} has no sweep.json; it is not a sweep's folder")
+            raise SweepError(f"{self.path} has no {name}; it is not a sweep's folder")
         return sweep_from(values)
 
     def set_state(self, state: str, **more: Scalar) -> None:
@@ -95,6 +105,24 @@ class SweepFolder:
     def state(self) -> str:
         values = self.read("state.json")
         return str(values["state"]) if values else "new"
+
+    def accepted(self) -> list[dict[str, Any]]:
+        """The changes that were accepted while the sweep went on (`changes.py`), the first first."""
+        entries: list[dict[str, Any]] = (self.read("facts.json") or {}).get("accepted", [])
+        return entries
+
+    def began_with(self, number: int, name: str) -> Path:
+        """The file of that name, `sweep.json` or `prepared.json`, as it was when the trial began."""
+        history = self.accepted()
+        for condition in range(condition_of(number, history), len(history) + 1):
+            if (kept := self.path / "conditions" / str(condition) / name).exists():
+                return kept
+        return self.path / name
+
+
+def condition_of(number: int, history: Sequence[Mapping[str, Any]]) -> int:
+    """Under which of a sweep's conditions the trial began: 1, and one more for each change accepted before."""
+    return 1 + sum(number not in entry["begun"] for entry in history)
 
 
 def sweep_folders(storage: Path) -> list[SweepFolder]:
@@ -169,6 +197,8 @@ class Row:
     """What the method found amiss with the training, such as labels that are nearly flat."""
     front: bool = False
     """With several objectives: no other trial is better in one and as good in all (the Pareto front)."""
+    condition: int = 1
+    """Which of the sweep's conditions it began under; more than one where changes were accepted."""
 
 
 def trial_row(path: Path, objective: Objective) -> Row:
@@ -193,6 +223,13 @@ def trial_row(path: Path, objective: Objective) -> Row:
         reason=outcome.get("reason", ""),
         warning=str(last.facts.get("warning", "")) if last else "",
     )
+
+
+def has_begun(path: Path) -> bool:
+    """Whether the trial in this folder has trained up to a checkpoint, or ended without one."""
+    checkpoints = path / "checkpoints"
+    kept = checkpoints.exists() and any(not each.name.startswith(".") for each in checkpoints.iterdir())
+    return kept or _read(path / "outcome.json").get("state", "running") not in ("running", "stopped")
 
 
 def scores_of(report: Report) -> dict[str, float]:
@@ -239,6 +276,8 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     sweep = folder.sweep()
     objective = sweep.objectives[0]
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
+    history = folder.accepted()
+    rows = [replace(row, condition=condition_of(int(row.name[1:]), history)) for row in rows]
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
@@ -302,6 +341,12 @@ def winner(folder: SweepFolder) -> Row:
         f"sweep {folder.id} has no finished trial to promote; states: {states or 'no trials'}; "
         f"`babeltune resume {folder.id}` goes on"
     )
+
+
+def read_outcome(folder: Path) -> State:
+    """How the trial ended, as far as its folder says."""
+    state: State = _read(folder / "outcome.json").get("state", "running")
+    return state
 
 
 def outcome(folder: Path, state: State, reason: str = "", **more: Scalar) -> None:

@@ -20,19 +20,12 @@ from typing import Any
 
 import optuna
 import ray
-from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.engine.lanes import Lanes
-from babeltune.engine.searcher import (
-    Ledger,
-    OnEvent,
-    OptunaSearcher,
-    Proposals,
-    all_failed,
-    open_study,
-)
+from babeltune.engine.recovery import sound_study
+from babeltune.engine.searcher import ENDED, Ledger, OnEvent, OptunaSearcher, Proposals, give_up_on
 from babeltune.engine.warm_start import Suggest, warm_trials
 from babeltune.engine.watcher import LaneTrainable
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
@@ -48,6 +41,8 @@ ENVIRONMENT = {
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
 MEND_SECONDS = 1.0
+WATCHERS = 3
+"""How often the actor that watches a trial may die and be replaced. The trial itself does not notice."""
 
 
 class Standalone(tune.Trainable):  # type: ignore[misc]
@@ -91,7 +86,7 @@ class _StandIn:
 
 
 class _Brakes(tune.Stopper):  # type: ignore[misc]
-    """Ends trials at their next report once the search should stop, and all at once when it is in trouble."""
+    """Ends trials at a report once the search should stop, and all at once when it is in trouble."""
 
     def __init__(self, stop: Callable[[], bool], look: Callable[[], bool]) -> None:
         self._stop, self._look = stop, look
@@ -111,13 +106,15 @@ class _KeepWatchers:
     """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
     for every other trial that ends while none waits, which is whenever a lane is busy."""
 
-    lanes = 0
+    def __init__(self, lanes: Callable[[], int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._lanes, self._kept = lanes, 0
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         """Called for every new trial."""
-        if controller is not None and self.lanes:
-            controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, self.lanes)
-            self.lanes = 0
+        if controller is not None and (more := self._lanes() - self._kept) > 0:
+            controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
+            self._kept += more
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
 
@@ -129,11 +126,12 @@ class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
     """Stops, at its rungs, those that are not among the best."""
 
 
-def scheduler_for(sweep: Sweep) -> TrialScheduler:
-    """ASHA over reports, which come at equal shares of the pairs seen, by the first objective."""
+def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
+    """ASHA over reports, which come at equal shares of the pairs seen, by the first objective. `lanes` counts them."""
     if sweep.scheduler.kind == "none":
-        return _Fifo()
+        return _Fifo(lanes)
     return _Asha(
+        lanes,
         time_attr="reports",
         metric="objective",
         mode="max" if sweep.objectives[0].goal == "maximize" else "min",
@@ -162,20 +160,20 @@ def search(
     trials: int,
     stop: Callable[[], bool],
     no_more: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
 ) -> bool:
     """Runs trials until the study in `folder` holds `trials` of them. True when it does, False when it was stopped.
 
     Trials that were running at a crash come first, under their numbers. `no_more` keeps new ones from starting; `stop`
-    also ends running ones at their next report, to be resumed. Raises `SweepError` when every trial fails, and
-    whatever `on_event` or `make_payload` raised.
+    also ends running ones, within about a second or at their next report, to be resumed. `check` is asked about once a
+    second, and what it raises ends the search at once. Raises `SweepError` when every trial fails, and whatever
+    `on_event` or `make_payload` raised.
     """
     os.environ.update(ENVIRONMENT)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = open_study(folder, sweep)
-    proposals = Proposals(study, sweep, suggest, warm_trials(folder, sweep, suggest))
-    ledger = Ledger(folder / "results.jsonl")
-    scheduler = scheduler_for(sweep)
-    scheduler.lanes = lanes.count
+    ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
+    proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
+    scheduler = scheduler_for(sweep, lambda: lanes.count)
     searcher = OptunaSearcher(
         sweep=sweep,
         proposals=proposals,
@@ -192,7 +190,7 @@ def search(
         if trial.state.is_finished():
             prime(scheduler, f"before-{number}", ledger.reports(number))
     try:
-        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop)
+        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop, check)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
@@ -203,9 +201,9 @@ def search(
         ) from searcher.trouble
     if searcher.trouble is not None:
         raise searcher.trouble
-    ended = proposals.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-    if ended and not stop() and all(trial.state == TrialState.FAIL for trial in ended.values()):
-        raise all_failed(ended.values())
+    ended = proposals.trials(*ENDED)
+    if not stop():
+        give_up_on(ended.values(), 1.0)
     return len(ended) >= trials
 
 
@@ -216,6 +214,7 @@ def _run_tune(
     searcher: OptunaSearcher,
     scheduler: TrialScheduler,
     stop: Callable[[], bool],
+    check: Callable[[], None],
 ) -> None:
     looked = time.monotonic()
 
@@ -224,7 +223,10 @@ def _run_tune(
         if searcher.trouble is None and time.monotonic() - looked > MEND_SECONDS:
             looked = time.monotonic()
             try:
+                if stop():
+                    searcher.leave()
                 lanes.mend()
+                check()
             except (BabeltuneError, ray.exceptions.RayError) as error:
                 searcher.trouble = error
         return searcher.trouble is not None
@@ -242,6 +244,7 @@ def _run_tune(
             stop=_Brakes(stop, look),
             storage_path=str(folder.resolve()),
             reuse_actors=True,
+            max_failures=WATCHERS,
             verbose=0,
             raise_on_failed_trial=False,
             trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",

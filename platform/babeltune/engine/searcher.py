@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from ray.tune.search import Searcher
 
 from babeltune.engine.lanes import Lanes
 from babeltune.engine.warm_start import STUDY, WARM, Suggest, fitting, like
-from babeltune.errors import SweepError
+from babeltune.errors import StorageError, SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.spec.space import grid
 from babeltune.tracking.spool import end_on_a_line
@@ -27,7 +28,16 @@ from babeltune.tracking.spool import end_on_a_line
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
 """Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
 `stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
-WORDS = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
+LOCKED = 60.0
+"""Seconds to wait for a study in which another process writes."""
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ENOUGH = 5
+"""Trials that must have ended before a sweep gives up."""
+WORDS: dict[TrialState, Literal["finished", "pruned", "failed"]] = {
+    TrialState.COMPLETE: "finished",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
 
 
 def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
@@ -45,7 +55,9 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     folder.mkdir(parents=True, exist_ok=True)
     return optuna.create_study(
         study_name=STUDY,
-        storage=f"sqlite:///{folder / 'study.db'}",
+        storage=optuna.storages.RDBStorage(
+            f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": LOCKED}}
+        ),
         directions=[objective.goal for objective in sweep.objectives],
         load_if_exists=True,
     )
@@ -151,16 +163,31 @@ def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm
     study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
     proposals = Proposals(study, sweep, suggest, warm)
     found: dict[int, dict[str, Scalar]] = {}
+
+    def drawn_again(_: dict[str, Scalar]) -> int:
+        number, params = proposals.ask()
+        found[number] = params
+        return number
+
+    follow(lines, proposals, drawn_again)
+    return found
+
+
+def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
+    """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
+    and returns its number."""
     for line in lines:
         number = line["number"]
         if line["event"] == "propose":
-            asked, params = proposals.ask()
-            found[asked] = params
+            if (began := propose(line["params"])) != number:
+                raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
         elif line["event"] == "report":
             proposals.report(number, line["index"], line["values"])
+            proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
         elif line["event"] == "end":
+            if line.get("reason"):
+                proposals.note(number, {"reason": line["reason"]})
             proposals.tell(number, TrialState[line["state"]], line["values"])
-    return found
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
@@ -214,6 +241,10 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         for number, trial in sorted(self._proposals.trials().items()):
             if number not in proposed:
                 self._ledger.add("propose", number, params=trial.params)
+            told = {line["index"] for line in self._ledger.reports(number)}
+            for index, value in sorted(trial.intermediate_values.items()):
+                if index not in told:
+                    self._ledger.add("report", number, index=index, values=[value])
             if number not in ended and trial.state.is_finished():
                 values = trial.values if trial.state == TrialState.COMPLETE else None
                 self._ledger.add("end", number, state=trial.state.name, values=values)
@@ -225,7 +256,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         if self._no_more() or (not self._resumed and len(self._proposals.trials()) >= self._budget):
             return str(Searcher.FINISHED)
         try:
-            return self._propose(trial_id) if self._lanes.free() else None
+            # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
+            free = len(self._numbers) < self._lanes.count and self._lanes.free()
+            return self._propose(trial_id) if free else None
         except Exception as error:
             self.trouble = error
             return str(Searcher.FINISHED)
@@ -273,7 +306,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self.trouble = caught
 
     def leave(self) -> None:
-        """Ends, at their next report, the trials that a search in trouble no longer watches."""
+        """Tells the trials that run to stop."""
         for trial_id in self._numbers:
             self._lanes.stop(trial_id)
 
@@ -287,7 +320,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         values = [report["metrics"][objective.metric] for objective in self._sweep.objectives]
         self._proposals.report(number, report["index"], values)
         self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
-        self._ledger.add("report", number, index=report["index"], values=values)
+        self._ledger.add(
+            "report", number, index=report["index"], values=values, checkpoint=report.get("checkpoint", "")
+        )
         self._tell("report", number, report)
 
     def _end(self, number: int, result: dict[str, Any]) -> None:
@@ -295,6 +330,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         reports = self._ledger.reports(number)
         values = reports[-1]["values"] if reports else None
         reason = result.get("failed")
+        if reason is not None and reason.startswith(StorageError.begins):
+            raise StorageError(reason)  # no fact about the trial, which stays as it is and is resumed
         if reason is not None:
             state = TrialState.FAIL
         elif reason := result.get("pruned"):
@@ -310,23 +347,19 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._proposals.note(number, {"reason": reason})
         told = values if state == TrialState.COMPLETE else None
         self._proposals.tell(number, state, told)
-        self._ledger.add("end", number, state=state.name, values=told)
+        self._ledger.add("end", number, state=state.name, values=told, **({"reason": reason} if reason else {}))
         self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
-        self._give_up_when_all_fail()
-
-    def _give_up_when_all_fail(self) -> None:
-        ended = self._proposals.trials(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL).values()
-        enough = max(5, self._lanes.count)
-        if len(ended) >= enough and all(trial.state == TrialState.FAIL for trial in ended):
-            raise all_failed(ended)
+        ended = self._proposals.trials(*ENDED).values()
+        if len(ended) >= max(ENOUGH, self._lanes.count):
+            give_up_on(ended, self._sweep.budget.failures)
 
 
-def all_failed(ended: Iterable[FrozenTrial]) -> SweepError:
-    """The error for a sweep of which every trial failed, with the three commonest reasons."""
-    reasons: dict[str, int] = {}
-    for trial in ended:
-        first = str(trial.user_attrs.get("reason", "unknown")).splitlines()[0]
-        reasons[first] = reasons.get(first, 0) + 1
-    worst = sorted(reasons.items(), key=lambda item: -item[1])[:3]
-    listed = "; ".join(f"{count}× {reason}" for reason, count in worst)
-    return SweepError(f"all of the first {sum(reasons.values())} trials failed: {listed}; change the sweep file")
+def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:
+    """Raises `SweepError` with the three commonest reasons where this share of the trials failed, or more."""
+    failed = [trial for trial in ended if trial.state == TrialState.FAIL]
+    if not failed or len(failed) < share * len(ended):
+        return
+    reasons = Counter(str(trial.user_attrs.get("reason", "unknown")).splitlines()[0] for trial in failed)
+    listed = "; ".join(f"{count}× {reason}" for reason, count in reasons.most_common(3))
+    some = "all" if len(failed) == len(ended) else f"{len(failed)}"
+    raise SweepError(f"{some} of the first {len(ended)} trials failed: {listed}; change the sweep file")

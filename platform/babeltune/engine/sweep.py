@@ -6,86 +6,47 @@ died is replaced by submitting the same sweep again.
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import functools
+import json
 import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
 import torch
-from filelock import FileLock, Timeout
 
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
+from babeltune.engine.access import refuse_open
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
+from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
+from babeltune.engine.changes import ENDED, check_unchanged
+from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lanes import Lanes, local_ray
+from babeltune.engine.lease import leased, only_driver, this_driver
 from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row
+from babeltune.engine.places import Places
+from babeltune.engine.recovery import study_refusals
 from babeltune.engine.search import search
 from babeltune.engine.warm_start import warm_trials
-from babeltune.errors import BabeltuneError, ClusterError, SweepError
-from babeltune.records import Scalar, Sweep, plain
+from babeltune.errors import BabeltuneError, ClusterError, storage_refusals
+from babeltune.records import Scalar, Sweep, plain, trial_from
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.space import default_params, make_trial, suggest, within_grid
 from babeltune.spec.sweep_file import sweep_id
+from babeltune.storage.where import Where
 from babeltune.tracking.tracker import Tracker
-
-ENDED = ("finished", "pruned", "failed")
-"""What becomes of a trial that does not go on."""
-ASKED = 1.0
-"""Seconds to wait for a lock that `is_driven` may be trying at this moment."""
-
-
-def check_unchanged(folder: SweepFolder, facts: dict[str, str], *, accept: bool) -> None:
-    """Refuses to continue a sweep with other code, packages or data, unless the change is accepted."""
-    recorded = folder.read("facts.json") or {}
-    before = {name: recorded[name] for name in facts if name in recorded}
-    if not before or before == facts or accept:
-        folder.write("facts.json", {**recorded, **facts})
-        return
-    lines = difflib.unified_diff(
-        [f"{k}: {v}" for k, v in sorted(before.items())],
-        [f"{k}: {v}" for k, v in sorted(facts.items())],
-        "when it began",
-        "now",
-        lineterm="",
-        n=0,
-    )
-    raise SweepError(
-        f"sweep {folder.id} began with other code, packages or data:\n"
-        + "\n".join(lines)
-        + "\nits finished trials would not "
-        "compare with new ones; go back to that version, give the sweep another name, or pass --accept-changes"
-    )
-
-
-@contextmanager
-def only_driver(folder: SweepFolder) -> Iterator[None]:
-    """Holds the sweep's lock; it falls with the process, however that ends."""
-    lock = FileLock(folder.path / "driver.lock")
-    try:
-        lock.acquire(timeout=ASKED)
-    except Timeout:
-        raise SweepError(
-            f"sweep {folder.id} is being run by another process; `babeltune status {folder.id}` shows it, "
-            f"`babeltune stop {folder.id}` ends it"
-        ) from None
-    try:
-        folder.write("driver.json", {"pid": os.getpid(), "started": time.time()})
-        yield
-    finally:
-        lock.release()
 
 
 def fetched(reference: Any) -> Any:
@@ -99,19 +60,37 @@ def fetched(reference: Any) -> Any:
 
 
 def ray_shards(
-    function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False, share: float = 0.0
+    function: Callable[..., int],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    gpu: bool = False,
+    share: float = 0.0,
+    carried: bool = False,
 ) -> Iterator[int]:
-    """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one."""
-    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(function)
-    waiting = [remote.remote(*a) for a in arguments]
+    """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
+
+    `carried`: the nodes share no folder, so that the files travel with the tasks.
+    """
+    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
+    work = {remote.remote(*((function, a, files_of(a)) if carried else a)): a for a in arguments}
+    waiting = list(work)
     while waiting:
         ready, waiting = ray.wait(waiting, num_returns=1)
-        yield fetched(ready[0])
+        done = fetched(ready[0])
+        if carried:
+            done, made = done
+            put_files(work[ready[0]], made)
+        del work[ready[0]]
+        yield done
 
 
 @contextmanager
-def connected(cluster: Cluster) -> Iterator[None]:
-    """A connection to the cluster; the local one is started and ended here, an open one is used as it is."""
+def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
+    """A connection to the cluster; the local one is started and ended here, an open one is used as it is.
+
+    Raises `ClusterError` where it does not answer, and where it wants no token, unless `insecure` (None: whoever
+    asks cannot say that it is).
+    """
     if ray.is_initialized():
         yield
         return
@@ -137,6 +116,8 @@ def connected(cluster: Cluster) -> Iterator[None]:
         ) from error
     end_when_asked()
     try:
+        named = f"cluster {cluster.name!r} at {cluster.address}"
+        refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
         yield
     finally:
         ray.shutdown()
@@ -148,9 +129,14 @@ def end_when_asked() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def driven_folder(sweep: Sweep, cluster: Cluster) -> SweepFolder | None:
-    """The sweep's folder if a driver runs it now."""
-    folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
+def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
+    """Where the sweep with this id is kept."""
+    return SweepFolder(cluster.folder / "sweeps" / sweep)
+
+
+def driven_folder(sweep: str, cluster: Cluster) -> SweepFolder | None:
+    """The folder of the sweep with this id if a driver runs it now."""
+    folder = Places(cluster).at(sweep)
     return folder if folder.path.exists() and is_driven(folder) else None
 
 
@@ -158,26 +144,39 @@ def submit(
     sweep: Sweep,
     cluster: Cluster,
     *,
+    into: str | None = None,
     accept_changes: bool = False,
+    insecure: bool = False,
     watch: Callable[[Board], None] | None = None,
 ) -> SweepFolder:
     """Runs the sweep until its budget is spent; an earlier, unfinished submission is continued.
 
-    The folder keeps the budget and the promotion of the latest submission. Raises `DataError` and `TeacherError` before
-    anything starts, `SweepError` when it is being run already or every trial fails, `ClusterError` when the cluster
-    cannot hold one trial.
+    `into` is the id of the sweep that goes on with this spec, where that is not the spec's own. The folder keeps the
+    latest spec; one that decides other results needs `accept_changes`, and a cluster that wants no token `insecure`.
+    Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
+    trial fails, `ClusterError` when the cluster cannot hold one trial.
     """
     sweep = within_grid(sweep)
-    folder = SweepFolder(Path(cluster.storage).absolute() / "sweeps" / sweep_id(sweep))
+    folder = folder_in(cluster, into or sweep_id(sweep))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ClusterError(
-            f"the storage {cluster.storage} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "
+            f"the storage {cluster.folder} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "
             "the cluster file, to a folder that can"
         ) from error
-    with only_driver(folder):
-        check_unchanged(folder, deciding_facts(), accept=accept_changes)
+    with (
+        storage_refusals(folder.path),
+        study_refusals(folder.study),
+        Courier(cluster, folder, needs=sweep.sampler.warm_start) as courier,
+        only_driver(folder),
+        ExitStack() as shared,
+    ):
+        if cluster.address != "local" or ray.is_initialized():
+            shared.enter_context(connected(cluster, insecure=insecure))
+            shared.enter_context(leased(folder.id))
+        folder.write("driver.json", this_driver())
+        check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
         folder.write("sweep.json", sweep)
         if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished":
             send_rest(sweep, cluster, folder)
@@ -191,6 +190,7 @@ def submit(
 
         def progress(stage: str, done: int, of: int) -> None:
             board.progress(stage, done, of)
+            courier.check()
             if folder.stop_request.exists():
                 raise _StopRequestedError
 
@@ -198,15 +198,16 @@ def submit(
             warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
             corpus = read_corpus(sweep, folder.path.parents[1], progress)
             with connected(cluster):
-                prepared = make_ready(sweep, corpus, cluster, folder, progress, accept=accept_changes)
-                complete = _run(sweep, prepared, cluster, folder, board)
+                prepared = make_ready(sweep, corpus, cluster, folder, progress, courier, accept=accept_changes)
+                complete = _run(sweep, prepared, cluster, folder, board, courier)
         except _StopRequestedError:
             complete = False
         except KeyboardInterrupt:
             folder.set_state("interrupted")
             raise
         except BaseException as error:
-            folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
+            with contextlib.suppress(OSError):
+                folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
             raise
         folder.set_state("finished" if complete else "stopped")
     return folder
@@ -230,18 +231,28 @@ class _StopRequestedError(Exception):
 
 
 def make_ready(
-    sweep: Sweep, corpus: Corpus, cluster: Cluster, folder: SweepFolder, progress: Progress, *, accept: bool
+    sweep: Sweep,
+    corpus: Corpus,
+    cluster: Cluster,
+    folder: SweepFolder,
+    progress: Progress,
+    courier: Courier,
+    *,
+    accept: bool,
 ) -> Prepared:
     """The stores and the baselines' scores, made on the cluster where they are not there yet."""
-    shards = functools.partial(ray_shards, share=cluster.gpus_per_worker)
+    shards = functools.partial(ray_shards, share=cluster.gpus_per_worker, carried=courier.where is not None)
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
-    score_baselines(sweep, prepared, folder, progress, gpus=cluster.gpus_per_worker)
+    courier.publish(prepared)
+    score_baselines(sweep, prepared, folder, progress, gpus=cluster.gpus_per_worker, where=courier.where)
     return prepared
 
 
-def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder, board: Board) -> bool:
+def _run(
+    sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder, board: Board, courier: Courier
+) -> bool:
     """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
@@ -254,6 +265,9 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
         gpus_per_worker=cluster.gpus_per_worker,
         run_trial="babeltune.engine.trial:run",
         storage=folder.path / "train",
+        least_workers=cluster.least_workers,
+        isolation=cluster.isolation,
+        note=folder.note,
     )
     world: dict[str, Scalar] = {
         "fact.world_size": workers,
@@ -262,7 +276,9 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
     with Tracking(sweep, folder, prepared, tracker, world) as tracking, lanes:
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
+            courier.see(kind, number, info)
             attributes = tracking.on_event(kind, number, info)
+            courier.nudge()
             if kind == "end":
                 board.ended += 1
                 board.progress("searching", board.ended, sweep.budget.trials)
@@ -278,35 +294,50 @@ def _run(sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder
             lanes=lanes,
             folder=folder.path,
             suggest=lambda trial: suggest(sweep.parameters, trial),
-            make_payload=lambda number, params: payload(sweep, folder, number, params),
+            make_payload=lambda number, params: courier.sent(payload(sweep, folder, number, params)),
             on_event=on_event,
             trials=sweep.budget.trials,
             stop=folder.stop_request.exists,
             no_more=lambda: time.monotonic() > last_start,
+            check=courier.check,
         )
     board.progress("done", board.ended, sweep.budget.trials)
     return tracking.complete
 
 
 def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
-    """What a lane needs to train trial `number`; written to the trial's folder, too."""
-    trial = make_trial(sweep, number, params)
-    place = folder.trial(number)
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(place / "trial.json", trial)
-    return {"trial": plain(trial), "prepared": str(folder.prepared), "folder": str(place), "seed": trial.seed}
+    """What a lane needs to train trial `number`; written to the trial's folder, too.
+
+    One that has begun keeps the settings and the data that it began with, whatever was accepted since.
+    """
+    place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
+    if prepared == folder.prepared:
+        trial = make_trial(sweep, number, params)
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "trial.json", trial)
+    else:
+        trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
+    return {"trial": plain(trial), "prepared": str(prepared), "folder": str(place), "seed": trial.seed}
 
 
 def score_baselines(
-    sweep: Sweep, prepared: Prepared, folder: SweepFolder, progress: Progress = silent, *, gpus: float = 0.0
+    sweep: Sweep,
+    prepared: Prepared,
+    folder: SweepFolder,
+    progress: Progress = silent,
+    *,
+    gpus: float = 0.0,
+    where: Where | None = None,
 ) -> None:
-    """Scores the untrained student of the default configuration and the raw teacher, once."""
+    """Scores the untrained student of the default configuration and the raw teacher, once; `where` the storage is, if
+    it is behind a URI."""
     if (folder.read("baselines.json") or {}).get("data") == prepared.digest:
         return
     progress("scoring the untrained student and the teacher", 0, 1)
     trial = make_trial(sweep, 0, default_params(sweep))
-    untrained = ray.remote(num_cpus=1, num_gpus=gpus)(untrained_scores).remote(trial, prepared)
-    teacher = ray.remote(num_cpus=1)(teacher_scores).remote(prepared)
+    task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
+    teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
     scores = {"untrained": fetched(untrained), "teacher": fetched(teacher)}
     folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
     progress("scoring the untrained student and the teacher", 1, 1)

@@ -23,6 +23,7 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
     def setup(self, config: dict[str, Any]) -> None:
         self._desk = ray.get_actor(config["desk"], namespace=NAMESPACE)
         self._trial, self._objectives = config["trial"], config["objectives"]
+        self._seen = 0
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Watches the next trial."""
@@ -30,7 +31,7 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
         return True
 
     def step(self) -> dict[str, Any]:
-        answer = ray.get(self._desk.next_report.remote(self._trial))
+        answer = self._next()
         if "ended" in answer:
             return self._ended(answer["ended"])
         report = answer["report"]
@@ -42,8 +43,15 @@ class LaneTrainable(tune.Trainable):  # type: ignore[misc]
         if collapsed := report.get("facts", {}).get("collapsed"):
             return result | {"done": True, "pruned": collapsed}
         if report.get("last"):
-            result |= {"last": True, **self._ended(ray.get(self._desk.next_report.remote(self._trial))["ended"])}
+            result |= {"last": True, **self._ended(self._next()["ended"])}
         return result
+
+    def _next(self) -> dict[str, Any]:
+        """The report after the last one, or the trial's end."""
+        answer: dict[str, Any] = ray.get(self._desk.next_report.remote(self._trial, self._seen))
+        if "report" in answer:
+            self._seen = answer["report"]["index"]
+        return answer
 
     def _ended(self, reason: str | None) -> dict[str, Any]:
         """A trial that ended without its last report has neither `failed` nor `last`: it is left to be resumed."""

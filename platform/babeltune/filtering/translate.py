@@ -74,7 +74,7 @@ def starting_model(recipe: Recipe, texts: Sequence[str], folder: Path) -> Path:
     if recipe.width % (2 * heads):
         raise SpecError(f"--width {recipe.width} is not divisible by {2 * heads}, which {heads} heads need")
     train_tokenizer(texts, recipe.vocabulary, folder=folder, seed=recipe.seed)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.eos_token = tokenizer.sep_token
     tokenizer.save_pretrained(folder)
     config = MarianConfig(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from babeltune.errors import TeacherError
@@ -48,13 +48,25 @@ def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
             f"{setting} {name!r} has no *.safetensors file, the only weights that are read; "
             "convert it with transformers' save_pretrained, or name another model"
         )
+    check_files(folder, f"{setting} {name!r}")
+    return folder
+
+
+def check_files(folder: Path, named: str) -> None:
+    """Raises `TeacherError` where a model's list of modules leads out of its folder, or to pickled weights."""
+    for module in listed_modules(folder):
+        path = PurePath(str(module.get("path", "")))
+        if path.is_absolute() or ".." in path.parts:
+            raise TeacherError(
+                f"{named}: its modules.json names {str(path)!r}, which is not inside of the model's folder; "
+                "name another model"
+            )
     for path in model_files(folder, PICKLED):
         if not any(path.parent.glob("*.safetensors")):  # then sentence-transformers would read the pickled ones
             raise TeacherError(
-                f"{setting} {name!r} has pickled weights, {path.relative_to(folder)}, and no *.safetensors beside: "
+                f"{named} has pickled weights, {path.relative_to(folder)}, and no *.safetensors beside: "
                 "only those are read; convert them, or name another model"
             )
-    return folder
 
 
 def _bundled(name: str, setting: str) -> Path:
@@ -117,11 +129,16 @@ def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]
             yield path
 
 
+def listed_modules(folder: Path) -> list[dict[str, Any]]:
+    """The modules of a sentence-transformers model; none where the folder is not one."""
+    listed = folder / "modules.json"
+    modules: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    return modules
+
+
 def routes_of(folder: Path) -> tuple[str, ...]:
     """The languages for which a sentence-transformers model has layers of their own; none for most."""
-    listed = folder / "modules.json"
-    modules = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
-    for module in modules:
+    for module in listed_modules(folder):
         config = folder / str(module.get("path", "")) / "router_config.json"
         if config.is_file():
             return tuple(json.loads(config.read_text(encoding="utf-8"))["structure"])
@@ -148,8 +165,10 @@ def open_model(folder: str) -> SentenceTransformer:
     """A sentence-transformers model as it is scored and used for mining: in fp32 whatever it was saved in, from
     safetensors only, no code of its own, on a GPU where there is one. Raises `TeacherError`."""
     import torch
+    from safetensors import SafetensorError
     from sentence_transformers import SentenceTransformer
 
+    check_files(Path(folder), repr(folder))
     try:
         with quiet():
             return SentenceTransformer(
@@ -158,7 +177,7 @@ def open_model(folder: str) -> SentenceTransformer:
                 local_files_only=True,
                 model_kwargs={"dtype": torch.float32, "use_safetensors": True},
             )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
 

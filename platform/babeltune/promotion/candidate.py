@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
@@ -58,7 +58,8 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
         raise SweepError(
             f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
         )
-    return Candidate(folder, sweep, trial, report, read_prepared(folder.prepared))
+    sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)
+    return Candidate(folder, sweep, trial, report, read_prepared(folder.began_with(number, folder.prepared.name)))
 
 
 def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:

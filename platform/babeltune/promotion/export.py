@@ -118,7 +118,7 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
     check_modules(modules, str(folder))
     kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
     settings = _read(folder / "config_sentence_transformers.json")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     prompts, chosen = settings.get("prompts") or {}, settings.get("default_prompt_name")
     student = Student(
         model=str(folder),
@@ -137,7 +137,9 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
 def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path) -> None:
     with quiet():
         encoder.backbone.save_pretrained(folder)
-    loaded = AutoTokenizer.from_pretrained(tokenizer) if isinstance(tokenizer, Path) else tokenizer
+    loaded = (
+        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if isinstance(tokenizer, Path) else tokenizer
+    )
     loaded.save_pretrained(folder)
     width = encoder.backbone.config.hidden_size
     _json(folder / "sentence_bert_config.json", {"max_seq_length": student.max_tokens, "do_lower_case": False})

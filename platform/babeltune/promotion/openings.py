@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
-from babeltune.data.store import digest_of_texts
+from babeltune.data.store import digest_of_texts, key_of
 from babeltune.engine.ledger import sweep_folders
+from babeltune.training.checkpoint import digest_of
 
 FILE = "openings.jsonl"
 
@@ -30,7 +31,7 @@ class Openings:
     times: int
     """Of the set that was opened most, this opening included."""
     models: int
-    """How many different models it was opened for."""
+    """How many different models it was opened for: one under two names is one."""
     first: str
     last: str
     """When it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`."""
@@ -49,8 +50,9 @@ class Openings:
         return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
 
 
-def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Openings:
-    """Writes down that these sets are opened for a model, by whom and when; returns how often that has happened."""
+def record_opening(storage: Path, model: str, folder: str | Path, found: Sequence[EvalRows]) -> Openings:
+    """Writes down that these sets are opened for the model in a folder, which its user calls `model`, by whom and when;
+    returns how often that has happened."""
     digests = {
         f"{name}/{column}": digest_of_texts(texts)
         for name, rows in labelled("test", found)
@@ -60,6 +62,7 @@ def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Open
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "user": _who(),
         "model": model,
+        "weights": weights_digest(Path(folder)),
         "tests": sorted({rows.task.name for rows in found}),
         "digests": digests,
     }
@@ -67,6 +70,11 @@ def record_opening(storage: Path, model: str, found: Sequence[EvalRows]) -> Open
     with (storage / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return _counted(read_openings(storage), set(digests.values()))
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the weights in a model's folder."""
+    return key_of({str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*.safetensors"))})
 
 
 def _who() -> str:
@@ -108,4 +116,4 @@ def _counted(lines: Sequence[dict[str, Any]], digests: set[str]) -> Openings:
     of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
     most = max(of_set, key=len)
     first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
-    return Openings(times=len(most), models=len({line["model"] for line in most}), first=first, last=last)
+    return Openings(times=len(most), models=len({line["weights"] for line in most}), first=first, last=last)

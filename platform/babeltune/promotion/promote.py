@@ -22,6 +22,7 @@ from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
 from babeltune.engine.ledger import find_run, find_sweep, leaderboard
+from babeltune.engine.places import Places
 from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
@@ -65,13 +66,15 @@ def promote(
     Raises `SweepError` without a finished trial and `CheckpointError` for an altered checkpoint; a refusal is a
     `Decision`.
     """
-    storage = Path(cluster.storage).absolute()
+    places = Places(cluster)
+    storage = places.folder
     if out is not None and out.exists():
         raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
     if name and re.fullmatch(r"[0-9a-f]{32}", name):
         from babeltune.tracking.registry import trial_of_run
 
         name = trial_of_run(cluster.mlflow, name)
+    places.look(name and name.partition("/")[0])
     aim: Objective | None = None
     if prefer is not None:
         folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
@@ -80,12 +83,15 @@ def promote(
         row, aim = preferred(leaderboard(folder), prefer)
         name = f"{folder.id}/{row.name}"
     candidate = replace(find_candidate(name, storage), preferred=aim)
+    places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     if dry_run:
-        return decided(candidate, cluster, alias)
+        with places.openings():
+            return decided(candidate, cluster, alias)
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):  # a second promotion compares with what the first one has made the champion
+    # A second promotion compares with what the first one has made the champion.
+    with FileLock(lock), places.openings():
         return decided(candidate, cluster, alias, run_id=run_id, out=out)
 
 
@@ -93,7 +99,7 @@ def decided(
     candidate: Candidate, cluster: Cluster, alias: str, *, run_id: str | None = None, out: Path | None = None
 ) -> Decision:
     """The decision; carried out where the candidate's `run_id` is given."""
-    storage = Path(cluster.storage).absolute()
+    storage = cluster.folder
     champion = champion_for(candidate, cluster, alias)
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -113,6 +119,7 @@ def decided(
     decision = replace(decision, folder=str(final))
     card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
     (final / "README.md").write_text(card, encoding="utf-8")
+    Places(cluster).keep(final)
     registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
     decision = replace(decision, registered=registered)
     if out is not None:
@@ -138,7 +145,7 @@ def champion_for(candidate: Candidate, cluster: Cluster, alias: str) -> Champion
     version = champion_of(cluster.mlflow, name, alias)
     if version is None:
         return None
-    folder = fetch_version(cluster.mlflow, version, Path(cluster.storage).absolute() / "fetched")
+    folder = fetch_version(cluster.mlflow, version, cluster.folder / "fetched")
     return Champion(f"models:/{name}@{alias} (version {version.version})", version, folder)
 
 
@@ -183,7 +190,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
     tests = [task for rows in found for task in subsets(rows, data.anchor_priority)]
     rules = candidate.sweep.promotion
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
-    openings = record_opening(candidate.folder.path.parents[1], what, found)
+    openings = record_opening(candidate.folder.path.parents[1], what, models["model"], found)
     scored = rescore.scored(models | {"untrained": str(draft / "untrained")} | before, tests, "test")
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
@@ -292,7 +299,7 @@ def model_folder(model: str, cluster: Cluster) -> str:
     from babeltune.tracking.registry import fetch
 
     if model.startswith("models:/"):
-        model = str(fetch(cluster.mlflow, model, Path(cluster.storage).absolute() / "fetched"))
+        model = str(fetch(cluster.mlflow, model, cluster.folder / "fetched"))
     return str(hub_folder(model, None, setting="model").absolute())
 
 
@@ -318,7 +325,9 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
     found = read_eval(wanted, root)
     tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
-    storage = Path(cluster.storage).absolute()
+    places = Places(cluster)
+    places.look(every=True)
+    storage = places.folder
     prefix, sealed = ("test", found) if test else ("dev", sealed_elsewhere(storage, found))
     words = []
     if sealed and not test:
@@ -328,22 +337,24 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
             "choose models by other text"
         )
 
-    def opened(who: str) -> None:
-        if sealed and (more := record_opening(storage, who, sealed).warning(Promotion().confidence)):
-            words.append(more.removeprefix("warning: "))
+    def opened(who: str, folder: str) -> None:
+        with places.openings():
+            if sealed and (more := record_opening(storage, who, folder, sealed).warning(Promotion().confidence)):
+                words.append(more.removeprefix("warning: "))
 
     trial = _trial_of(model, storage)
     if trial is None:
         folder = model_folder(model, cluster)
-        opened(model)
+        opened(model, folder)
         with Rescorer() as rescore:
             scores = rescore({"model": folder}, tasks, prefix, prompt)["model"]
         return Evaluated(scores=scores, warnings=tuple(words))
+    places.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
     drafts = storage / "evaluations"
     drafts.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, Rescorer() as rescore:
         export_model(trial, Path(draft) / "model")
-        opened(f"{trial.folder.id}/{trial.name}/{trial.report.index}")
+        opened(f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model"))
         scores = rescore({"model": str(Path(draft) / "model")}, tasks, prefix, prompt)["model"]
     return Evaluated(scores=scores, warnings=tuple(words))
 

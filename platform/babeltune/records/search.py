@@ -76,6 +76,8 @@ class Budget(Strict):
     """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
     workers: int | None = None
     """Workers per trial; absent: the cluster file's."""
+    failures: float = 1.0
+    """The sweep gives up once this share of its trials has failed, of five or more that ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

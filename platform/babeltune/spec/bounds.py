@@ -82,16 +82,16 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "heads": within(1, 1e5),
         "feed_forward": within(1, 1e6),
         "preset": Bound(f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__),
-        "vocabulary": Bound("at least 300, or `teacher`", lambda value: value == "teacher" or value >= 300),
+        "vocabulary": Bound("300 to 10,000,000, or `teacher`", lambda value: value == "teacher" or 300 <= value <= 1e7),
         "dropout": share,
-        "max_tokens": at_least(3),
+        "max_tokens": within(3, 1e6),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
     },
-    Teacher: {"model": not_empty, "languages": not_empty, "max_tokens": at_least(3)},
+    Teacher: {"model": not_empty, "languages": not_empty, "max_tokens": within(3, 1e6)},
     Sampling: {"temperature": positive},
     Split: {"pairs": at_least(1)},
     Source: {"cap": at_least(1), "weight": positive},
-    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": at_least(3)},
+    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": within(3, 1e6)},
     Task: {"limit": at_least(1), "k": at_least(1)},
     Words: {"least": share, "stop_words": at_least(0)},
     Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
@@ -103,7 +103,12 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "resamples": at_least(100),
     },
     Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
-    Budget: {"trials": within(1, 1e6), "minutes": positive, "workers": at_least(1)},
+    Budget: {
+        "trials": within(1, 1e6),
+        "minutes": positive,
+        "workers": within(1, 1e5),
+        "failures": Bound("greater than 0 and at most 1", lambda value: 0 < value <= 1),
+    },
 }
 
 
@@ -113,7 +118,8 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
         value = getattr(record, name)
         if value is not None and not bound.holds(value):
             near = nearest(value, PRESETS) if name == "preset" else ""
-            yield (*key, name), f"{value!r} must be {bound.words}{near}"
+            what = "must not be empty" if bound is not_empty else f"{value!r} must be {bound.words}"
+            yield (*key, name), f"{what}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
     if isinstance(record, Teacher) and any(not language for language in record.languages):

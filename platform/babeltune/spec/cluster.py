@@ -19,14 +19,20 @@ from babeltune.errors import ClusterError, SpecError
 from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import expand, find_file, read_document, validate
+from babeltune.storage.where import Where
 
 DEFAULT = "clusters/local.yaml"
-EXPANDED = ("address", "token_file", "storage", "mlflow")
+EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 """Keys whose `${NAME:-default}` is replaced."""
-OF_THE_HEAD = ("storage", "mlflow")
+OF_THE_HEAD = ("storage", "cache", "mlflow")
 """Those that the head of a cluster replaces where work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
+Isolation = Literal["lane", "process"]
 SECRETS = ("token", "password", "secret", "api_key")
+URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
+PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
+PLACE = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
+"""What follows the `://` of a storage: a bucket and a prefix, or a path, without user, query or fragment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +50,43 @@ class Cluster(Strict):
     """Or the file that holds it, which nobody but its owner may read."""
     storage: str = ".babeltune"
     """The folder for stores, checkpoints and sweeps; every worker must see it. With a dashboard's address, a whole path
-    on the cluster's nodes."""
+    on the cluster's nodes. Or a URI, `s3://bucket/prefix` or `gs://bucket/prefix`: each node mirrors what it needs of
+    it in a folder of its own. Credentials are in the environment of each."""
+    cache: str = ""
+    """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
+    patience: float = 300.0
+    """Seconds for which the store behind a URI may be away before a sweep stops."""
     mlflow: str = ""
-    """MLflow's tracking URI; absent: a sqlite file in the storage."""
+    """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
     workers: int = 1
     """Workers per trial, unless the sweep's budget says otherwise."""
+    least_workers: int | None = None
+    """A trial goes on with as few where nodes are gone, and a later one with all when they are back; its batches stay
+    the same. Absent: no trial runs without all of its workers."""
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
+    """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
     lanes: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
+    isolation: Isolation = "lane"
+    """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
 
     @property
     def by_jobs(self) -> bool:
         """Whether work goes there as Ray jobs."""
         return self.address.startswith(DASHBOARD)
+
+    @property
+    def mirrored(self) -> Where | None:
+        """The mirror of a storage behind a URI; None where the storage is a folder."""
+        if not URI.fullmatch(self.storage):
+            return None
+        return Where(uri=self.storage.rstrip("/"), cache=self.cache, patience=self.patience)
+
+    @property
+    def folder(self) -> Path:
+        """The storage as this machine has it: the folder, or the mirror of a URI."""
+        return Path(self.storage).absolute() if self.mirrored is None else self.mirrored.folder
 
     def seen_from_head(self) -> Cluster:
         """The same cluster for a command that runs on its head, where Ray itself knows the token."""
@@ -110,7 +139,7 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
         raise SpecError("\n".join(lines))
     if cluster.mlflow or cluster.by_jobs:
         return cluster
-    return replace(cluster, mlflow=f"sqlite:///{Path(cluster.storage).absolute() / 'mlflow.db'}")
+    return replace(cluster, mlflow=f"sqlite:///{cluster.folder / 'mlflow.db'}")
 
 
 def _problems(cluster: Cluster) -> Iterator[Problem]:
@@ -119,7 +148,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     for key, value in (("address", cluster.address), ("storage", cluster.storage)):
         if not value:
             yield (key,), "must not be empty"
-    if cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
+    uri = URI.fullmatch(cluster.storage)
+    if uri:
+        yield from _uri_problems(uri[1], uri[2], cluster)
+    elif cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
         yield ("storage",), f"{cluster.storage!r} must be a whole path on the cluster's nodes, such as /mnt/babeltune"
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
@@ -127,12 +159,43 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
+        ("patience", cluster.patience, 1),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
         if number < low:
             yield (key,), f"{number} must be at least {low}"
     if cluster.cpus_per_worker == 0 and cluster.gpus_per_worker == 0:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
+    if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
+        yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
+    if cluster.workers > 1 and 0 < cluster.gpus_per_worker < 1:
+        yield (
+            ("gpus_per_worker",),
+            f"{cluster.gpus_per_worker:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
+            "give each worker one, or trials one worker",
+        )
+
+
+def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Problem]:
+    """What is wrong with a storage behind a URI; its text, which may hold a secret, is not repeated."""
+    if not PROTOCOL.fullmatch(protocol):
+        yield ("storage",), "must begin with one protocol in small letters, such as s3:// or gs://, or be a folder"
+    elif not PLACE.fullmatch(place) or {".", ".."} & set(place.split("/")):
+        yield (
+            ("storage",),
+            f"what follows {protocol}:// must be a bucket and a prefix alone, such as {protocol}://bucket/prefix; "
+            "credentials and the endpoint belong in the environment (AWS_…, AWS_ENDPOINT_URL, "
+            "GOOGLE_APPLICATION_CREDENTIALS)",
+        )
+    if protocol == "memory":
+        yield ("storage",), "memory:// ends with its process; name s3://…, gs://… or a folder"
+    if not cluster.mlflow:
+        yield (
+            ("storage",),
+            "`mlflow` must be given with a storage URI, in which MLflow's own file cannot be; name a server, or "
+            "`mlflow: sqlite:////PATH/mlflow.db` on this machine",
+        )
 
 
 def _is_dashboard(address: object) -> bool:

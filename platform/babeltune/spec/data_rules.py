@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from babeltune.data.translation import translation_problems
 from babeltune.errors import nearest
@@ -111,6 +112,13 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
                 )
 
 
+def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
+    """Relative paths that leave the folder where they start."""
+    for name, path in paths.items():
+        if path and ".." in PurePath(path).parts and not PurePath(path).is_absolute():
+            yield (*key, name), f"{path!r} leaves data.root; change data.root, or give a whole path"
+
+
 FIELDS_OF = {
     "path": ("path", "columns"),
     "paths": ("paths",),
@@ -132,6 +140,8 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         has = ", ".join(sorted(given)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
         return
+    yield from climbing(key, {"path": source.path, "dataset": source.dataset, "subset": source.subset})
+    yield from climbing((*key, "paths"), source.paths or {})
     if source.where and source.columns is None:
         yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
     if source.paths is not None:
@@ -228,6 +238,9 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
         rule = "is the name of a task" if task.group in names else "must be letters, digits, `_`, `.` or `-`"
         yield (*key, "group"), f"{task.group!r} {rule}; give the group a name of its own"
     yield from record_problems(key, task)
+    yield from climbing(key, {"path": task.path, "gold": task.gold})
+    if task.fit is not None:
+        yield from climbing((*key, "fit"), {"gold": task.fit.gold})
     yield from stray_problems(key, task)
     if task.task == "mining":
         yield from mining_problems(key, task)

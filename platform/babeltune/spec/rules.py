@@ -25,6 +25,9 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
         )
     if not 0 <= sweep.seed < 2**32:
         yield ("seed",), f"{sweep.seed} must be at least 0 and below 2**32"
+    warm = sweep.sampler.warm_start
+    if warm is not None and not NAME.fullmatch(warm):
+        yield ("sampler", "warm_start"), f"{warm!r} must be a sweep's name or id: letters, digits, `_`, `.` or `-`"
     for section in ("training", "student", "teacher", "scheduler", "sampler", "budget", "promotion"):
         yield from record_problems((section,), getattr(sweep, section))
     yield from data_problems(sweep.data)

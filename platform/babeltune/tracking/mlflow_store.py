@@ -62,10 +62,13 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:
-    """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`."""
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
-    command += ["--artifacts-destination", str(artifacts), "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`.
+
+    Its address, which may hold a password, stands in the environment: everybody may read arguments.
+    """
+    command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", str(artifacts)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
 
 
 def metrics_of(points: Sequence[Any]) -> list[Any]:
@@ -108,6 +111,14 @@ def name_of(name: str) -> str:
 
 def first_line(error: Exception) -> str:
     return without_password(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
+
+
+def why(error: Exception) -> str:
+    """The error's first line, and what to do where a server did not take the login."""
+    code = getattr(error, "error_code", None)
+    login = code in ("UNAUTHENTICATED", "PERMISSION_DENIED") or " 401 " in str(error) or " 403 " in str(error)
+    todo = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" if login else ""
+    return first_line(error) + todo
 
 
 def quotable(text: str) -> str:

@@ -16,12 +16,12 @@ from babeltune.tracking.mlflow_store import (
     SWEEP,
     TRIAL,
     experiment_id,
-    first_line,
     name_of,
     open_client,
     quotable,
     slices,
     text_of,
+    why,
     without_password,
 )
 
@@ -198,7 +198,7 @@ def _promotion(uri: str, what: str) -> Iterator[None]:
         yield
     except (MlflowException, OSError) as error:
         raise PromotionError(
-            f"cannot {what} in the MLflow store {without_password(uri)}: {first_line(error)}; "
+            f"cannot {what} in the MLflow store {without_password(uri)}: {why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
         ) from error
 

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Spool:
         self.offset = 0
         self._sent = path.with_name(path.name + ".sent")
         self._store = hashlib.sha256(store.encode()).hexdigest()  # a store's address may hold a password
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self.size = path.stat().st_size
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
             known = json.loads(self._sent.read_text(encoding="utf-8"))
@@ -36,10 +36,15 @@ class Spool:
                 self.offset, self.memo = known["offset"], known["memo"]
 
     def append(self, event: dict[str, Any]) -> None:
-        """Adds one line and flushes it to the operating system, so that it outlives this process."""
+        """Adds one line, the operating system's before it returns, so that it outlives this process; all or nothing."""
         line = json.dumps(event, default=str).encode() + b"\n"
-        self._file.write(line)
-        self._file.flush()
+        rest = line
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), self.size)
+            raise
         self.size += len(line)
 
     def waiting(self) -> int:
@@ -51,6 +56,13 @@ class Spool:
         with self.path.open("rb") as file:
             file.seek(self.offset)
             return [line for line in file.readlines(limit) if line.endswith(b"\n")]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Everything that was ever appended, but for lines that are no events."""
+        with self.path.open("rb") as file:
+            for line in file:
+                with contextlib.suppress(json.JSONDecodeError):
+                    yield json.loads(line)
 
     def acknowledge(self, lines: Sequence[bytes]) -> None:
         """The store has these lines, the next ones after the offset."""

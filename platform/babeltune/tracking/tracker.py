@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -38,6 +39,7 @@ from babeltune.tracking.mlflow_store import (
     quotable,
     slices,
     text_of,
+    why,
     without_password,
 )
 from babeltune.tracking.spool import Spool
@@ -61,6 +63,15 @@ READ_BYTES = 1 << 20
 """Spool bytes that are sent before they are acknowledged."""
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class Told:
+    """What a spool has of one run."""
+
+    steps: set[int] = field(default_factory=set)
+    """That have points."""
+    ended: bool = False
 
 
 class Tracker:
@@ -105,6 +116,15 @@ class Tracker:
     def run_id(self, number: Key | None) -> str | None:
         """MLflow's id of a child run (None: of the parent), once the store has made it."""
         found: str | None = self._spool.memo.get("runs", {}).get(_key(number))
+        return found
+
+    def told(self) -> dict[str, Told]:
+        """What was put of each run, by earlier trackers on this spool too."""
+        found: dict[str, Told] = {}
+        for event in self._spool.events():
+            known = found.setdefault(event["key"], Told())
+            known.ended = event["do"] == "end" or (known.ended and event["do"] != "start")
+            known.steps.update(point[0] for point in event.get("points", ()))
         return found
 
     def waiting(self) -> int:
@@ -154,7 +174,7 @@ class Tracker:
                     self._changed.notify_all()
                 wait = RETRY_S[0]
             except Exception as error:  # a server may fail in any way, and the trials go on
-                self.trouble = f"{without_password(self.uri)} does not take events: {first_line(error)}"
+                self.trouble = f"{without_password(self.uri)} does not take events: {why(error)}"
                 first = logging.WARNING if wait == RETRY_S[0] else logging.DEBUG
                 _log.log(first, "%s; %d bytes wait, next try in %.1f s", self.trouble, self.waiting(), wait)
                 if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":

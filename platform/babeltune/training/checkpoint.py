@@ -2,6 +2,7 @@
 
     trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
     trials/t0007/reports.jsonl         one line per report, written after its checkpoint
+    trials/t0007/checkpoints/stopped/  the same between two reports, where a stop ended the training; until the next one
     trials/t0007/progress.json         step and loss of this moment
 
 The number of a checkpoint is the report's. The best one by the first objective and the last one are kept.
@@ -17,14 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from babeltune.errors import CheckpointError
+from babeltune.errors import CheckpointError, StorageError
 from babeltune.records import Report, plain, report_from
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
+REPORTS = "reports.jsonl"
 
 
 def digest_of(path: Path) -> str:
@@ -34,7 +37,10 @@ def digest_of(path: Path) -> str:
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-    """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing."""
+    """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing.
+
+    Raises `StorageError` where the disk is full or refuses.
+    """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -48,12 +54,10 @@ def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: 
         (temporary / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        raise StorageError.at(folder, getattr(error, "strerror", None) or error) from error
+    finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint {folder} could not be written ({error}); free space or make the storage writable, "
-            "then `babeltune resume`"
-        ) from error
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -68,11 +72,28 @@ def verify_checkpoint(folder: Path) -> None:
         raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
 
 
+def is_good(folder: Path) -> bool:
+    """Whether the checkpoint is there, whole and unaltered."""
+    try:
+        verify_checkpoint(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
 def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """The verified tensors and state of a checkpoint."""
     verify_checkpoint(folder)
-    tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
-    return tensors, json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    try:
+        return {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}, read_state(folder)
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {folder} holds what no checkpoint has: {error}") from error
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors."""
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return state
 
 
 def checkpoint_folder(trial_folder: Path, index: int) -> Path:
@@ -80,13 +101,18 @@ def checkpoint_folder(trial_folder: Path, index: int) -> Path:
     return trial_folder / "checkpoints" / f"{index:06d}"
 
 
+def stopped_folder(trial_folder: Path) -> Path:
+    """Where the checkpoint between two reports lives, if a stop left one."""
+    return trial_folder / "checkpoints" / "stopped"
+
+
 def read_reports(trial_folder: Path) -> list[Report]:
     """The trial's reports in order; a line cut off by a crash and what follows it are ignored."""
-    path = trial_folder / "reports.jsonl"
+    path = trial_folder / REPORTS
     reports: list[Report] = []
     if not path.exists():
         return reports
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             report = report_from(json.loads(line))
         except (ValueError, TypeError, KeyError):
@@ -102,18 +128,14 @@ def write_reports(trial_folder: Path, reports: list[Report]) -> None:
     temporary = trial_folder / f".reports.{os.getpid()}"
     lines = (json.dumps(plain(report), ensure_ascii=False) + "\n" for report in reports)
     temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(trial_folder / "reports.jsonl")
+    temporary.replace(trial_folder / REPORTS)
 
 
 def last_good(trial_folder: Path) -> list[Report]:
     """The reports up to the newest one whose checkpoint verifies; an altered or missing checkpoint is passed over."""
     reports = read_reports(trial_folder)
-    while reports:
-        try:
-            verify_checkpoint(checkpoint_folder(trial_folder, reports[-1].index))
-            return reports
-        except CheckpointError:
-            reports.pop()
+    while reports and not is_good(checkpoint_folder(trial_folder, reports[-1].index)):
+        reports.pop()
     return reports
 
 
@@ -125,10 +147,10 @@ def best_report(reports: list[Report], metric: str, goal: str) -> Report | None:
 
 
 def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
-    """Removes all checkpoints but these, and what crashed writers left."""
-    parent = trial_folder / "checkpoints"
+    """Removes all checkpoints but these, the one that a stop left, and what crashed writers left."""
+    parent, stopped = trial_folder / "checkpoints", stopped_folder(trial_folder)
     for path in parent.iterdir() if parent.exists() else ():
-        if path.name.startswith(".") or (path.name.isdigit() and int(path.name) not in keep):
+        if path.name.startswith(".") or path == stopped or (path.name.isdigit() and int(path.name) not in keep):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 STEPS = (2, 4, 5)
 """Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
+STOP = "stop?"
+"""Among the step's summed values: how many ranks want to stop."""
 PLATEAU = 3
 """Reports without a better score that `schedule: plateau` forgives, as Li's code does."""
 BETTER = 1e-4
@@ -120,6 +122,10 @@ class Learner:
     optimizer: torch.optim.AdamW = field(init=False)
     halvings: int = 0
     """Of `schedule: plateau`; who sees the reports sets it."""
+    stop: bool = False
+    """Whether this rank wants all to stop after the next step."""
+    stopping: bool = False
+    """Whether any rank wanted to before the latest one: the same on all, by the collective that sums the loss."""
 
     def __post_init__(self) -> None:
         self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
@@ -141,7 +147,9 @@ class Learner:
             cached.backward()
         self.ranks.sum_gradients(self.parameters)
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
-        return self.ranks.sum_scalars(shares)
+        values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_tensor(float(self.stop))})
+        self.stopping = values.pop(STOP) > 0
+        return values
 
     def update(self, seen: int) -> float:
         """One clipped AdamW update at the learning rate of `seen` pairs; returns the gradient's norm."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from babeltune.data.store import open_ragged, write_json
-from babeltune.errors import CheckpointError, TrainingError
+from babeltune.errors import CheckpointError, StorageError, TrainingError
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.machine import give_back_memory
@@ -30,12 +30,15 @@ from babeltune.training.checkpoint import (
     PROGRESS,
     best_report,
     checkpoint_folder,
+    is_good,
     last_good,
     load_checkpoint,
     optimizer_tensors,
     prune_checkpoints,
+    read_state,
     restore_optimizer,
     save_checkpoint,
+    stopped_folder,
     write_reports,
 )
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner, step_seed
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
 
 POINTS_PER_REPORT = 20
+LOOK_EVERY = 1.0
+"""Seconds between two looks whether the trial was told to stop."""
 PROGRESS_EVERY = 2.0
 """Seconds between notes of how far a trial is."""
 CLEAN_EVERY = 20.0
@@ -61,6 +66,10 @@ class Reporter(Protocol):
 
     def report(self, report: dict[str, Any]) -> bool:
         """Hands over a plain `Report`; True means go on."""
+        ...
+
+    def stopped(self) -> bool:
+        """Whether the trial was told to stop since its last report; rank 0 asks about once a second."""
         ...
 
 
@@ -127,6 +136,28 @@ class Meter:
         return points
 
 
+@dataclass
+class Interval:
+    """The training between two reports."""
+
+    step: int
+    """Steps of the trial that are done."""
+    meter: Meter
+    seconds: float = 0.0
+    """Spent on the steps done before a stop."""
+
+    def plain(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        values: dict[str, Any] = plain({"step": self.step, "seconds": self.seconds, "meter": self.meter})
+        return values
+
+    @staticmethod
+    def read(values: Mapping[str, Any]) -> Interval:
+        """What `plain` wrote."""
+        points = [Point(**point) for point in values["meter"]["points"]]
+        return Interval(**{**values, "meter": Meter(**{**values["meter"], "points": points})})
+
+
 class Run:
     """One trial on one rank, from its last checkpoint to its end."""
 
@@ -154,6 +185,9 @@ class Run:
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
+        self.looked = time.monotonic()
+        self.interval: Interval | None = None
+        """Where a stop cut the training between two reports, until it goes on."""
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
@@ -169,19 +203,25 @@ class Run:
                 "pairs_without_words": len(self.reader.pairs) - len(usable),
             }
         self.reports = self.resume()
-        if not self.reports and self.needs.warm_up:
+        if not self.reports and self.interval is None and self.needs.warm_up:
             self.learner.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
 
     def resume(self) -> list[Report]:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
         reports = last_good(self.folder)
-        if reports:
-            tensors, state = load_checkpoint(checkpoint_folder(self.folder, reports[-1].index))
-            self.check_same(state)
-            weights = {f"student.{k}": v for k, v in tensors["student"].items()}
-            weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
-            self.learner.module.load_state_dict(weights)
-            restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
+        checkpoint, cut = stopped_folder(self.folder), is_good(stopped_folder(self.folder))
+        if not cut or read_state(checkpoint)["reports"] != len(reports):
+            if not reports:
+                return []
+            checkpoint, cut = checkpoint_folder(self.folder, reports[-1].index), False
+        tensors, state = load_checkpoint(checkpoint)
+        self.check_same(state)
+        weights = {f"student.{k}": v for k, v in tensors["student"].items()}
+        weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
+        self.learner.module.load_state_dict(weights)
+        restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
+        if cut:
+            self.interval = Interval.read(state["interval"])
         return reports
 
     def identity(self) -> dict[str, Any]:
@@ -202,18 +242,29 @@ class Run:
         self.reports.append(report)
         if self.ranks.rank:
             return
+        state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
+        self.write(checkpoint_folder(self.folder, report.index), state)
+        write_reports(self.folder, self.reports)
+        objective = self.trial.objectives[0]
+        best = best_report(self.reports, objective.metric, objective.goal)
+        prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
+
+    def save_interval(self, interval: Interval) -> None:
+        """Writes a checkpoint between two reports, from which a resumed trial goes on at this very step. Where that
+        fails it goes on from the last report."""
+        if self.ranks.rank == 0:
+            with contextlib.suppress(StorageError):
+                self.write(stopped_folder(self.folder), {"reports": len(self.reports), "interval": interval.plain()})
+
+    def write(self, folder: Path, state: dict[str, Any]) -> None:
+        """A checkpoint of this moment."""
         tensors = {
             "student": dict(self.learner.encoder.state_dict()),
             "optimizer": optimizer_tensors(self.learner.optimizer, self.names),
         }
         if method_state := dict(self.learner.method.state_dict()):
             tensors["method"] = method_state
-        state = {**self.identity(), "step": report.step, "pairs": report.pairs, "metrics": report.metrics}
-        save_checkpoint(checkpoint_folder(self.folder, report.index), tensors, state)
-        write_reports(self.folder, self.reports)
-        objective = self.trial.objectives[0]
-        best = best_report(self.reports, objective.metric, objective.goal)
-        prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
+        save_checkpoint(folder, tensors, {**self.identity(), **state})
 
     def halvings(self) -> int:
         """How often a plateau of the first objective has halved the learning rate."""
@@ -232,29 +283,35 @@ class Run:
         return best is not None and draft.index - best.index >= patience
 
     def train(self) -> list[Report]:
-        """Trains to the end or until the verdict is to stop; returns all reports."""
+        """Trains to the end or until it is told to stop; returns all reports."""
         trial, schedule = self.trial, self.schedule
         milestones = schedule.milestones(trial.training.reports)
         done = self.reports[-1].step if self.reports else 0
         spent = self.reports[-1].seconds if self.reports else 0.0
-        if self.reports and self.reports[-1].last:
-            self.reporter.report(plain(self.reports[-1]))
-            return self.reports
+        if self.reports:  # it may not have been handed over: a checkpoint comes before its report
+            last = self.reports[-1]
+            if not self.reporter.report(plain(last)) or last.last:
+                return self.reports
         self.note_progress(done, {})
         for index in range(len(self.reports) + 1, len(milestones) + 1):
-            started = time.perf_counter()
             self.learner.halvings = self.halvings()
             end = milestones[index - 1]
-            meter = Meter(every=max(1, (end - done) // POINTS_PER_REPORT))
-            for step in range(done, end):
-                self.one_step(step, meter, flush=step + 1 == end)
+            fresh = Interval(done, Meter(every=max(1, (end - done) // POINTS_PER_REPORT)))
+            interval, self.interval = self.interval or fresh, None
+            started = time.perf_counter() - interval.seconds
+            for step in range(interval.step, end):
+                self.one_step(step, interval.meter, flush=step + 1 == end)
+                if self.learner.stopping:
+                    interval.step, interval.seconds = step + 1, time.perf_counter() - started
+                    self.save_interval(interval)
+                    return self.reports
             trained = time.perf_counter() - started
             metrics = dev_scores(
                 self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
             )
             spent += time.perf_counter() - started
             pairs = int(schedule.seen[end - 1])
-            points = meter.take()
+            points = interval.meter.take()
             report = Report(
                 index=index,
                 step=end,
@@ -304,6 +361,13 @@ class Run:
             give_back_memory()
             self.cleaned = time.monotonic()
 
+    def told_to_stop(self) -> bool:
+        """Rank 0's look whether to stop; the others learn of it with the loss."""
+        if self.ranks.rank or time.monotonic() - self.looked < LOOK_EVERY:
+            return False
+        self.looked = time.monotonic()
+        return self.reporter.stopped()
+
     def note_progress(self, step: int, values: Mapping[str, float]) -> None:
         """Leaves step and loss in `progress.json` now and then, for who looks on between reports."""
         now = time.monotonic()
@@ -323,6 +387,7 @@ class Run:
         rank, world, total = self.ranks.rank, self.ranks.world, len(rows)
         batch = self.reader.batch(own_rows(rows, rank, world), total, step=step, first=rank * total // world)
         seen = (self.seen(step) + self.seen(step + 1)) // 2
+        self.learner.stop = self.told_to_stop()
         try:
             values = self.learner.step(batch, seen)
         except TrainingError as error:

@@ -1,0 +1,114 @@
+"""One driver for each sweep: a lock on its folder, and on a cluster that several machines share a lease besides.
+
+A file lock may not hold where the storage is NFS, and does not where two drivers see other storages. The lease is an
+actor of the sweep's name that belongs to the driver's Ray job: Ray gives a name once, and it falls with the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import ray
+from filelock import FileLock, Timeout
+
+from babeltune.engine.desk import NAMESPACE
+from babeltune.engine.ledger import SweepFolder
+from babeltune.errors import SweepError
+
+ASKED = 1.0
+"""Seconds to wait for a lock that `is_driven` may be trying at this moment."""
+FALLS_WITHIN = 15.0
+"""Seconds to wait for the lease of a driver that has just died."""
+
+
+def this_driver() -> dict[str, Any]:
+    """Who runs a sweep: host, process id, since when."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+
+
+def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> SweepError:
+    """What a second driver is told."""
+    who = "another process"
+    if driver:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(driver["started"]))
+        who = f"process {driver['pid']} on {driver.get('host', 'this machine')} since {since}"
+    return SweepError(
+        f"sweep {sweep} is being run by {who}; with that storage, `babeltune status {sweep}` shows it and "
+        f"`babeltune stop {sweep}` ends it"
+    )
+
+
+@contextmanager
+def only_driver(folder: SweepFolder) -> Iterator[None]:
+    """Holds the sweep's lock; it falls with the process, however that ends. Raises `SweepError` where it is held."""
+    lock = FileLock(folder.path / "driver.lock")
+    try:
+        lock.acquire(timeout=ASKED)
+    except Timeout:
+        raise running_elsewhere(folder.id, folder.read("driver.json") or {}) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Lease:
+    """The actor that a sweep's driver keeps while it lives."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+
+    async def driver(self) -> str:
+        """Who took it, as JSON."""
+        return self._driver
+
+
+@contextmanager
+def leased(sweep: str) -> Iterator[None]:
+    """Holds the sweep's lease on the connected cluster. Raises `SweepError` where another driver holds it."""
+    name = f"driver-{sweep}"
+    kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Lease)
+    options = kind.options(name=name, namespace=NAMESPACE)
+    deadline = time.monotonic() + FALLS_WITHIN
+    holder: dict[str, Any] = {}
+    while True:
+        try:
+            lease = options.remote(json.dumps(this_driver()))
+            break
+        except ray.exceptions.ActorAlreadyExistsError:
+            holder = _holder(name) or holder
+        if time.monotonic() > deadline or _is_alive_here(holder):
+            raise running_elsewhere(sweep, holder)
+        time.sleep(0.5)
+    try:
+        yield
+    finally:
+        with suppress(ray.exceptions.RayError):
+            ray.kill(lease)
+
+
+def _holder(name: str) -> dict[str, Any]:
+    """Who has the lease of that name; nothing where it is falling."""
+    try:
+        lease = ray.get_actor(name, namespace=NAMESPACE)
+        found: dict[str, Any] = json.loads(ray.get(lease.driver.remote(), timeout=FALLS_WITHIN))
+    except (ValueError, ray.exceptions.RayError):
+        return {}
+    return found
+
+
+def _is_alive_here(driver: Mapping[str, Any]) -> bool:
+    """Whether it is a process of this machine that lives, so that waiting for its lease is in vain."""
+    if driver.get("host") != socket.gethostname():
+        return False
+    try:
+        return bool(psutil.Process(int(driver["pid"])).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

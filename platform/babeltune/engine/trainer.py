@@ -1,0 +1,129 @@
+"""Ray Train's run of a lane, as we need it: on the driver's node, without what lanes have no use for, elastic."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from ray._private.state import available_resources_per_node
+from ray._private.state import state as cluster_state
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.train.torch.config import _TorchBackend
+from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
+from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+"""What the controller of a Ray Train run reads. A worker that does not answer for two minutes hangs: its lane's group
+is restarted."""
+LEFT_OUT = (
+    DatasetsCallback,
+    PlacementGroupCleanerCallback,
+    WorkingDirectorySetupCallback,
+    ControllerMetricsCallback,
+    WorkerMetricsCallback,
+)
+"""What Ray Train would do besides, of which a lane has no use: Ray Data and a watcher cost every group a process of
+their own, and relative paths keep their meaning in the workers."""
+PATIENCE = 10.0
+"""Seconds that an elastic lane waits for room for all of its workers before it goes on with fewer."""
+LOOK = 0.5
+"""Seconds between two looks for room."""
+
+
+class LaneTrainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
+    """A Ray Train run whose `fit` starts the controller, on the driver's node, and does not wait for its end."""
+
+    controller: Any
+    """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
+
+    def __init__(self, *arguments: Any, least_workers: int, **options: Any) -> None:
+        """`least_workers`: as few as that are enough, where the cluster has no room for all."""
+        super().__init__(*arguments, torch_config=_Torch(), **options)
+        self._least = least_workers
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
+
+    def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
+        if self._least < self.scaling_config.num_workers:
+            parts["scaling_policy"] = _Elastic(self.scaling_config, self._least)
+        kind = ray.remote(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})(TrainController)
+        self.controller = kind.options(scheduling_strategy=here()).remote(**parts)
+        return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
+
+
+def here() -> NodeAffinitySchedulingStrategy:
+    """For actors that live and die with the driver: on its node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
+    """A group that starts has as many workers as there is room for, between the least and all."""
+
+    def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:
+        super().__init__(scaling_config)
+        self._least = least
+        self._since: float | None = None
+
+    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+        decision = super().make_decision_for_non_running_worker_group()
+        self._since = self._since or time.monotonic()
+        room = room_for(decision.resources_per_worker) + _still_held()
+        patient = time.monotonic() - self._since < PATIENCE
+        if room < (decision.num_workers if patient else self._least):
+            time.sleep(LOOK)  # the controller asks again at once
+            return NoopDecision()
+        self._since = None
+        return dataclasses.replace(decision, num_workers=min(decision.num_workers, room))
+
+
+def room_for(worker: dict[str, float]) -> int:
+    """How many workers of these resources the nodes have room for now."""
+    nodes = available_resources_per_node().values()
+    return sum(int(min(node.get(name, 0.0) / share for name, share in worker.items()) + 1e-6) for node in nodes)
+
+
+def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
+    """The placement groups that these actors created and that still hold or want something."""
+    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
+    groups = [PlacementGroupTableData.FromString(row) for row in rows]
+    return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
+
+
+def _still_held() -> int:
+    """In a controller: how many workers its last group has a place for, which the next one gets."""
+    alive = {bytes.fromhex(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+    mine = groups_of({bytes.fromhex(ray.get_runtime_context().get_actor_id())})
+    return sum(bundle.node_id in alive for group in mine for bundle in group.bundles)
+
+
+@dataclasses.dataclass
+class _Torch(ray.train.torch.TorchConfig):  # type: ignore[misc]
+    """The process group's backend is chosen where the workers are: NCCL if they see a GPU, else gloo."""
+
+    @property
+    def backend_cls(self) -> type[_TorchBackend]:
+        return _BackendOfWorkers
+
+
+class _BackendOfWorkers(_TorchBackend):  # type: ignore[misc]
+    def on_start(self, worker_group: Any, _: _Torch) -> None:
+        cuda = worker_group.execute_single(0, _sees_a_gpu)
+        super().on_start(worker_group, ray.train.torch.TorchConfig(backend="nccl" if cuda else "gloo"))
+
+
+def _sees_a_gpu() -> bool:
+    return bool(ray.get_gpu_ids()) and torch.cuda.is_available()

@@ -1,0 +1,1 @@
+"""Storage behind a URI: a bucket, and the folder on each node that mirrors it."""

@@ -1,0 +1,279 @@
+"""A folder that mirrors a bucket: what lies in the folder is what runs, what lies in the bucket is what lasts.
+
+A *package* is a folder that never changes once it is there: a store, a checkpoint, a model. Its objects are sealed by
+one that is written last and holds the size and SHA-256 of each, so an unsealed package does not exist for a reader,
+and one that differs from its seal is passed over. A *record* is a file that one process changes; it is pushed when it
+has changed, and a pull never replaces one whose own changes wait to be pushed.
+
+    <folder>/.seals/<key>.json     what the bucket has of a package
+    <folder>/.synced/<key>.json    which version of a record it has
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from filelock import FileLock
+
+from babeltune.data.store import sha256_of
+from babeltune.errors import BucketError
+from babeltune.storage.bucket import Bucket, Entry, inside
+from babeltune.storage.where import Where
+
+Result = TypeVar("Result")
+SEAL = ".seal.json"
+AT_ONCE = 8
+"""Objects that are moved at the same time."""
+DATABASE = ".db"
+"""The ending of sqlite's files, of which a copy must be of one moment."""
+TRIES = 2
+"""Downloads of a package before its objects are held to be damaged."""
+log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """The mirror of a bucket in a folder. Any number of processes may use one folder."""
+
+    def __init__(self, where: Where) -> None:
+        self.bucket, self.folder = Bucket(where.uri, where.patience), where.folder
+        self._versions: dict[str, dict[str, Any]] = {}
+
+    def key(self, path: Path) -> str:
+        return inside(path.relative_to(self.folder).as_posix())
+
+    def path(self, key: str) -> Path:
+        return self.folder / inside(key)
+
+    def lock(self, key: str) -> FileLock:
+        """For what only one process of this node at a time may do."""
+        place = self.folder / ".locks"
+        place.mkdir(parents=True, exist_ok=True)
+        return FileLock(place / f"{_digest(key.encode())[:32]}.lock")
+
+    # Packages
+
+    def push_package(self, folder: Path) -> None:
+        """Uploads the folder unless the bucket has it as it is; the seal comes last."""
+        key = self.key(folder)
+        files = self._sealed(folder)
+        seal = _document({"files": files})
+        there = self.bucket.entries(key)
+        names = {name: f"{key}/{name}" for name in files}
+        whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
+        if whole and f"{key}/{SEAL}" in there and self.bucket.read(f"{key}/{SEAL}") == seal:
+            return
+        self.bucket.remove(f"{key}/{SEAL}")
+        _together(lambda name: self.bucket.upload(folder / name, names[name]), files)
+        _together(self.bucket.remove, there.keys() - set(names.values()) - {f"{key}/{SEAL}"})
+        self.bucket.write(f"{key}/{SEAL}", seal)
+
+    def _sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
+        paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+        kept = self.folder / ".seals" / f"{self.key(folder)}.json"
+        stats = {name: path.stat() for name, path in paths.items()}
+        files: dict[str, dict[str, Any]]
+        if kept.exists() and kept.stat().st_mtime_ns > max((s.st_mtime_ns for s in stats.values()), default=0):
+            files = json.loads(kept.read_bytes())["files"]
+            if {name: facts["bytes"] for name, facts in files.items()} == {n: s.st_size for n, s in stats.items()}:
+                return files
+        files = {name: {"bytes": stats[name].st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
+        _write(kept, _document({"files": files}))
+        return files
+
+    def pull_package(self, key: str) -> bool:
+        """Whether the package is in the folder, where it is downloaded to if need be.
+
+        One that differs from its seal is refused and its seal removed, so that the next push renews it.
+        """
+        folder = self.path(key)
+        if folder.exists():
+            return True
+        with self.lock(key):
+            if folder.exists():
+                return True
+            for left in range(TRIES, 0, -1):
+                seal = self.bucket.read(f"{key}/{SEAL}")
+                if seal is None:
+                    return False
+                fault = self._download(key, seal, folder)
+                if fault is None:
+                    return True
+                log.warning("%s/%s is damaged (%s): %s", self.bucket.uri, key, fault, "again" if left > 1 else "left")
+            self.bucket.remove(f"{key}/{SEAL}")
+        return False
+
+    def _download(self, key: str, seal: bytes, folder: Path) -> str | None:
+        """Puts the package in its place if it is as its seal says; else says what is wrong."""
+        try:
+            files = {
+                inside(name): (facts["bytes"], facts["sha256"]) for name, facts in json.loads(seal)["files"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"its seal cannot be read: {error}"
+        draft = self.folder / ".pulling" / _digest(key.encode())[:32]
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+
+        def one(name: str) -> str | None:
+            path = draft / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.bucket.download(f"{key}/{name}", path)
+            except FileNotFoundError:
+                return f"{name} is missing"
+            size, sha256 = files[name]
+            return None if path.stat().st_size == size and sha256_of(path) == sha256 else f"{name} was altered"
+
+        try:
+            faults = [fault for fault in _together(one, files) if fault]
+            if faults:
+                return faults[0]
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        _write(self.folder / ".seals" / f"{key}.json", seal)
+        return None
+
+    def drop_packages(self, keys: Iterable[str], there: Iterable[str]) -> None:
+        """Removes packages from the bucket, of whose objects `there` is a listing; each seal first."""
+        doomed = list(keys)
+        for key in doomed:
+            self.bucket.remove(f"{key}/{SEAL}")
+            (self.folder / ".seals" / f"{key}.json").unlink(missing_ok=True)
+        _together(self.bucket.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
+
+    # Records
+
+    def waits(self, path: Path) -> bool:
+        """Whether the file has changes that the bucket does not have."""
+        known = self._known(self.key(path))
+        return known is None or known["file"] != _version(path)
+
+    def push(self, path: Path) -> bool:
+        """Uploads the file if it has changed since the bucket had it; a database as of one moment."""
+        try:
+            key, now = self.key(path), _version(path)
+            known = self._known(key)
+            if known is not None and known["file"] == now:
+                return False
+            data = _snapshot(path) if path.suffix == DATABASE else path.read_bytes()
+        except FileNotFoundError:
+            return False
+        self.bucket.write(key, data)
+        entry = self.bucket.entry(key)
+        self._know(key, entry.tag if entry else "", now)
+        return True
+
+    def fetch(self, key: str) -> None:
+        """Downloads one record where the bucket has a newer version."""
+        entry = self.bucket.entry(key)
+        if entry is not None:
+            self.pull({key: entry})
+
+    def pull(self, there: Mapping[str, Entry]) -> None:
+        """Downloads these objects where the folder has an older version, and none of its own."""
+        _together(lambda key: self._pull(key, there[key]), [key for key in there if self._stale(key, there[key].tag)])
+
+    def _stale(self, key: str, tag: str) -> bool:
+        path, known = self.path(key), self._known(key)
+        if not path.exists():
+            return True
+        return known is not None and known["tag"] != tag and known["file"] == _version(path)
+
+    def _pull(self, key: str, entry: Entry) -> None:
+        data = self.bucket.read(key)
+        if data is None:
+            return
+        path = self.path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.pulled.{os.getpid()}")
+        draft.write_bytes(data)
+        os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
+        if self._stale(key, entry.tag):
+            draft.replace(path)
+            self._know(key, entry.tag, _version(path))
+        else:
+            draft.unlink()
+
+    def forget_missing(self, prefix: str, there: Mapping[str, Entry]) -> None:
+        """Removes the files below a key that the bucket had and has no more."""
+        place = self.folder / ".synced" / prefix
+        for note in sorted(place.rglob("*.json")) if place.exists() else ():
+            key = note.relative_to(self.folder / ".synced").as_posix().removesuffix(".json")
+            if key not in there and self.path(key).exists() and not self.waits(self.path(key)):
+                self.path(key).unlink()
+                self.forget(key)
+
+    def forget(self, prefix: str) -> None:
+        """Knows no more which versions of the records below a key the bucket has."""
+        self._versions = {key: value for key, value in self._versions.items() if not f"{key}/".startswith(f"{prefix}/")}
+        (self.folder / ".synced" / f"{prefix}.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / ".synced" / prefix, ignore_errors=True)
+
+    def _known(self, key: str) -> dict[str, Any] | None:
+        if key not in self._versions:
+            try:
+                self._versions[key] = json.loads((self.folder / ".synced" / f"{key}.json").read_bytes())
+            except (OSError, ValueError):
+                return None
+        return self._versions[key]
+
+    def _know(self, key: str, tag: str, version: list[int]) -> None:
+        self._versions[key] = {"tag": tag, "file": version}
+        _write(self.folder / ".synced" / f"{key}.json", _document(self._versions[key]))
+
+
+def _together(work: Callable[[str], Result], names: Iterable[str]) -> list[Result]:
+    """The results of several requests at once; the first error is raised when all have ended."""
+    found = list(names)
+    if len(found) < 2:
+        return [work(name) for name in found]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(work, found))
+
+
+def _snapshot(path: Path) -> bytes:
+    """The database as it is between two of its transactions, while others write it."""
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=60)) as source,
+            contextlib.closing(sqlite3.connect(":memory:")) as copy,
+        ):
+            source.backup(copy)
+            return copy.serialize()
+    except sqlite3.Error as error:
+        raise BucketError(f"{path} cannot be copied ({error}); `babeltune resume` tries again") from error
+
+
+def _version(path: Path) -> list[int]:
+    """Another value after each change of the file."""
+    stat = path.stat()
+    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+
+
+def _document(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(data)
+    draft.replace(path)

@@ -1,0 +1,150 @@
+"""Faults of the process that drives a sweep, and of what it left behind: killed, stopped, doubled, unreadable."""
+
+import contextlib
+import pickle
+import sqlite3
+import time
+
+import pytest
+
+from babeltune.errors import SweepError
+from chaos.faults import DAY, clock_jump, truncate
+from chaos.invariants import nothing_is_left
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+
+
+def test_a_driver_that_is_killed_leaves_nothing_running_and_is_resumed(make_arena, note):
+    arena = make_arena(pause=0.02)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(150))
+    driver.kill()
+    nothing_is_left(driver.mark)
+    began = time.time()
+    again = arena.start("resume")
+    assert again.wait() == 0, again.words()
+    arena.check(marked=again.mark)
+    repeated = arena.repeated()
+    assert repeated <= 20
+    note("driver SIGKILL, then resume", seconds=arena.recovered(began), repeated=repeated)
+
+
+def test_a_sweep_that_is_stopped_in_mid_run_goes_on_without_repeating_a_step(make_arena, note):
+    arena = make_arena()
+    arena.order("hold", at=50)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.injected)
+    stop = arena.start("stop")
+    arena.until(arena.folder.stop_request.exists)
+    arena.release()
+    assert (stop.wait(), driver.wait()) == (0, 0)
+    assert "stopped; nothing is lost" in driver.words()
+    nothing_is_left(driver.mark)
+    assert arena.folder.state() == "stopped"
+    began = time.time()
+    again = arena.start("resume")
+    assert again.wait() == 0, again.words()
+    arena.check(marked=again.mark)
+    assert arena.repeated() == 0
+    note("`stop` in mid-run, then resume", seconds=arena.recovered(began))
+
+
+def test_of_two_submits_at_one_moment_one_drives_and_nothing_is_done_twice(make_arena, note):
+    arena = make_arena()
+    arena.order("hold", at=50)
+    drivers = [arena.start("submit", file=True) for _ in range(2)]
+    arena.until(arena.injected)
+    third = arena.start("submit", file=True)
+    arena.until(lambda: "is running in another process" in third.words())
+    arena.release()
+    codes = [driver.wait() for driver in (*drivers, third)]
+    shown = [driver.words() for driver in (*drivers, third)]
+    assert codes[2] == 0
+    assert sorted(codes[:2]) in ([0, 0], [0, 1])
+    assert any("is running in" in words or "is being run by" in words for words in shown[:2])
+    arena.check(marked=drivers[0].mark)
+    assert arena.repeated() == 0
+    note("two submits at once, and a third")
+
+
+def test_a_second_driver_is_refused_and_the_first_goes_on(make_arena, note):
+    arena = make_arena(pause=0.02)
+    refusals = []
+
+    def drive_too():
+        with pytest.raises(SweepError) as refused:
+            arena.submit()
+        refusals.append(str(refused.value))
+
+    with arena.meanwhile(arena.trained(30), drive_too):
+        arena.submit()
+    arena.check()
+    assert "is being run by process" in refusals[0]
+    assert arena.repeated() == 0
+    note("two drivers of one sweep")
+
+
+def test_what_tune_has_pickled_is_never_read(interrupted, note):
+    arena = interrupted
+
+    class Trap:
+        def __reduce__(self):
+            return open, (str(arena.place / "sprung"), "w")
+
+    for name in ("tune", "train"):
+        for place in (arena.folder.path / name, arena.folder.path / name / "run-00000000"):
+            place.mkdir(parents=True, exist_ok=True)
+            for file in ("tuner.pkl", "trainable.pkl", "searcher-state.pkl", "search_gen_state.pkl"):
+                (place / file).write_bytes(pickle.dumps(Trap()))
+            (place / "experiment_state-of-another-version.json").write_text('{"version": 99}')
+    arena.submit()
+    arena.check()
+    assert not (arena.place / "sprung").exists()
+    note("state that does not unpickle", repeated=arena.repeated())
+
+
+def lose(study):
+    study.unlink()
+
+
+def make_unreadable(study):
+    study.write_bytes(b"this is no database" * 100)
+
+
+def age(study):
+    """As another version of Optuna would have left it."""
+    with contextlib.closing(sqlite3.connect(study)) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'v9.9.9'")
+        database.execute("UPDATE version_info SET schema_version = 99")
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [(lose, "study lost"), (make_unreadable, "study unreadable"), (age, "study of another version")],
+)
+def test_a_study_that_cannot_be_read_is_made_again_from_the_recorded_order(interrupted, note, damage, name):
+    arena = interrupted
+    damage(arena.folder.study)
+    arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note(f"{name}, then resume")
+
+
+def test_a_ledger_that_lost_its_end_is_completed_from_the_study(interrupted, note):
+    arena = interrupted
+    truncate(arena.folder.path / "results.jsonl", 0.7)
+    arena.submit()
+    arena.check()
+    note("end of results.jsonl lost, then resume", repeated=arena.repeated())
+
+
+@pytest.mark.parametrize("days", [-400, 400])
+def test_a_clock_that_jumps_changes_nothing_but_what_clocks_say(interrupted, note, days):
+    arena = interrupted
+    arena.order("clock", at=70, days=days)
+    with clock_jump(days * DAY):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note(f"clock {'back' if days < 0 else 'ahead'} by {abs(days)} days in mid-sweep")

@@ -1,0 +1,99 @@
+"""Faults of the disk and of what lies on it: full, read-only, slow, cut off."""
+
+import contextlib
+import time
+
+import pytest
+
+from babeltune.engine import events
+from babeltune.errors import StorageError
+from chaos.faults import fill, read_only, slow_disk, small_disk, truncate
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+
+
+@pytest.fixture
+def disk(may_mount, tmp_path, ray_cluster):
+    """A small file system where the next arena has its storage."""
+    if not may_mount:
+        pytest.skip("mount namespaces are not permitted here")
+    with small_disk(tmp_path / "arena" / "storage", megabytes=64) as place:
+        yield place
+
+
+@contextlib.contextmanager
+def refused(arena):
+    """The storage refuses, the sweep ends and says so, and no trial has failed by it."""
+    refusal = pytest.raises(StorageError, match=r"^the storage refuses .*; free space .*`babeltune resume`")
+    with refusal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "LAST_WAIT", 2.0)  # MLflow's file is there, too
+        yield
+    assert not [row for row in arena.rows() if row["state"] == "failed"]
+
+
+def test_a_disk_that_is_full_ends_the_sweep_in_words_and_costs_no_trial(disk, make_arena, note):
+    arena = make_arena(pause=0.02)
+    ballast = disk / "ballast"
+    with refused(arena), arena.meanwhile(arena.trained(150), lambda: fill(disk)):
+        arena.submit()
+    ballast.unlink()
+    began = time.time()
+    arena.submit()
+    arena.check()
+    assert arena.repeated() <= 20
+    note("disk full, freed, then resume", seconds=arena.recovered(began), repeated=arena.repeated())
+
+
+def test_a_storage_that_becomes_read_only_ends_the_sweep_in_words_and_costs_no_trial(disk, make_arena, note):
+    arena = make_arena(pause=0.02)
+    with contextlib.ExitStack() as until_mended:
+        lock = read_only(disk)
+        with refused(arena), arena.meanwhile(arena.trained(150), lambda: until_mended.enter_context(lock)):
+            arena.submit()
+    began = time.time()
+    arena.submit()
+    arena.check()
+    assert arena.repeated() <= 20
+    note("storage read-only, mended, then resume", seconds=arena.recovered(began), repeated=arena.repeated())
+
+
+def test_a_slow_storage_changes_nothing(disk, make_arena, note):
+    arena = make_arena()
+    with slow_disk(disk, seconds=0.05):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note("every file takes 50 ms to open (fanotify)", seconds=0)
+
+
+def test_checkpoints_that_were_cut_off_are_passed_over(interrupted, note):
+    """That of the stop, where it did not fall together with a report's, and that of the last report."""
+    arena = interrupted
+    checkpoints = sorted((arena.folder.trial(1) / "checkpoints").iterdir())
+    assert checkpoints
+    for checkpoint in checkpoints:
+        truncate(checkpoint / "student.safetensors")
+    lost = arena.steps()[-1]["step"]
+    began = time.time()
+    arena.submit()
+    arena.check()
+    assert arena.repeated() == lost
+    note("all checkpoints of a trial truncated, then resume", seconds=arena.recovered(began), repeated=lost)
+
+
+def test_a_store_that_was_cut_off_is_built_again(interrupted, note):
+    arena = interrupted
+    stores = arena.place / "storage"
+    truncate(next(stores.rglob("rows-*.bin")))
+    arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note("teacher store truncated, then resume")
+
+
+def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
+    arena = interrupted
+    truncate(arena.folder.path / "spool.jsonl")
+    arena.submit()
+    arena.check()
+    note("spool truncated, then resume", repeated=arena.repeated())

@@ -1,0 +1,129 @@
+"""Faults of MLflow and of the databases: gone, refusing, slow, locked, restarted. Training never notices."""
+
+import time
+
+import pytest
+
+from babeltune.engine import events
+from chaos.faults import sqlite_locked
+from chaos.servers import Mlflow, Postgres, Proxy, free_port
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.timeout(900),
+    pytest.mark.chaos,
+    pytest.mark.xdist_group("tracking"),
+]
+DEAD = 10.0
+"""Seconds that a server is away."""
+
+
+@pytest.fixture(scope="module")
+def postgres(loopback_only):
+    with Postgres() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(postgres, tmp_path_factory):
+    """An MLflow server on PostgreSQL."""
+    with Mlflow(postgres.uri, tmp_path_factory.mktemp("mlflow")) as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(server):
+    with Proxy(server.port).answering() as standing:
+        yield standing
+
+
+def on(make_arena, url):
+    return make_arena(cluster={"mlflow": url}, pause=0.02)
+
+
+def test_a_server_that_is_dead_for_ten_seconds_loses_nothing(make_arena, server, note):
+    arena = on(make_arena, server.url)
+
+    def away():
+        server.kill()
+        time.sleep(DEAD)
+        server.start()
+
+    with arena.meanwhile(arena.trained(50), away):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note("MLflow dead for 10 s", seconds=0)
+
+
+def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_submission(
+    make_arena, postgres, tmp_path, note, monkeypatch
+):
+    monkeypatch.setattr(events, "LAST_WAIT", 2.0)
+    port = free_port()
+    arena = on(make_arena, f"http://127.0.0.1:{port}")
+    folder = arena.submit()
+    assert folder.state() == "finished"
+    left = folder.read("tracking.json")
+    assert left["unsent_bytes"] > 0
+    assert "does not take events" in left["trouble"]
+    monkeypatch.undo()
+    with Mlflow(postgres.uri, tmp_path / "late", port):
+        arena.submit()
+        arena.check()
+    assert arena.repeated() == 0
+    note("MLflow dead for the whole run, then `resume`", seconds=0)
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_a_server_that_refuses_for_a_while_loses_nothing(make_arena, proxy, note, status):
+    arena = on(make_arena, proxy.url)
+    proxy.status = status
+
+    def recover():
+        proxy.status = None
+
+    with arena.meanwhile(arena.trained(150), recover):
+        arena.submit()
+    assert proxy.troubled
+    arena.check()
+    assert arena.repeated() == 0
+    note(f"MLflow answers {status} to half of the run", seconds=0)
+
+
+def test_a_slow_server_delays_no_step(make_arena, proxy, note):
+    arena = on(make_arena, proxy.url)
+    proxy.delay = 0.5
+    arena.submit()
+    assert proxy.troubled
+    proxy.delay = 0.0
+    arena.check()
+    note("MLflow takes half a second longer for each request", seconds=0)
+
+
+def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena, postgres, server, note):
+    arena = on(make_arena, server.url)
+    with arena.meanwhile(arena.trained(50), postgres.restart):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    note("PostgreSQL restarted (SIGQUIT)", seconds=0)
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "study.db"])
+def test_a_database_file_that_another_process_has_locked_is_waited_for(make_arena, note, name):
+    arena = make_arena(pause=0.02)
+    places = {"mlflow.db": arena.place / "storage" / "mlflow.db", "study.db": arena.folder.study}
+    released = []
+
+    def lock():
+        with sqlite_locked(places[name]):
+            time.sleep(DEAD)
+        released.append(time.time())
+
+    with arena.meanwhile(arena.trained(50), lock):
+        arena.submit()
+    arena.check()
+    assert arena.repeated() == 0
+    seconds = arena.recovered(released[0]) if name == "study.db" else 0
+    note(f"{name} locked for 10 s", seconds=seconds)

@@ -1,0 +1,116 @@
+"""Faults of the processes that train: killed, hanging, out of memory, and their lane lost."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from babeltune.engine import lanes
+
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+
+
+def reasons(arena):
+    return [row["reason"] for row in arena.rows() if row["state"] == "failed"]
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_trial_goes_on_from_its_checkpoint(arena, note):
+    arena.order("kill", at=50)
+    arena.submit()
+    arena.check()
+    (killed,) = arena.injected()
+    assert arena.repeated() == 10
+    note("worker SIGKILL at step 50", seconds=arena.recovered(killed), repeated=arena.repeated())
+
+
+def test_one_rank_of_two_is_killed_and_both_go_on(make_arena, note):
+    arena = make_arena(budget__workers=2)
+    arena.order("kill", at=50, rank=1)
+    arena.submit()
+    arena.check(alike=False)
+    (killed,) = arena.injected()
+    assert 9 <= arena.repeated() <= 10, "the other rank may still have made the step, or not"
+    note("one of two workers SIGKILL at step 50", seconds=arena.recovered(killed), repeated=arena.repeated())
+
+
+def test_a_trial_that_kills_its_worker_again_and_again_fails_after_three_restarts_without_progress(arena, note):
+    arena.order("kill", at=50, times=99)
+    arena.submit()
+    arena.check(failed=1)
+    assert len(arena.injected()) == 4
+    (reason,) = reasons(arena)
+    assert "given up after 3 restarts without a new report" in reason
+    last = arena.injected()[-1]
+    lost = "that trial, its last checkpoint kept"
+    note("the same trial kills its worker four times", seconds=arena.recovered(last), repeated=30, lost=lost)
+    assert arena.repeated() == 30
+
+
+def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
+    monkeypatch.setitem(lanes.ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "5")
+    arena = make_arena(budget__workers=2)
+    arena.order("hang", at=50, rank=1)
+    arena.submit()
+    arena.check(alike=False)
+    (hung,) = arena.injected()
+    seconds = arena.recovered(hung)
+    note("worker SIGSTOP (noticed after 5 s here, 120 s by default)", seconds=seconds, repeated=arena.repeated())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("gpu_memory", "out of memory on the device", "OutOfMemoryError: CUDA out of memory"),
+        ("host_memory", "out of memory on the host (RLIMIT_AS)", "not enough memory"),
+        ("raise", "a bug of the method", "ValueError: a bug of the method"),
+    ],
+)
+def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trained(arena, note, kind, name, words):
+    arena.order(kind, at=50)
+    arena.submit()
+    arena.check(failed=1)
+    (reason,) = reasons(arena)
+    assert words in reason
+    note(name, seconds=arena.recovered(arena.injected()[0]), lost="that trial, its last checkpoint kept")
+
+
+def the_process(title):
+    """A process of this Ray by the title that Ray gives it."""
+    found = [p for p in psutil.Process().children(recursive=True) if (p.cmdline() or [""])[0].startswith(title)]
+    assert found, [p.cmdline()[:1] for p in psutil.Process().children(recursive=True)]
+    return found[0]
+
+
+def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
+    arena = make_arena(pause=0.02)
+    killed = []
+
+    def kill():
+        killed.append(time.time())
+        the_process("ray::LaneTrainable").kill()
+
+    with arena.meanwhile(arena.trained(50), kill):
+        arena.submit()
+    arena.check()
+    note("trial actor SIGKILL", seconds=arena.recovered(killed[0]), repeated=arena.repeated())
+
+
+def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note):
+    """The worker that waits for a trial, and with it the lane's own controller."""
+    arena = make_arena(cluster={"lanes": 2}, pause=0.02)
+    killed = []
+
+    def kill():
+        idle = next(p for p in ranks() if p.pid not in {step["pid"] for step in arena.steps()})
+        killed.append(time.time())
+        os.kill(idle.pid, signal.SIGKILL)
+
+    def ranks():
+        return [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+
+    with arena.meanwhile(lambda: len(ranks()) == 2 and arena.steps(), kill):
+        arena.submit()
+    arena.check(alike=False)
+    note("lane crash between trials", seconds=arena.recovered(killed[0]), repeated=arena.repeated())

@@ -1,0 +1,80 @@
+"""Two drivers of one sweep on one Ray, which see other storages or whose lock does not hold."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import ray
+
+from babeltune.engine.lease import leased, only_driver
+from babeltune.engine.sweep import folder_in, submit
+from babeltune.errors import SweepError
+
+pytestmark = pytest.mark.timeout(600)
+
+HOLD = """
+import sys
+import ray
+from babeltune.engine.lease import leased
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+with leased(sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_driver(ray_cluster):
+    """Starts another process that holds a sweep's lease on the same Ray."""
+    started = []
+
+    def start(sweep):
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-c", HOLD, address, sweep]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_a_second_driver_with_another_storage_learns_who_runs_the_sweep_and_changes_nothing(other_driver, copied):
+    sweep, folder, cluster = copied
+    first = other_driver(folder.id)
+    elsewhere = replace(cluster, storage=f"{cluster.storage}-of-another-host")
+    said = rf"is being run by process {first.pid} on {socket.gethostname()} since 20.*`babeltune stop {folder.id}` ends"
+    with pytest.raises(SweepError, match=said):
+        submit(sweep, elsewhere)
+    assert [path.name for path in folder_in(elsewhere, folder.id).path.iterdir()] == ["driver.lock"]
+    before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    with pytest.raises(SweepError, match=said):
+        submit(replace(sweep, budget=replace(sweep.budget, trials=9)), cluster)
+    assert {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file() and path in before} == before
+    with leased("another-sweep"):
+        pass
+    first.send_signal(signal.SIGKILL)
+    assert submit(sweep, cluster).state() == "finished", "the lease falls with its driver"
+    with leased(folder.id), pytest.raises(SweepError, match=f"process {os.getpid()} on"), leased(folder.id):
+        pass
+
+
+def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
+    sweep, folder, cluster = copied
+    with only_driver(folder):
+        (folder.path / "driver.lock").unlink()  # so that another one can be taken, as where locks are only advice
+        first = other_driver(folder.id)
+        with pytest.raises(SweepError, match=f"is being run by process {first.pid}"):
+            submit(sweep, cluster)
+    first.stdin.close()
+    first.wait(60)
+    assert submit(sweep, cluster).state() == "finished"

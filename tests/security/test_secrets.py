@@ -1,0 +1,186 @@
+"""Marked secrets, and every place where they must not turn up: files, logs, runs, arguments of processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+
+from babeltune.engine.doctor import tracking
+from babeltune.engine.sweep import submit
+from babeltune.records import Point
+from babeltune.tracking import tracker as track
+from babeltune.tracking.mlflow_store import open_client, serve_command
+
+pytestmark = pytest.mark.timeout(900)
+PASSWORD = f"Marked-{secrets.token_hex(16)}"
+USER = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+
+
+@pytest.fixture(scope="module")
+def server(loopback_only, tmp_path_factory):
+    """The address and folder of an MLflow server behind its auth app, configured as `clusters/mlflow/serve.sh` does."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder / "auth.ini").write_text(
+        "[mlflow]\ndefault_permission = NO_PERMISSIONS\nauth_cache_ttl_seconds = 60\n"
+        f"database_uri = sqlite:///{folder}/auth.db\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    command, environment = serve_command(f"sqlite:///{folder}/mlflow.db", folder / "artifacts", port)
+    environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}
+    environment |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16)}
+    environment |= {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini")}
+    uri = f"http://127.0.0.1:{port}"
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, "--app-name", "basic-auth"],
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "no server"
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield uri, folder
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def holding(folder, *words):
+    """The files below a folder in which one of the words stands."""
+    found = []
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size < 50 * 2**20:
+            data = path.read_bytes()
+            found += [path for word in words if word.encode() in data]
+    return found
+
+
+@contextmanager
+def arguments_watched():
+    """The arguments of every process that is seen in the meantime; `/proc` shows them to everybody."""
+    seen, ended = set(), threading.Event()
+
+    def look():
+        while not ended.wait(0.05):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    seen.add(path.read_bytes())
+                except OSError:
+                    continue
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def numbers(tracker):
+    tracker.start_sweep("quick-1a2b", {}, {})
+    tracker.start_trial(0, {"temperature": 0.05}, {})
+    tracker.metrics(0, [Point(step=1, time_ms=1, values={"train/loss": 0.5})])
+    tracker.end_trial(0, "FINISHED", {})
+
+
+def test_the_tracker_writes_through_the_auth_app(server, tmp_path, monkeypatch):
+    uri, folder = server
+    for name, value in USER.items():
+        monkeypatch.setenv(name, value)
+    with arguments_watched() as seen:
+        tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+        numbers(tracker)
+        assert tracker.close(120), tracker.trouble
+    assert tracker.refused == 0
+    assert open_client(uri).get_run(tracker.run_id(0)).data.metrics == {"train/loss": 0.5}
+    assert [finding.ok for finding in tracking(cluster_with(uri))] == [True]
+    assert not holding(tmp_path, PASSWORD)
+    assert not holding(folder, PASSWORD)
+    assert not [line for line in seen if PASSWORD.encode() in line]
+
+
+def cluster_with(uri):
+    from babeltune.spec.cluster import Cluster
+
+    return Cluster(mlflow=uri)
+
+
+@pytest.mark.parametrize("wrong", ["wrong-password-of-16", None])
+def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, tmp_path, monkeypatch, wrong):
+    uri, _ = server
+    monkeypatch.setattr(track, "RETRY_S", (0.05, 0.2))
+    for name, value in USER.items():
+        monkeypatch.delenv(name, raising=False)
+        if wrong:
+            monkeypatch.setenv(name, "admin" if value == "admin" else wrong)
+    tracker = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    numbers(tracker)
+    assert not tracker.flush(5)
+    tracker.close(0)
+    (finding,) = tracking(cluster_with(uri))
+    for said in (tracker.trouble, finding.text):
+        assert len(said.splitlines()) == 1
+        assert uri in said
+        assert "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" in said
+        assert not wrong or wrong not in said
+    assert tracker.waiting() > 0
+    for name, value in USER.items():
+        monkeypatch.setenv(name, value)
+    again = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
+    assert again.close(120), again.trouble
+
+
+def test_a_password_in_a_databases_address_stands_in_no_argument(tmp_path):
+    command, environment = serve_command("postgresql://anna:secret@127.0.0.1/mlflow", tmp_path, 5000)
+    assert "secret" not in " ".join(command)
+    assert "secret" in environment["MLFLOW_BACKEND_STORE_URI"]
+
+
+def test_a_real_sweep_leaves_no_secret_anywhere(ray_cluster, copied, server, monkeypatch):
+    sweep, folder, cluster = copied
+    uri, place = server
+    for name, value in {**USER, "RAY_TEST_TOKEN": "Marked-token-of-a-cluster"}.items():
+        monkeypatch.setenv(name, value)
+    shutil.rmtree(folder.path.parents[1] / "artifacts", ignore_errors=True)
+    sweep = replace(sweep, budget=replace(sweep.budget, trials=5, workers=1))
+    with arguments_watched() as seen:
+        submit(sweep, replace(cluster, mlflow=uri, token_env="RAY_TEST_TOKEN"))
+    assert folder.read("tracking.json") == {"unsent_bytes": 0, "refused": 0, "trouble": None}
+    client = open_client(uri)
+    experiment = client.get_experiment_by_name(sweep.name).experiment_id
+    runs = client.search_runs([experiment], f"tags.`babeltune.sweep` = '{folder.id}'")
+    assert len(runs) >= 3
+    logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
+    tokens = [PASSWORD, "Marked-token-of-a-cluster"]
+    for where in (folder.path.parents[1], place, logs):
+        assert not holding(where, *tokens)
+    assert any(b"ray" in line for line in seen)
+    assert not [line for line in seen if any(token.encode() in line for token in tokens)]

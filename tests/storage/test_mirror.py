@@ -1,0 +1,145 @@
+"""Two machines' mirrors of one bucket on a real S3 server: what reaches the other one, and what is passed over."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import pytest
+
+from babeltune.errors import BucketError
+from babeltune.storage.mirror import SEAL, Mirror
+from babeltune.storage.where import Where
+from s3_server import BUCKET
+
+
+@pytest.fixture
+def mirrors(s3, request, tmp_path):
+    """Of one machine and of another."""
+    uri = f"s3://{BUCKET}/{request.node.name.partition('[')[0][:60]}"
+    return [Mirror(Where(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
+
+
+def planted(mirror, key):
+    return f"{mirror.bucket.uri.partition('://')[2].partition('/')[2]}/{key}"
+
+
+def package(mirror, files, key="stores/tokens-1"):
+    place = mirror.path(key)
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+    return place
+
+
+FILES = {"rows.bin": bytes(range(256)) * 100, "store.json": b"{}", "deep/er/file": b"x"}
+
+
+def content(place):
+    return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, s3):
+    one, other = mirrors
+    place = package(one, FILES)
+    assert not other.pull_package("stores/tokens-1")
+    one.push_package(place)
+    sealed = json.loads(s3.get(planted(one, f"stores/tokens-1/{SEAL}")))["files"]
+    assert {name: facts["bytes"] for name, facts in sealed.items()} == {name: len(data) for name, data in FILES.items()}
+    assert other.pull_package("stores/tokens-1")
+    assert content(other.path("stores/tokens-1")) == FILES
+    before = one.bucket.entries()
+    one.push_package(place)
+    other.push_package(other.path("stores/tokens-1"))
+    assert {key: entry.modified for key, entry in one.bucket.entries().items()} == {
+        key: entry.modified for key, entry in before.items()
+    }
+
+
+def test_a_package_without_its_seal_is_not_there(mirrors):
+    one, other = mirrors
+    one.push_package(package(one, FILES))
+    one.bucket.remove(f"stores/tokens-1/{SEAL}")
+    assert not other.pull_package("stores/tokens-1")
+    one.push_package(one.path("stores/tokens-1"))
+    assert other.pull_package("stores/tokens-1")
+
+
+@pytest.mark.parametrize("damage", [FILES["rows.bin"][:-1], b"x" * len(FILES["rows.bin"]), None])
+def test_a_damaged_package_is_passed_over_and_renewed(mirrors, s3, damage):
+    one, other = mirrors
+    one.push_package(package(one, FILES))
+    key = planted(one, "stores/tokens-1/rows.bin")
+    if damage is None:
+        s3.client.delete_object(Bucket=BUCKET, Key=key)
+    else:
+        s3.put(key, damage)
+    assert not other.pull_package("stores/tokens-1")
+    assert not other.path("stores/tokens-1").exists()
+    one.push_package(one.path("stores/tokens-1"))
+    assert other.pull_package("stores/tokens-1")
+    assert content(other.path("stores/tokens-1")) == FILES
+
+
+def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, s3):
+    one, other = mirrors
+    one.push_package(package(one, FILES))
+    seal = {"files": {"../../../evil": {"bytes": 1, "sha256": "0" * 64}}}
+    s3.put(planted(one, f"stores/tokens-1/{SEAL}"), json.dumps(seal).encode())
+    with pytest.raises(BucketError, match="leaves its folder"):
+        other.pull_package("stores/tokens-1")
+
+
+def test_records_are_sent_when_they_change_and_own_changes_are_never_overwritten(mirrors):
+    one, other = mirrors
+    mine, theirs = one.path("sweeps/a/state.json"), other.path("sweeps/a/state.json")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("1")
+    assert one.waits(mine)
+    assert one.push(mine)
+    assert not one.push(mine)
+    assert not one.waits(mine)
+    other.fetch("sweeps/a/state.json")
+    assert theirs.read_text() == "1"
+    mine.write_text("2")
+    assert one.push(mine)
+    other.fetch("sweeps/a/state.json")
+    assert theirs.read_text() == "2"
+    theirs.write_text("own")
+    mine.write_text("3")
+    one.push(mine)
+    other.fetch("sweeps/a/state.json")
+    assert theirs.read_text() == "own"
+    assert other.waits(theirs)
+
+
+def test_what_the_bucket_has_no_more_goes_but_not_what_it_never_had(mirrors):
+    one, other = mirrors
+    for name in ("a", "b"):
+        one.path(f"sweeps/x/{name}").parent.mkdir(parents=True, exist_ok=True)
+        one.path(f"sweeps/x/{name}").write_text(name)
+        one.push(one.path(f"sweeps/x/{name}"))
+    other.pull(other.bucket.entries("sweeps/x"))
+    other.path("sweeps/x/own").write_text("own")
+    one.bucket.remove("sweeps/x/a")
+    other.forget_missing("sweeps/x", other.bucket.entries("sweeps/x"))
+    assert sorted(path.name for path in other.path("sweeps/x").iterdir()) == ["b", "own"]
+
+
+def test_a_database_is_sent_as_of_one_moment_while_it_is_written(mirrors):
+    one, other = mirrors
+    path = one.path("sweeps/a/study.db")
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as database:
+        database.execute("create table t (n int)")
+    database.execute("insert into t values (1)")
+    database.commit()
+    database.execute("insert into t values (2)")  # begun, not committed
+    one.push(path)
+    database.commit()
+    database.close()
+    other.fetch("sweeps/a/study.db")
+    with sqlite3.connect(other.path("sweeps/a/study.db")) as copy:
+        assert copy.execute("select n from t").fetchall() == [(1,)]
+    copy.close()
+    assert one.push(path)
