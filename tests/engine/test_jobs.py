@@ -27,7 +27,7 @@ from babeltune.errors import ClusterError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("jobs")]
 TOKEN = secrets.token_hex(32)
 
 
@@ -194,6 +194,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     assert str(place / "storage") in findings["head: storage"]["text"]
 
 
+@pytest.mark.chaos  # with the jobs of the tests above
 def test_no_job_and_no_log_holds_the_token(head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)

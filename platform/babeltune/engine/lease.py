@@ -26,6 +26,8 @@ ASKED = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""
 FALLS_WITHIN = 15.0
 """Seconds to wait for the lease of a driver that has just died."""
+DIES_WITHIN = 2.0
+"""Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
 
 
 def this_driver() -> dict[str, Any]:
@@ -76,7 +78,7 @@ def leased(sweep: str) -> Iterator[None]:
     name = f"driver-{sweep}"
     kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Lease)
     options = kind.options(name=name, namespace=NAMESPACE)
-    deadline = time.monotonic() + FALLS_WITHIN
+    began = time.monotonic()
     holder: dict[str, Any] = {}
     while True:
         try:
@@ -84,7 +86,7 @@ def leased(sweep: str) -> Iterator[None]:
             break
         except ray.exceptions.ActorAlreadyExistsError:
             holder = _holder(name) or holder
-        if time.monotonic() > deadline or _is_alive_here(holder):
+        if time.monotonic() - began > (DIES_WITHIN if _is_alive_here(holder) else FALLS_WITHIN):
             raise running_elsewhere(sweep, holder)
         time.sleep(0.5)
     try:
