@@ -128,10 +128,13 @@ class Arena:
         return min(later) - since
 
     def until(self, condition: Callable[[], Any], seconds: float = 600.0) -> None:
+        """Waits for it, but for no driver that is not there any more."""
         deadline = time.monotonic() + seconds
         while not condition():
-            dead = [driver for driver in self.drivers if driver.process.poll() not in (None, 0)]
-            assert time.monotonic() < deadline, [driver.words()[-2000:] for driver in dead] or "it took too long"
+            codes = [driver.process.poll() for driver in self.drivers]
+            gone = bool(codes) and None not in codes and not condition()
+            assert not gone, [(driver.process.args, driver.words()[-2000:]) for driver in self.drivers]
+            assert time.monotonic() < deadline, "it took too long"
             time.sleep(0.02)
 
     def trained(self, steps: int) -> Callable[[], bool]:
@@ -172,10 +175,11 @@ class Arena:
         command += [str(self.place / SWEEP)] if file else []
         command += [*arguments[1:], "--cluster", str(self.place / CLUSTER)]
         path = os.pathsep.join([*own_path(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         with said.open("w") as log:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, "PYTHONPATH": path, "CHAOS": mark, **self.environment, **environment},
+                env={**kept, "PYTHONPATH": path, "CHAOS": mark, **self.environment, **environment},
                 stdout=log,
                 stderr=log,
                 text=True,

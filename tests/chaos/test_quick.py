@@ -1,17 +1,24 @@
-"""The part of the matrix that every run of the tests has: several faults in one sweep."""
+"""The part of the matrix that every run of the tests has: several faults in one sweep, and several nodes."""
 
 import pytest
 
 from babeltune.errors import SweepError
 from babeltune.spec.cluster import Cluster
 from chaos.arena import Arena, build
+from chaos.nodes import TOKEN, environment, nodes
+from chaos.servers import Mlflow, Postgres
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
 
 
-def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver(searched, tiny_file, tmp_path):
+@pytest.fixture
+def prepared(searched):
+    """Where what an arena needs is prepared."""
     sweep, folder = searched
-    prepared = Arena(folder.path, sweep, Cluster(storage=str(folder.path.parents[1])))
+    return Arena(folder.path, sweep, Cluster(storage=str(folder.path.parents[1])))
+
+
+def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver(prepared, tiny_file, tmp_path):
     arena = build(tmp_path / "arena", tiny_file, prepared, pause=0.01)
     arena.order("kill", at=50)
     arena.order("nan_loss", at=70)
@@ -29,3 +36,25 @@ def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver
     assert arena.repeated() == 10
     (reason,) = [row["reason"] for row in arena.rows() if row["state"] == "failed"]
     assert reason.startswith("step 70: loss is nan")
+
+
+def test_a_sweep_runs_on_two_nodes_and_records_in_mlflow_on_postgresql(prepared, tiny_file, tmp_path, short_place):
+    """A head and two nodes, tokens on, half of a logical GPU for each of two lanes."""
+    with Postgres(wheel=True) as postgres, Mlflow(postgres.uri, tmp_path / "mlflow") as server:
+        with nodes(environment(short_place)) as running:
+            there = {"address": running.address, "token_env": "CHAOS_TOKEN", "mlflow": server.url}
+            shares = {"lanes": 2, "cpus_per_worker": 1, "gpus_per_worker": 0.5}
+            arena = build(tmp_path / "arena", tiny_file, prepared, pause=0.05, cluster={**there, **shares})
+            arena.environment["CHAOS_TOKEN"] = TOKEN
+            driver = arena.start("submit", file=True)
+            arena.until(lambda: len(workers(arena)) == 2)
+            assert sorted(running.tell(f"node {pid}") for pid in workers(arena)) == [0, 1]
+            assert driver.wait() == 0, driver.words()[-2000:]
+            running.nothing_is_left()
+        arena.check(alike=False, marked=driver.mark)
+    assert TOKEN not in driver.words()
+
+
+def workers(arena):
+    """The processes that have trained."""
+    return {step["pid"] for step in arena.steps()}

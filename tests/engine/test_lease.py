@@ -5,12 +5,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 import ray
 
-from babeltune.engine.lease import leased, only_driver
+from babeltune.engine import lease as leases
+from babeltune.engine.board import is_driven
+from babeltune.engine.lease import heard, leased, only_driver, refuse_heard
+from babeltune.engine.ledger import SweepFolder
+from babeltune.engine.places import OWNER
 from babeltune.engine.sweep import folder_in, submit
 from babeltune.errors import SweepError
 
@@ -78,3 +83,26 @@ def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
     first.stdin.close()
     first.wait(60)
     assert submit(sweep, cluster).state() == "finished"
+
+
+def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    folder = SweepFolder(tmp_path)
+    with heard(folder):
+        first = folder.read(OWNER)["beat"]
+        assert not is_driven(folder), "on its own machine the lock counts"
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+        assert is_driven(folder)
+        with pytest.raises(SweepError, match=r"is being run by another process.*where that machine is gone, try again"):
+            refuse_heard(folder)
+        deadline = time.monotonic() + 60
+        while folder.read(OWNER)["beat"] == first:
+            assert time.monotonic() < deadline, "it is heard once only"
+            time.sleep(0.05)
+        monkeypatch.undo()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+    assert not is_driven(folder), "it ended"
+    folder.write(OWNER, {**folder.read(OWNER), "ended": False})
+    assert is_driven(folder)
+    folder.write(OWNER, {**folder.read(OWNER), "beat": time.time() - 61})
+    assert not is_driven(folder), "it was killed a minute ago"

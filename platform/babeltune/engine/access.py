@@ -6,10 +6,23 @@ import os
 import subprocess
 import sys
 
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+
 from babeltune.errors import ClusterError
 
 ASK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).internal_kv_keys(b'', timeout=20)"
 OPEN = "wants no token: whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
+
+
+def authenticate(token: str) -> None:
+    """Shows this token to every Ray that this process will connect to.
+
+    Ray reads its mode when it is imported and a token when it first looks for one, from `~/.ray/auth_token` if there
+    is no other; so it is told to read both again.
+    """
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def wants_token(address: str) -> bool:

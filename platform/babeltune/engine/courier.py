@@ -25,7 +25,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.engine.lease import running_elsewhere
 from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.places import OWNER, Places, heard_ago, here, records_in, records_there, stores_of
+from babeltune.engine.places import BEAT, OWNER, Places, heard_ago, here, records_in, records_there, stores_of
 from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
@@ -33,8 +33,6 @@ from babeltune.storage.mirror import Mirror
 from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")
-BEAT = 5.0
-"""Seconds between two words of a driver that nothing has changed."""
 TRY = 5.0
 """Seconds in which the courier repeats a request, before it turns to what else has changed."""
 LARGE = 2**20

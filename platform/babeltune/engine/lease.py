@@ -1,7 +1,8 @@
 """One driver for each sweep: a lock on its folder, and on a cluster that several machines share a lease besides.
 
-A file lock may not hold where the storage is NFS, and does not where two drivers see other storages. The lease is an
-actor of the sweep's name that belongs to the driver's Ray job: Ray gives a name once, and it falls with the job.
+A file lock may not hold where the storage is NFS, and does not where two drivers see other storages. So the driver
+also says in the folder, every few seconds, that it lives; and the lease is an actor of the sweep's name that belongs
+to the driver's Ray job: Ray gives a name once, and it falls with the job.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from babeltune.engine.desk import NAMESPACE
 from babeltune.engine.ledger import SweepFolder
+from babeltune.engine.places import BEAT, OWNER, driven_elsewhere, here
 from babeltune.errors import SweepError
 
 ASKED = 1.0
@@ -59,6 +62,37 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def refuse_heard(folder: SweepFolder) -> None:
+    """Raises `SweepError` where a driver on another machine was heard a moment ago."""
+    if driven_elsewhere(folder):
+        who = running_elsewhere(folder.id, folder.read("driver.json") or {})
+        raise SweepError(f"{who}; where that machine is gone, try again in a minute")
+
+
+@contextmanager
+def heard(folder: SweepFolder) -> Iterator[None]:
+    """Says that this driver lives, for machines that do not see its lock."""
+    ending = threading.Event()
+
+    def say(*, ended: bool = False) -> None:
+        with suppress(OSError):  # a full disk stops no sweep here
+            folder.write(OWNER, {**here(folder), "beat": time.time(), "ended": ended})
+
+    def work() -> None:
+        while not ending.wait(BEAT):
+            say()
+
+    say()
+    thread = threading.Thread(target=work, name="babeltune-heard", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+        say(ended=True)
 
 
 class Lease:

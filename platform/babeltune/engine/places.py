@@ -27,7 +27,9 @@ from babeltune.storage.mirror import Mirror
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 OWNER = "owner.json"
-"""In a mirrored sweep's folder: which driver has it, on which machine, and when it was last heard."""
+"""In a sweep's folder: which driver has it, on which machine, and when it was last heard."""
+BEAT = 5.0
+"""Seconds between two words of a driver that nothing has changed."""
 SILENT = 60.0
 """Seconds without a word after which a driver on another machine is held to be dead."""
 LOOK = 2.0

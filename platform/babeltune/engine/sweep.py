@@ -10,7 +10,6 @@ import contextlib
 import functools
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -25,7 +24,7 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
-from babeltune.engine.access import refuse_open
+from babeltune.engine.access import authenticate, refuse_open
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
 from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
@@ -34,7 +33,7 @@ from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lanes import Lanes, local_ray
-from babeltune.engine.lease import leased, only_driver, this_driver
+from babeltune.engine.lease import heard, leased, only_driver, refuse_heard, this_driver
 from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row
 from babeltune.engine.places import Places
 from babeltune.engine.recovery import study_refusals
@@ -106,7 +105,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         )
     token = cluster.token()
     if token is not None:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        authenticate(token)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError) as error:
@@ -175,6 +174,10 @@ def submit(
         if cluster.address != "local" or ray.is_initialized():
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
+        elif courier.where is None:
+            refuse_heard(folder)
+        if courier.where is None:  # or else the courier says so in the bucket
+            shared.enter_context(heard(folder))
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
         folder.write("sweep.json", sweep)
