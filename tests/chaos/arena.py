@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -121,11 +122,19 @@ class Arena:
         made = Counter((step["mark"], step["step"]) for step in self.steps() if step["rank"] == 0)
         return sum(count - 1 for count in made.values())
 
-    def recovered(self, since: float) -> float:
-        """Seconds from that moment to the next step of any worker."""
-        later = [step["time"] for step in self.steps() if step["time"] > since]
+    def recovered(self, since: float, *, by: str = "pid") -> float:
+        """Seconds from then to the first step of a worker (`by="mark"`: of a trial) that had made none before."""
+        known = {step[by] for step in self.steps() if step["time"] <= since}
+        later = [step["time"] for step in self.steps() if step["time"] > since and step[by] not in known]
         assert later, "nothing was trained afterwards"
         return min(later) - since
+
+    def pause(self) -> float:
+        """The longest time that a worker took from a step of a trial to the next."""
+        times: dict[tuple[int, float], list[float]] = {}
+        for step in self.steps():
+            times.setdefault((step["pid"], step["mark"]), []).append(step["time"])
+        return max(later - earlier for each in times.values() for earlier, later in itertools.pairwise(each))
 
     def until(self, condition: Callable[[], Any], seconds: float = 600.0) -> None:
         """Waits for it, but for no driver that is not there any more."""

@@ -64,8 +64,6 @@ class Faulty(soft_contrastive.SoftContrastive):
         """The vectors of an evaluation, which an order makes useless."""
         if self.config.folder and self.ordered("nan_metric"):
             return torch.full_like(vectors, math.nan)
-        if self.config.folder and self.ordered("infinite_metric"):
-            return torch.full_like(vectors, math.inf)
         return super().finish(vectors, languages)
 
     def follow(self) -> None:

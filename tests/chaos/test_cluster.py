@@ -45,14 +45,27 @@ def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_ar
         arena = at(make_arena, running)
         driver = arena.start("submit", file=True)
         arena.until(arena.trained(130))
-        lost = time.time()
         running.tell("gcs down")
         time.sleep(5)
         running.tell("gcs up")
         assert driver.wait() == 0, driver.words()[-2000:]
         arena.check(marked=driver.mark)
         running.nothing_is_left()
-        note("head (GCS) killed, back after 5 s with Redis", seconds=arena.recovered(lost), repeated=arena.repeated())
+        note("head (GCS) killed, back after 5 s with Redis", seconds=arena.pause(), repeated=arena.repeated())
+
+
+def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_arena, there, note):
+    arena = at(make_arena, there)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    driver.kill()
+    there.nothing_is_left()
+    began = time.time()
+    again = arena.start("resume")
+    assert again.wait() == 0, again.words()[-2000:]
+    arena.check(marked=again.mark)
+    there.nothing_is_left()
+    note("driver SIGKILL on a cluster that lives on", seconds=arena.recovered(began), repeated=arena.repeated())
 
 
 @pytest.mark.parametrize("token", ["0" * 64, ""])

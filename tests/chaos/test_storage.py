@@ -63,7 +63,7 @@ def test_a_slow_storage_changes_nothing(disk, make_arena, note):
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("every file takes 50 ms to open (fanotify)", seconds=0)
+    note("every file takes 50 ms to open (fanotify)", seconds=arena.pause())
 
 
 def test_checkpoints_that_were_cut_off_are_passed_over(interrupted, note):

@@ -53,7 +53,7 @@ def test_a_server_that_is_dead_for_ten_seconds_loses_nothing(make_arena, server,
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("MLflow dead for 10 s", seconds=0)
+    note("MLflow dead for 10 s", seconds=arena.pause())
 
 
 def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_submission(
@@ -72,7 +72,7 @@ def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_s
         arena.submit()
         arena.check()
     assert arena.repeated() == 0
-    note("MLflow dead for the whole run, then `resume`", seconds=0)
+    note("MLflow dead for the whole run, then `resume`", seconds=arena.pause())
 
 
 @pytest.mark.parametrize("status", [500, 429])
@@ -88,7 +88,7 @@ def test_a_server_that_refuses_for_a_while_loses_nothing(make_arena, proxy, note
     assert proxy.troubled
     arena.check()
     assert arena.repeated() == 0
-    note(f"MLflow answers {status} to half of the run", seconds=0)
+    note(f"MLflow answers {status} to half of the run", seconds=arena.pause())
 
 
 def test_a_slow_server_delays_no_step(make_arena, proxy, note):
@@ -98,7 +98,7 @@ def test_a_slow_server_delays_no_step(make_arena, proxy, note):
     assert proxy.troubled
     proxy.delay = 0.0
     arena.check()
-    note("MLflow takes half a second longer for each request", seconds=0)
+    note("MLflow takes half a second longer for each request", seconds=arena.pause())
 
 
 def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena, postgres, server, note):
@@ -107,23 +107,20 @@ def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("PostgreSQL restarted (SIGQUIT)", seconds=0)
+    note("PostgreSQL restarted (SIGQUIT)", seconds=arena.pause())
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", "study.db"])
 def test_a_database_file_that_another_process_has_locked_is_waited_for(make_arena, note, name):
     arena = make_arena(pause=0.02)
     places = {"mlflow.db": arena.place / "storage" / "mlflow.db", "study.db": arena.folder.study}
-    released = []
 
     def lock():
         with sqlite_locked(places[name]):
             time.sleep(DEAD)
-        released.append(time.time())
 
     with arena.meanwhile(arena.trained(50), lock):
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    seconds = arena.recovered(released[0]) if name == "study.db" else 0
-    note(f"{name} locked for 10 s", seconds=seconds)
+    note(f"{name} locked for 10 s", seconds=arena.pause())

@@ -6,6 +6,7 @@ import pytest
 
 from babeltune.engine import sweep as engine
 from babeltune.engine.lanes import Lanes
+from chaos.invariants import nothing_is_left
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
 
@@ -20,7 +21,6 @@ def the_reason(arena):
     [
         ("nan_loss", 50, "a loss that is NaN", "step 50: loss is nan"),
         ("nan_metric", 40, "a metric that is NaN", "nan"),
-        ("infinite_metric", 40, "a metric that is infinite", "inf"),
     ],
 )
 def test_a_trial_of_which_a_number_is_none_fails_alone(arena, note, kind, at, name, words):
@@ -31,13 +31,17 @@ def test_a_trial_of_which_a_number_is_none_fails_alone(arena, note, kind, at, na
     note(name, lost="that trial, its last checkpoint kept")
 
 
-def test_a_trial_that_does_not_report_its_objective_fails_alone(arena, note, monkeypatch):
-    (arena.orders / "silent").touch()
+@pytest.mark.parametrize(
+    ("objective", "name"), [("null", "a metric that is missing"), ("Infinity", "a metric that is infinite")]
+)
+def test_a_trial_whose_objective_is_no_number_fails_alone(arena, note, monkeypatch, objective, name):
+    (arena.orders / "objective").write_text(objective)
     monkeypatch.setattr(engine, "Lanes", functools.partial(Forgetful, Lanes))
     arena.submit()
     arena.check(failed=1)
-    assert "objective dev/everyday/accuracy is None at report 2" in the_reason(arena)
-    note("a metric that is missing", lost="that trial, its last checkpoint kept")
+    said = {"null": "None", "Infinity": "inf"}[objective]
+    assert f"objective dev/everyday/accuracy is {said} at report 2" in the_reason(arena)
+    note(name, lost="that trial, its last checkpoint kept")
 
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
@@ -59,4 +63,5 @@ def test_a_sweep_in_which_every_trial_fails_ends_early_with_the_three_commonest_
     assert "1× step 7: loss is nan" in words
     assert "Traceback" not in words
     assert len(arena.rows()) == 5
+    nothing_is_left(driver.mark)
     note("every trial fails", lost="the five trials; the other 35 were not begun")
