@@ -69,18 +69,19 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.lines: list[dict[str, Any]] = []
+        self._reports: dict[int, list[dict[str, Any]]] = {}
         end_on_a_line(path)
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 try:
-                    self.lines.append(json.loads(line))
+                    self._remember(json.loads(line))
                 except ValueError:
                     break
 
     def add(self, event: str, number: int, **facts: Any) -> None:
         """Appends one line, on disk before it returns."""
         line = {"event": event, "number": number, **facts}
-        self.lines.append(line)
+        self._remember(line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -88,7 +89,12 @@ class Ledger:
 
     def reports(self, number: int) -> list[dict[str, Any]]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
-        return [line for line in self.lines if line["number"] == number and line["event"] == "report"]
+        return list(self._reports.get(number, ()))
+
+    def _remember(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if line["event"] == "report":
+            self._reports.setdefault(line["number"], []).append(line)
 
 
 class Proposals:
