@@ -79,13 +79,14 @@ def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trai
 def the_process(title):
     """A process of this Ray by the title that Ray gives it."""
     found = [p for p in psutil.Process().children(recursive=True) if (p.cmdline() or [""])[0].startswith(title)]
-    assert found, [p.cmdline()[:1] for p in psutil.Process().children(recursive=True)]
+    titles = sorted({" ".join(p.cmdline())[:40] for p in psutil.Process().children(recursive=True)})
+    assert found, " | ".join(titles)
     return found[0]
 
 
 def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
     arena = make_arena(pause=0.02)
-    with arena.meanwhile(arena.trained(50), lambda: the_process("ray::LaneTrainable").kill()):
+    with arena.meanwhile(arena.trained(50), lambda: the_process("ray::ResourceTrainable").kill()):
         arena.submit()
     arena.check()
     note("trial actor SIGKILL", seconds=arena.pause(), repeated=arena.repeated())

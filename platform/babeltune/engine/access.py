@@ -36,6 +36,14 @@ def wants_token(address: str) -> bool:
     return asked.returncode != 0
 
 
+def refuses_strangers(address: str) -> bool:
+    """Whether it is there and wants a token, as far as can be told."""
+    try:
+        return wants_token(address)
+    except ClusterError:
+        return False
+
+
 def refuse_open(named: str, address: str, *, insecure: bool | None) -> None:
     """Raises `ClusterError` for a cluster, `named` in the error, that is open to all, unless `insecure`. None: whoever
     asks cannot say that it is."""

@@ -126,9 +126,8 @@ class Jobs:
         try:
             yield
         except AuthenticationError as error:
-            where = _token_place(self.cluster)
             why = "wants a token" if "required" in str(error) else "does not accept the token"
-            raise ClusterError(f"{self.named} {why}; {where}") from None
+            raise ClusterError(f"{self.named} {why}; {self.cluster.token_place}") from None
         except BabeltuneError:
             raise
         except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
@@ -320,12 +319,3 @@ def _shortly(error: BaseException) -> str:
     """The error's first line, without the traceback that a server may have put behind it."""
     text = str(error).replace("\\n", "\n").strip()
     return (text.splitlines() or [type(error).__name__])[0][:300]
-
-
-def _token_place(cluster: Cluster) -> str:
-    """What to do about a token."""
-    if cluster.token_env is not None:
-        return f"put the cluster's token into the environment variable {cluster.token_env}"
-    if cluster.token_file is not None:
-        return f"put the cluster's token into {cluster.token_file}"
-    return "name the token in the cluster file: `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH`"

@@ -24,7 +24,7 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
-from babeltune.engine.access import authenticate, refuse_open
+from babeltune.engine.access import authenticate, refuse_open, refuses_strangers
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
 from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
@@ -103,19 +103,19 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
             f"cluster {cluster.name!r}: {cluster.address} is a dashboard, which takes jobs only; "
             "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
         )
+    named = f"cluster {cluster.name!r} at {cluster.address}"
     token = cluster.token()
     if token is not None:
         authenticate(token)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-    except (ConnectionError, OSError, RuntimeError) as error:
-        raise ClusterError(
-            f"cluster {cluster.name!r} at {cluster.address} does not answer ({error}); "
-            "start it, or use clusters/local.yaml"
-        ) from error
+    except (ConnectionError, OSError, RuntimeError) as error:  # a wrong token is no answer, either
+        if refuses_strangers(cluster.address):
+            why = "wants a token" if token is None else "does not accept the token"
+            raise ClusterError(f"{named} {why}; {cluster.token_place}") from error
+        raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
     end_when_asked()
     try:
-        named = f"cluster {cluster.name!r} at {cluster.address}"
         refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
         yield
     finally:

@@ -92,6 +92,15 @@ class Cluster(Strict):
         """The same cluster for a command that runs on its head, where Ray itself knows the token."""
         return replace(self, address="auto", token_env=None, token_file=None)
 
+    @property
+    def token_place(self) -> str:
+        """What to do where the cluster does not take the token."""
+        if self.token_env is not None:
+            return f"put the cluster's token into the environment variable {self.token_env}"
+        if self.token_file is not None:
+            return f"put the cluster's token into {self.token_file}"
+        return "name the token in the cluster file: `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH`"
+
     def token(self, environ: Mapping[str, str] | None = None) -> str | None:
         """The token, read now and kept nowhere. Raises `ClusterError` when it is named but not there."""
         if self.token_env is not None:
