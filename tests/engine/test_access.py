@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from babeltune.engine.access import refuse_open, wants_token
+from babeltune.engine.access import STRANGER, refuse_open, shown, takes
 from babeltune.errors import ClusterError
 
 pytestmark = pytest.mark.timeout(600)
@@ -48,7 +48,7 @@ def open_ray(loopback_only):
 
 
 def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_ray):
-    assert not wants_token(open_ray)
+    assert takes(open_ray, STRANGER)
     said = r"cluster 'lab' at .* wants no token: .*; start it with RAY_AUTH_MODE=token, or pass --insecure to use it"
     with pytest.raises(ClusterError, match=said):
         refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
@@ -57,5 +57,8 @@ def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_r
 
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     address = ray.get_runtime_context().gcs_address
-    assert wants_token(address)
+    assert takes(address, STRANGER) is False
+    assert takes(address, shown("0" * 64)) is False
+    assert takes(address, {})
+    assert takes("127.0.0.1:1", STRANGER) is None
     refuse_open("cluster 'lab'", address, insecure=False)

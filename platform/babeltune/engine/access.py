@@ -5,12 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from babeltune.errors import ClusterError
 
-ASK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1]).internal_kv_keys(b'', timeout=20)"
+ASK = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", timeout=20)
+except AuthenticationError:
+    sys.exit(3)
+"""
+ANSWERS = {0: True, 3: False}
+ANSWERS_WITHIN = 60.0
+"""Seconds, with a Python that has to start."""
+STRANGER = {"RAY_AUTH_MODE": "disabled"}
 OPEN = "wants no token: whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
 
 
@@ -20,32 +33,39 @@ def authenticate(token: str) -> None:
     Ray reads its mode when it is imported and a token when it first looks for one, from `~/.ray/auth_token` if there
     is no other; so it is told to read both again.
     """
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    os.environ |= shown(token)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def wants_token(address: str) -> bool:
-    """Whether the Ray at this `host:port` refuses a question without a token.
+def shown(token: str) -> dict[str, str]:
+    """The variables by which Ray shows this token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
-    Another process asks it: Ray reads once in a process how it shows who it is.
+
+def takes(address: str, variables: Mapping[str, str]) -> bool | None:
+    """Whether the Ray at this `host:port` answers a process with these variables; None where that cannot be told.
+
+    It takes half a second, where `ray.init` tries a refused token for twenty.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-    environment |= {"RAY_AUTH_MODE": "disabled"}
-    asked = subprocess.run([sys.executable, "-c", ASK, address], env=environment, capture_output=True, check=False)
-    return asked.returncode != 0
-
-
-def refuses_strangers(address: str) -> bool:
-    """Whether it is there and wants a token, as far as can be told."""
+    environment = {name: value for name, value in os.environ.items() if not variables or "RAY_AUTH" not in name}
+    environment |= variables
+    command = [sys.executable, "-c", ASK, address]
     try:
-        return wants_token(address)
-    except ClusterError:
-        return False
+        asked = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=ANSWERS_WITHIN)
+    except subprocess.TimeoutExpired:
+        return None
+    return ANSWERS.get(asked.returncode)
 
 
 def refuse_open(named: str, address: str, *, insecure: bool | None) -> None:
     """Raises `ClusterError` for a cluster, `named` in the error, that is open to all, unless `insecure`. None: whoever
     asks cannot say that it is."""
-    if not insecure and not wants_token(address):
-        raise ClusterError(f"{named} {OPEN}{'' if insecure is None else ', or pass --insecure to use it all the same'}")
+    if insecure:
+        return
+    anyway = "" if insecure is None else ", or pass --insecure to use it all the same"
+    match takes(address, STRANGER):
+        case True:
+            raise ClusterError(f"{named} {OPEN}{anyway}")
+        case None:
+            raise ClusterError(f"{named} does not say whether it wants a token; try again{anyway}")

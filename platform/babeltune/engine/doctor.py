@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from babeltune.engine.access import OPEN, wants_token
+from babeltune.engine.access import OPEN, STRANGER, takes
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.bucket import Bucket
@@ -168,7 +168,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
             return
         try:
             with connected(cluster, insecure=True):
-                closed = wants_token(ray.get_runtime_context().gcs_address)
+                closed = takes(ray.get_runtime_context().gcs_address, STRANGER) is False
                 have = ray.cluster_resources()
                 nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         except BabeltuneError as error:

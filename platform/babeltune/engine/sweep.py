@@ -24,7 +24,7 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
-from babeltune.engine.access import authenticate, refuse_open, refuses_strangers
+from babeltune.engine.access import authenticate, refuse_open, shown, takes
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
 from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
@@ -105,14 +105,14 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         )
     named = f"cluster {cluster.name!r} at {cluster.address}"
     token = cluster.token()
+    if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
+        why = "wants a token" if token is None else "does not accept the token"
+        raise ClusterError(f"{named} {why}; {cluster.token_place}")
     if token is not None:
         authenticate(token)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-    except (ConnectionError, OSError, RuntimeError) as error:  # a wrong token is no answer, either
-        if refuses_strangers(cluster.address):
-            why = "wants a token" if token is None else "does not accept the token"
-            raise ClusterError(f"{named} {why}; {cluster.token_place}") from error
+    except (ConnectionError, OSError, RuntimeError) as error:
         raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
     end_when_asked()
     try:
