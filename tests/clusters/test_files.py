@@ -45,6 +45,7 @@ def test_a_cluster_file_of_ours_is_read(path):
     cluster = read_cluster(path, environ=SET)
     assert cluster.name == path.stem
     assert cluster.by_jobs == (path.stem in ("single_node", "onprem", "aws", "kuberay"))
+    assert bool(cluster.nodes_within) == (path.stem in ("aws", "kuberay", "inside")), "what scales from none is asked"
     if cluster.by_jobs:
         assert (cluster.token_env is None) != (cluster.token_file is None)
 
