@@ -72,6 +72,20 @@ def test_the_head_of_a_launcher_file_gives_no_gpu_away(path):
         assert "--num-gpus=0" in " ".join(values["head_start_ray_commands"])
 
 
+@pytest.mark.parametrize("path", RAYS, ids=name_of)
+def test_a_file_of_variables_is_where_docker_reads_it_on_the_host(path):
+    from ray.autoscaler.sdk import get_docker_host_mount_location
+
+    (values,) = documents(path)
+    synced = get_docker_host_mount_location(values["cluster_name"])
+    there = {f"{synced}{target}" for target in values.get("file_mounts", ())}
+    named = [option.split()[1] for option in values["docker"]["run_options"] if option.startswith("--env-file ")]
+    assert named
+    for file in named:
+        said = f"each has `~/.ray/auth_token` (the same one) and `{file}`"
+        assert file in there or said in (CLUSTERS / "README.md").read_text(encoding="utf-8")
+
+
 def test_launcher_files_pass_rays_own_validation():
     from ray.autoscaler._private.util import prepare_config, validate_config
 
