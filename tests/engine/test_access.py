@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 
+from babeltune.engine import access
 from babeltune.engine.access import refuse_open, wants_token
 from babeltune.errors import ClusterError
 
@@ -53,6 +54,13 @@ def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_r
     with pytest.raises(ClusterError, match=said):
         refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
     refuse_open("cluster 'lab'", open_ray, insecure=True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address"])
+def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch, address):
+    monkeypatch.setattr(access, "ANSWERS_WITHIN", 5.0)
+    with pytest.raises(ClusterError, match=rf"cannot tell whether the Ray at {address} wants a token"):
+        wants_token(address)
 
 
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
