@@ -36,7 +36,10 @@ umask 022
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
-address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK # srun does not take it from sbatch
+# Its name may stand for 127.0.1.1, which other nodes cannot reach.
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" sh -c 'hostname --ip-address; hostname --all-ip-addresses' \
+  | awk -v RS='[ \n]+' '/^[0-9.]+$/ && !/^127\./ {print; exit}')
 port=$((20000 + SLURM_JOB_ID % 20000))
 dashboard=$((port + 20000))
 tasks=()

@@ -6,25 +6,31 @@ The nodes are Ray's own, all on this machine, with tokens on. Each scene prints 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
 from babeltune.engine import lanes as lanes_module
+from babeltune.engine.autoscaling import nodes_asked
 from babeltune.engine.lanes import Lanes
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Cluster as ClusterFile
+from s3_server import free_port
 
 PATIENCE = 180
 HERE = {"node_ip_address": "127.0.0.1"}
 
 
 @contextmanager
-def nodes(*cpus):
+def nodes(*cpus, **head):
     """A head without CPUs, on which this driver is, and nodes with so many: the cluster and its worker nodes."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE, **head})
     try:
         workers = [cluster.add_node(num_cpus=count, **HERE) for count in cpus]
         ray.init(
@@ -114,6 +120,61 @@ def shrink_and_grow(folder):
     return {"worlds": worlds(folder, "a"), "last": seen["a"][-1], "why": reasons, "later": worlds(folder, f"b{tried}")}
 
 
+def autoscaling(folder):
+    """A head that starts nodes of one CPU, three at most, by Ray's provider for tests, and ends those that idle."""
+    os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    port = free_port()
+    node = {"node_config": {}, "min_workers": 0}
+    config = BASE_READONLY_CONFIG | {
+        "max_workers": 3,
+        "idle_timeout_minutes": 0.15,
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": f"127.0.0.1:{port}",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 0}, "max_workers": 0, **node},
+            "one": {"resources": {"CPU": 1}, "max_workers": 3, **node},
+        },
+    }
+    path = folder / "autoscaling.json"
+    path.write_text(json.dumps(config))
+    return {"autoscaling_config": str(path), "gcs_server_port": port}
+
+
+def from_none(folder):
+    """Nodes come only because lanes ask for them, and go when the lanes are gone; what cannot come is given up."""
+    notes, began = [], []
+
+    def asked(within=PATIENCE, workers=1, progress=lambda *_: None):
+        cluster = ClusterFile(lanes=2, nodes_within=within)
+        return nodes_asked(cluster, trials=9, workers=workers, note=notes.append, progress=progress)
+
+    def stop(*_):
+        raise InterruptedError("stopped")
+
+    with nodes(**autoscaling(folder)):
+        with asked() as surveyed, Lanes(**settings(folder, workers=1, count=2), surveyed=surveyed) as lanes:
+            until(lanes, lambda: lanes.free() == 2)
+            began.append(lanes.count)
+            offer(lanes, folder, "a", steps=1)
+            seen, _ = ended(lanes, "a")
+        deadline = time.monotonic() + PATIENCE
+        while (alive := sum(node["Alive"] for node in ray.nodes())) > 1 and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for attempt in (asked(progress=stop), asked(within=3, workers=4)):
+            try:
+                with attempt:
+                    began.append("with no node")
+            except (InterruptedError, ClusterError) as error:
+                began.append(str(error))
+        groups = [group["state"] for group in ray.util.placement_group_table().values()]
+    return {"began": began, "seen": seen, "notes": notes, "groups": groups, "alive": alive}
+
+
 def settings(folder, **more):
     return {
         "count": 4,
@@ -131,4 +192,5 @@ def offer(lanes, folder, name, **payload):
 
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
-    print(json.dumps({"come_and_go": come_and_go, "shrink_and_grow": shrink_and_grow}[sys.argv[1]](Path(sys.argv[2]))))
+    scenes = {"come_and_go": come_and_go, "shrink_and_grow": shrink_and_grow, "from_none": from_none}
+    print(json.dumps(scenes[sys.argv[1]](Path(sys.argv[2]))))

@@ -16,4 +16,6 @@ auth_cache_ttl_seconds = 60
 authorization_function = mlflow.server.auth:authenticate_request_basic_auth
 END
 export MLFLOW_AUTH_CONFIG_PATH=/tmp/auth.ini
+# The names by which clients may call it; MLflow refuses all others, against DNS rebinding.
+export MLFLOW_SERVER_ALLOWED_HOSTS="${MLFLOW_SERVER_ALLOWED_HOSTS:-mlflow.internal:5000,mlflow:5000,localhost:*,127.0.0.1:*}"
 exec mlflow server --app-name basic-auth --host 0.0.0.0 --port 5000 --workers 2 --artifacts-destination "$ARTIFACTS"

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 
+from babeltune.engine import access
 from babeltune.engine.access import STRANGER, refuse_open, shown, takes
 from babeltune.errors import ClusterError
 
@@ -55,10 +56,17 @@ def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_r
     refuse_open("cluster 'lab'", open_ray, insecure=True)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address"])
+def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch, address):
+    monkeypatch.setattr(access, "ANSWERS_WITHIN", 3.0)
+    assert takes(address, STRANGER) is None
+    with pytest.raises(ClusterError, match=f"cluster 'lab' at {address} does not say whether it wants a token"):
+        refuse_open(f"cluster 'lab' at {address}", address, insecure=False)
+
+
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     address = ray.get_runtime_context().gcs_address
     assert takes(address, STRANGER) is False
     assert takes(address, shown("0" * 64)) is False
     assert takes(address, {})
-    assert takes("127.0.0.1:1", STRANGER) is None
     refuse_open("cluster 'lab'", address, insecure=False)

@@ -227,13 +227,20 @@ def test_a_command_that_no_job_runs_says_where_it_runs(babeltune):
 
 
 @pytest.fixture
-def open_dashboard(tmp_path, loopback_only):
+def status():
+    """With what the dashboard below answers."""
+    return 200
+
+
+@pytest.fixture
+def open_dashboard(tmp_path, loopback_only, status):
     """The cluster file of a server that lists its jobs to everybody."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             body = json.dumps({"ray_version": ray.__version__, "version": "4"} if "version" in self.path else [])
-            self.send_response(200)
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(body.encode())
 
@@ -259,6 +266,18 @@ def test_an_open_dashboard_gets_nothing_without_insecure(open_dashboard, tiny_fi
         assert ended.value.code == 1
         assert "wants no token: whoever reaches it can run programs there" in words(captured := capfd.readouterr().err)
         assert "pass --insecure" in words(captured)
+
+
+@pytest.mark.parametrize("status", [302, 500, 503])
+def test_a_dashboard_that_is_neither_open_nor_closed_is_not_taken_for_either(open_dashboard, status):
+    with pytest.raises(ClusterError, match=rf"answers with status {status}, which does not say whether it wants a"):
+        Jobs(read_cluster(open_dashboard))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_dashboard_that_refuses_who_has_no_token_is_closed(open_dashboard, status):
+    with pytest.raises(ClusterError, match="name the token in the cluster file"):
+        Jobs(read_cluster(open_dashboard))
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):

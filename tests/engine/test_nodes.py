@@ -35,3 +35,16 @@ def test_an_elastic_lane_goes_on_with_fewer_workers_and_later_has_all_again(tmp_
     assert saw["worlds"] == [2, 1]
     assert (saw["last"], saw["why"]) == (40, {"a": None})
     assert saw["later"] == [2]
+
+
+def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
+    saw = play("from_none", tmp_path)
+    lanes, stopped, refused = saw["began"]
+    assert (stopped, lanes) == ("stopped", 2)
+    assert refused.startswith("no nodes have come within 3 s (`nodes_within`), asked for 8 × {CPU: 1}; `ray status`")
+    first, *_, second, third = saw["notes"]
+    assert first == second == "waiting for nodes: asked for 2 × {CPU: 1}"
+    assert third == "waiting for nodes: asked for 8 × {CPU: 1}"
+    assert saw["seen"] == {"a": [1]}
+    assert set(saw["groups"]) == {"REMOVED"}, "nothing is asked for any more"
+    assert saw["alive"] == 1, "and all nodes but the head are gone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import requests
 
 from babeltune.engine.doctor import tracking
 from babeltune.engine.sweep import submit
@@ -25,8 +27,17 @@ from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_store import open_client, serve_command
 
 pytestmark = pytest.mark.timeout(900)
+CLUSTERS = Path(__file__).parents[2] / "clusters"
 PASSWORD = f"Marked-{secrets.token_hex(16)}"
 USER = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
+
+
+def allowed_hosts(**chosen):
+    """What `clusters/mlflow/serve.sh` sets, by itself or as chosen."""
+    text = (CLUSTERS / "mlflow" / "serve.sh").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("export MLFLOW_SERVER_ALLOWED_HOSTS=")]
+    command = ["sh", "-c", f'{line}; printf %s "$MLFLOW_SERVER_ALLOWED_HOSTS"']
+    return subprocess.run(command, env=chosen, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +56,7 @@ def server(loopback_only, tmp_path_factory):
     environment |= {"MLFLOW_AUTH_ADMIN_USERNAME": "admin", "MLFLOW_AUTH_ADMIN_PASSWORD": PASSWORD}
     environment |= {"MLFLOW_FLASK_SERVER_SECRET_KEY": secrets.token_hex(16)}
     environment |= {"MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini")}
+    environment |= {"MLFLOW_SERVER_ALLOWED_HOSTS": allowed_hosts()}
     uri = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("ab") as log:
         process = subprocess.Popen(
@@ -156,6 +168,31 @@ def test_a_wrong_password_and_none_are_one_clear_line_and_lose_nothing(server, t
         monkeypatch.setenv(name, value)
     again = track.Tracker(uri, tmp_path / "spool.jsonl", "babeltune")
     assert again.close(120), again.trouble
+
+
+def test_the_server_answers_to_the_names_of_our_cluster_files_and_to_no_other(server, monkeypatch):
+    uri, _ = server
+    for name, value in USER.items():
+        monkeypatch.setenv(name, value)
+
+    def asked(host):
+        path = "/api/2.0/mlflow/experiments/search?max_results=1"
+        login = ("admin", PASSWORD)
+        return requests.get(uri + path, headers={"Host": host}, auth=login, timeout=60).status_code
+
+    files = [CLUSTERS / name for name in ("aws.yaml", "onprem.yaml", "kuberay.yaml", "kuberay/inside.yaml")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    named = set(re.findall(r"MLFLOW_TRACKING_URI:-http://([\w.]+:[0-9]+)", text))
+    assert named == {"mlflow.internal:5000", "mlflow:5000"}
+    assert {name: asked(name) for name in named} == dict.fromkeys(named, 200)
+    assert asked("elsewhere:5000") == asked("mlflow.internal") == 403
+    other = uri.replace("127.0.0.1", "127.1")  # the same place under another name
+    (finding,) = tracking(cluster_with(other))
+    assert not finding.ok
+    assert "Invalid Host header" in finding.text
+    assert "in MLFLOW_SERVER_ALLOWED_HOSTS" in finding.text
+    assert "MLFLOW_TRACKING_PASSWORD" not in finding.text
+    assert allowed_hosts(MLFLOW_SERVER_ALLOWED_HOSTS="lab:80") == "lab:80"
 
 
 def test_a_password_in_a_databases_address_stands_in_no_argument(tmp_path):

@@ -43,6 +43,7 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("name: x\nadress: local\n", "did you mean 'address'?"),
         ("name: x\nlanes: many\n", "c.yaml:2: lanes: 'many' is not possible; allowed: a whole number or 'auto'"),
         ("name: x\nlanes: 0\n", "c.yaml:2: lanes: 0 must be at least 1"),
+        ("name: x\nnodes_within: -1\n", "c.yaml:2: nodes_within: -1.0 must be at least 0"),
         ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
         ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
         ("name: x\nleast_workers: 2\n", "c.yaml:2: least_workers: 2 must be at most workers, 1"),

@@ -47,6 +47,8 @@ LOOK = 0.5
 """Seconds between two looks at a job's state."""
 ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would believe more than the cluster file."""
+REFUSALS = (requests.codes.unauthorized, requests.codes.forbidden)
+"""How a dashboard answers who has no token."""
 TRIES = 5
 STARTING = "No available agent"
 """What a head says that has only just started."""
@@ -111,13 +113,19 @@ class Jobs:
     def _open(self) -> bool:
         """Whether the dashboard takes requests from everybody: asked without a token."""
         try:
-            answer = requests.get(f"{self.cluster.address.rstrip('/')}/api/jobs/", timeout=20)
+            address = f"{self.cluster.address.rstrip('/')}/api/jobs/"
+            answer = requests.get(address, timeout=20, allow_redirects=False)
         except requests.RequestException as error:
             raise ClusterError(
                 f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from error
         if answer.status_code == requests.codes.not_found:
             raise ClusterError(f"{self.named} is no Ray dashboard: it has no /api/jobs; check `address`")
+        if answer.status_code not in (requests.codes.ok, *REFUSALS):
+            raise ClusterError(
+                f"{self.named} answers with status {answer.status_code}, which does not say whether it wants a token; "
+                "try again, or check `address`"
+            )
         return answer.status_code == requests.codes.ok
 
     @contextmanager

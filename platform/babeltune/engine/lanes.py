@@ -70,11 +70,14 @@ class Lanes:
         least_workers: int | None = None,
         isolation: Isolation = "lane",
         note: Callable[[str], None] = lambda _: None,
+        surveyed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
         self._workers, self._least = workers, min(workers, least_workers or workers)
         self._shares = cpus_per_worker, gpus_per_worker
         self._limit = math.inf if count == "auto" else count
+        self._tell_count = surveyed
+        """Called at each look at the nodes with how many lanes there are."""
         self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
         asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
         self._resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
@@ -187,6 +190,7 @@ class Lanes:
         for name, count in ranks.items():
             if count < self._workers and room_for(self._resources):
                 ray.get(self._desk.renew.remote(name))
+        self._tell_count(len(self._lanes))
 
     def _ended(self, seconds: float) -> list[str]:
         """The lanes whose run is over; waits at most `seconds` until all are."""
@@ -271,7 +275,8 @@ def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float,
         raise ClusterError(
             f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
             f"does not fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
-            "ask for fewer workers, or less per worker, in the cluster file"
+            "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
+            "an autoscaler starts them"
         )
     return count
 

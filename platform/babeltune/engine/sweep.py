@@ -24,7 +24,12 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
+<<<<<<< HEAD
 from babeltune.engine.access import authenticate, refuse_open, shown, takes
+=======
+from babeltune.engine.access import refuse_open
+from babeltune.engine.autoscaling import nodes_asked
+>>>>>>> b0c4e452e1961ff4fcdf46b1d0b08846a10b4755
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
 from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
@@ -202,7 +207,14 @@ def submit(
             corpus = read_corpus(sweep, folder.path.parents[1], progress)
             with connected(cluster):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, courier, accept=accept_changes)
-                complete = _run(sweep, prepared, cluster, folder, board, courier)
+                with nodes_asked(
+                    cluster,
+                    trials=sweep.budget.trials - ended,
+                    workers=sweep.budget.workers or cluster.workers,
+                    note=folder.note,
+                    progress=progress,
+                ) as surveyed:
+                    complete = _run(sweep, prepared, cluster, folder, board, courier, surveyed)
         except _StopRequestedError:
             complete = False
         except KeyboardInterrupt:
@@ -254,7 +266,13 @@ def make_ready(
 
 
 def _run(
-    sweep: Sweep, prepared: Prepared, cluster: Cluster, folder: SweepFolder, board: Board, courier: Courier
+    sweep: Sweep,
+    prepared: Prepared,
+    cluster: Cluster,
+    folder: SweepFolder,
+    board: Board,
+    courier: Courier,
+    surveyed: Callable[[int], None],
 ) -> bool:
     """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
@@ -271,6 +289,7 @@ def _run(
         least_workers=cluster.least_workers,
         isolation=cluster.isolation,
         note=folder.note,
+        surveyed=surveyed,
     )
     world: dict[str, Scalar] = {
         "fact.world_size": workers,

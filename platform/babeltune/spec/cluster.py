@@ -68,6 +68,9 @@ class Cluster(Strict):
     """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
     lanes: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
+    nodes_within: float = 0.0
+    """Of a cluster with an autoscaler (Ray does not say whether it has one): the nodes of `lanes` lanes, of one with
+    `auto`, are asked for, and those of the first must come within so many seconds. 0: nothing is asked for."""
     isolation: Isolation = "lane"
     """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
 
@@ -169,6 +172,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
         ("patience", cluster.patience, 1),
+        ("nodes_within", cluster.nodes_within, 0),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):

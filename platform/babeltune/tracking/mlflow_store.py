@@ -114,7 +114,12 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """The error's first line, and what to do where a server did not take the login."""
+    """The error's first line, and what to do where a server did not take the login, or its own name."""
+    if "Invalid Host header" in str(error):
+        return (
+            f"{first_line(error)}; start the server with this name and port in MLFLOW_SERVER_ALLOWED_HOSTS (or "
+            "`--allowed-hosts`), or call it by one that is there"
+        )
     code = getattr(error, "error_code", None)
     login = code in ("UNAUTHENTICATED", "PERMISSION_DENIED") or " 401 " in str(error) or " 403 " in str(error)
     todo = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" if login else ""
