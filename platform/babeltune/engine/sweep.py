@@ -24,12 +24,8 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
-<<<<<<< HEAD
 from babeltune.engine.access import authenticate, refuse_open, shown, takes
-=======
-from babeltune.engine.access import refuse_open
 from babeltune.engine.autoscaling import nodes_asked
->>>>>>> b0c4e452e1961ff4fcdf46b1d0b08846a10b4755
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.board import Board, is_driven
 from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
