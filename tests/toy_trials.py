@@ -125,10 +125,10 @@ def _change_whatever_a_process_shares():
 
 
 def train_for_real(payload, desk, rank, world, device):
-    """`babeltune.engine.trial:run`, which tidies up after itself only where it is not told to be `untidy`."""
+    """`babeltune.engine.trial:run`, after which it may be `untidy`; a payload without a trial is for `train`."""
     from babeltune.engine.trial import run
 
-    run(payload, desk, rank, world, device)
+    (run if "trial" in payload else train)(payload, desk, rank, world, device)
     if payload.get("untidy"):
         _change_whatever_a_process_shares()
 
