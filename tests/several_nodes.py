@@ -24,20 +24,22 @@ from babeltune.spec.cluster import Cluster as ClusterFile
 from s3_server import free_port
 
 PATIENCE = 180
+PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 HERE = {"node_ip_address": "127.0.0.1"}
 
 
 @contextmanager
-def nodes(*cpus, **head):
-    """A head without CPUs, on which this driver is, and nodes with so many: the cluster and its worker nodes."""
+def nodes(*cpus, gpus=0, **head):
+    """A head without CPUs, on which this driver is, and nodes with so many (and GPUs in name): the cluster and its
+    worker nodes."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **HERE, **head})
     try:
-        workers = [cluster.add_node(num_cpus=count, **HERE) for count in cpus]
+        workers = [cluster.add_node(num_cpus=count, num_gpus=gpus, **HERE) for count in cpus]
         ray.init(
             address=cluster.address,
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(PATH)}},
         )
         yield cluster, workers
     finally:
@@ -102,12 +104,18 @@ def come_and_go(folder):
 
 
 def shrink_and_grow(folder):
-    """A lane over two nodes goes on with one worker when one node goes, and has two again once it is back."""
-    with nodes(1, 1) as (cluster, (_, second)), Lanes(**settings(folder, workers=2, least_workers=1)) as lanes:
-        offer(lanes, folder, "a", steps=40, seconds=0.1)
-        assert lanes.next_report("a")["report"]["index"] == 1
-        cluster.remove_node(second, allow_graceful=False)
-        seen, reasons = ended(lanes, "a")
+    """A trial trains on a worker on each of two nodes; the same one goes on with one worker when one node goes, and
+    later ones have two again once it is back."""
+    trial = json.loads((folder / "trial.json").read_text())
+    elastic = {"workers": 2, "least_workers": 1, "run_trial": "toy_trials:train_for_real"}
+    with nodes(1, 1) as (cluster, (_, second)), Lanes(**settings(folder, **elastic)) as lanes:
+        for name in ("whole", "cut"):
+            (folder / name).mkdir()
+            lanes.offer(name, {**trial, "folder": str(folder / name)})
+            assert lanes.next_report(name)["report"]["index"] == 1
+            if name == "cut":
+                cluster.remove_node(second, allow_graceful=False)
+            seen, reasons = ended(lanes, name)
         cluster.add_node(num_cpus=1, **HERE)
         deadline = time.monotonic() + PATIENCE
         tried = 0
@@ -117,7 +125,32 @@ def shrink_and_grow(folder):
             offer(lanes, folder, f"b{tried}", steps=3)
             ended(lanes, f"b{tried}")
             until(lanes, lanes.free)
-    return {"worlds": worlds(folder, "a"), "last": seen["a"][-1], "why": reasons, "later": worlds(folder, f"b{tried}")}
+    return {"last": seen["cut"][-1], "why": reasons["cut"], "later": worlds(folder, f"b{tried}")}
+
+
+def share_a_gpu(folder):
+    """For each share of one GPU, how many lanes open on it, what is left of it, and why a trial there ended."""
+    with nodes(8, gpus=1):
+        return {share: on_shares(folder / str(share), share) for share in (0.25, 0.5)}
+
+
+def on_shares(folder, share):
+    with Lanes(**settings(folder, count="auto", workers=1, gpus_per_worker=share)) as lanes:
+        until(lanes, lambda: lanes.free() == lanes.count)
+        left = ray.available_resources().get("GPU", 0)
+        offer(lanes, folder, "a", steps=2)
+        return [lanes.count, left, ended(lanes, "a")[1]["a"]]
+
+
+def fill_a_gpu(folder):
+    """What each trial found on the GPU, in which process: the first and the fourth leave 600 MiB there."""
+    names = ("leak-1", "fill-1", "fill-2", "leak-2", "fill-3")
+    with nodes(2, gpus=1), Lanes(**settings(folder, count=1, workers=1, gpus_per_worker=1)) as lanes:
+        for name in names:
+            offer(lanes, folder, name, steps=2, orders={"kind": name[:4], "at": 1})
+            assert ended(lanes, name)[1] == {name: None}
+    starts = [json.loads((folder / name / "starts.jsonl").read_text()) for name in names]
+    return {key: [start[key] for start in starts] for key in ("pid", "gpu_memory")}
 
 
 def autoscaling(folder):
@@ -192,5 +225,5 @@ def offer(lanes, folder, name, **payload):
 
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
-    scenes = {"come_and_go": come_and_go, "shrink_and_grow": shrink_and_grow, "from_none": from_none}
-    print(json.dumps(scenes[sys.argv[1]](Path(sys.argv[2]))))
+    scenes = (come_and_go, shrink_and_grow, from_none, share_a_gpu, fill_a_gpu)
+    print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

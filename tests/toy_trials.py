@@ -6,12 +6,15 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import ray
 import torch
 from torch import distributed
+from torch.backends import cuda, cudnn
 
 from babeltune.errors import TrainingError
 
@@ -26,14 +29,15 @@ def train(payload, desk, rank, world, device):
     start = json.loads(checkpoint.read_text())["index"] if checkpoint.exists() else 0
     if rank == 0:
         with (folder / "starts.jsonl").open("a") as file:
-            file.write(json.dumps({"from": start, "time": time.time(), "pid": os.getpid(), "world": world}) + "\n")
+            began = {"from": start, "time": time.time(), "pid": os.getpid(), "world": world}
+            file.write(json.dumps({**began, "gpu_memory": torch.cuda.memory_reserved()}) + "\n")
     steps, orders = payload["steps"], payload.get("orders", {})
     if start == steps:
         desk.report(report_of(payload, start))
         return
     for index in range(start + 1, steps + 1):
         if index == orders.get("at"):
-            _follow(orders, folder, rank)
+            _follow(orders, folder, rank, device)
         total = torch.ones(1)
         if world > 1:
             distributed.all_reduce(total)
@@ -65,34 +69,68 @@ def _write(path, value):
     temporary.replace(path)
 
 
-def _follow(orders, folder, rank):
+def _follow(orders, folder, rank, device):
     kind = orders["kind"]
     if kind == "kill_once" and rank == orders["rank"] and not (folder / "killed").exists():
         (folder / "killed").write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "hang_once" and not (folder / "hung").exists():
+        (folder / "hung").touch()
+        while True:
+            time.sleep(1)
     if kind == "refuse":
         raise TrainingError("the loss is nan at step 7; lower the learning rate")
     if kind == "untidy":
-        random.seed(7)
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(3)
-        torch.set_grad_enabled(False)
-        torch.use_deterministic_algorithms(True)
-        torch.set_autocast_enabled("cpu", True)
-        os.environ["LEFT_BY_A_TRIAL"] = "yes"
-        os.chdir("/")
+        _change_whatever_a_process_shares()
     if kind == "look":
         assert torch.zeros(1).dtype == torch.float32
         assert torch.get_num_threads() == 1
         assert torch.is_grad_enabled()
         assert not torch.are_deterministic_algorithms_enabled()
         assert not torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        assert float(torch.tensor(1e-310, dtype=torch.float64)) > 0
+        assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (False, False, True)
+        assert cuda.flash_sdp_enabled()
+        assert "/left/by/a/trial" not in sys.path
         assert "LEFT_BY_A_TRIAL" not in os.environ
         assert Path.cwd() != Path("/")
-    if kind == "leak":
-        LEAKED.append(torch.ones(300, 2**19))
+    if kind == "map":
+        with (folder / "store").open("wb") as file:
+            file.truncate(600 * 2**20)
+        LEAKED.append(np.memmap(folder / "store", mode="r"))
+        assert not LEAKED[-1][::4096].any()
+    if kind in ("fill", "leak"):
+        tensor = torch.ones(300, 2**19, device=device)
+        LEAKED.extend([tensor] if kind == "leak" else [])
     if kind == "raise" and rank == orders["rank"]:
         raise ValueError("a bug on one rank")
+
+
+def _change_whatever_a_process_shares():
+    random.seed(7)
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(3)
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True)
+    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_flush_denormal(True)
+    cudnn.deterministic = cudnn.benchmark = True
+    cudnn.allow_tf32 = False
+    cuda.enable_flash_sdp(False)
+    sys.path.insert(0, "/left/by/a/trial")
+    os.environ["LEFT_BY_A_TRIAL"] = "yes"
+    os.chdir("/")
+
+
+def train_for_real(payload, desk, rank, world, device):
+    """`babeltune.engine.trial:run`, after which it may be `untidy`; a payload without a trial is for `train`."""
+    from babeltune.engine.trial import run
+
+    (run if "trial" in payload else train)(payload, desk, rank, world, device)
+    if payload.get("untidy"):
+        _change_whatever_a_process_shares()
 
 
 def groups_held():

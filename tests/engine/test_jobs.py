@@ -185,6 +185,22 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     assert "stopped; nothing is lost" in json.loads(out)["log"]
 
 
+@pytest.mark.chaos
+def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_file, long, place):
+    code, out, err = babeltune("resume", long, "--detach")
+    assert code == 0, out + err
+    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    driver = psutil.Process(json.loads((place / "storage" / "sweeps" / long / "driver.json").read_text())["pid"])
+    driver.suspend()
+    try:
+        code, _, err = babeltune("stop", long, "--wait", "1")
+    finally:
+        driver.resume()
+    assert code == 1
+    assert f"its driver does not hear (is late); ending job {long}-2" in words(err)
+    wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live, 120)
+
+
 def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     code, out, err = babeltune("doctor", "--json")
     findings = {one["name"]: one for one in json.loads(out)}

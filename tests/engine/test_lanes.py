@@ -221,6 +221,29 @@ def test_a_new_report_grants_three_restarts_more():
     in_desk(steps)
 
 
+def test_a_trial_hangs_that_neither_asks_nor_waits_for_a_verdict_and_fails_after_three_restarts():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group-0")
+        waiting = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0)
+        assert await desk.silent(0) == {}, "the search is slow, not the trial"
+        assert await desk.next_report("t", 0) == {"report": {"index": 1}}
+        asked = asyncio.ensure_future(desk.next_report("t", 1))
+        assert await waiting
+        for number in range(1, 5):
+            assert not await desk.stopped("t")
+            assert await desk.silent(1) == {}, "it has just asked"
+            assert await desk.silent(0) == {"lane": "t"}
+            assert await desk.silent(0) == {}, "its lane is started again already"
+            again = asyncio.ensure_future(desk.next("lane", f"group-{number}"))
+            await asyncio.sleep(0.01)
+        again.cancel()
+        return await asked
+
+    assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
+
+
 def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
     async def steps(desk):
         await desk.offer("t", {})
@@ -307,6 +330,24 @@ def test_a_desk_keeps_its_state_in_a_file(tmp_path):
     assert asyncio.run(asyncio.wait_for(steps(), 5))["trial"] == "u"
 
 
+def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path):
+    file = tmp_path / "desk.json"
+
+    async def steps():
+        desk = Desk(file)
+        await desk.offer("t", {})
+        assert file.exists()
+        file.with_suffix(".new").mkdir()
+        await desk.offer("u", {})
+        assert not file.exists()
+        assert (await desk.next("lane", "group"))["trial"] == "t", "it goes on while it lives"
+        file.with_suffix(".new").rmdir()
+        await desk.offer("v", {})
+        return (await Desk(file).next("lane", "group"))["trial"]
+
+    assert asyncio.run(asyncio.wait_for(steps(), 5)) == "t"
+
+
 def left_behind():
     held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     names = ray.util.list_named_actors(all_namespaces=True)
@@ -354,10 +395,56 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_
         assert not psutil.pid_exists(hung), "what hangs is ended"
 
 
-def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
+def follow_and_mend(lanes, name):
+    """As a search does; the last report and why the trial ended."""
+    seen = 0
+    while True:
+        answer = lanes._desk.next_report.remote(name, seen)
+        while not ray.wait([answer], timeout=0.2)[0]:
+            lanes.mend()
+        found = ray.get(answer)
+        if "ended" in found:
+            return seen, found["ended"]
+        seen = found["report"]["index"]
+
+
+@pytest.mark.chaos
+def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_path):
+    notes = []
+    settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
+    with Lanes(**settings, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
+        assert follow_and_mend(opened, "hung") == (6, None)
+    first, second = starts(tmp_path, "hung")
+    assert (first["from"], second["from"]) == (0, 2)
+    assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
+    assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
+
+
+@pytest.mark.chaos
+def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.engine.lanes.RESPAWNS", 1)
+
+    def kill(lanes):
+        (lane,) = lanes._lanes.values()
+        ray.kill(lane.controller)
+        ray.wait([lane.run])
+        lanes.mend()
+
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
-        for name in ("first", "second"):
-            offer(opened, tmp_path, name)
+        offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
+        for _ in range(2):
+            opened.next_report("bereft")
+            kill(opened)
+        with pytest.raises(ClusterError, match="cannot train"):
+            kill(opened)
+
+
+def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
+    """One that maps a large store does not leak."""
+    with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
+            offer(opened, tmp_path, name, orders=orders)
             assert follow(opened, name) == ([1, 2, 3], None)
         offer(opened, tmp_path, "leaky", orders={"kind": "leak", "at": 2})
         assert follow(opened, "leaky") == ([1, 2, 3], None), "the trial itself is none the worse"

@@ -16,7 +16,7 @@ from babeltune.engine.searcher import Ledger, Proposals, open_study, replay, sam
 from babeltune.engine.warm_start import warm_trials
 from babeltune.engine.watcher import LaneTrainable
 from babeltune.errors import ClusterError, SpecError, SweepError
-from babeltune.records import Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
+from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
 from toy_trials import groups_held
 
 
@@ -172,6 +172,25 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp
             payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
         )
     assert len(states(tmp_path, a_sweep())) < 10
+
+
+def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_lane, tmp_path):
+    """Where there are too few trials to give up before."""
+
+    def search_again():
+        with pytest.raises(SweepError, match=r"3 of the first 4 trials failed: 3× the loss is nan at step 7"):
+            run(
+                tmp_path,
+                one_lane,
+                a_sweep(budget=Budget(failures=0.5)),
+                4,
+                payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {},
+            )
+
+    search_again()
+    assert [state.name for state in states(tmp_path, a_sweep())] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
+    search_again()
+    assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.8)), 4)
 
 
 def test_a_killed_worker_is_not_noticed_by_the_search(one_lane, tmp_path):

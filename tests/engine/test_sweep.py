@@ -1,5 +1,7 @@
 """A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
 
+import contextlib
+import functools
 import json
 import math
 import os
@@ -13,6 +15,7 @@ import mlflow
 import optuna
 import psutil
 import pytest
+import ray
 
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine.board import is_driven
@@ -21,10 +24,10 @@ from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
 from babeltune.engine.lanes import Lanes
 from babeltune.engine.lease import only_driver, this_driver
-from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, trial_row, winner
+from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.engine.sweep import end_when_asked, payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
-from babeltune.spec.sweep_file import sweep_from
+from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_state, stopped_folder
 
@@ -266,6 +269,40 @@ def test_a_stop_during_preparation_is_heard(copied):
     assert not stopped.prepared.exists()
 
 
+@contextlib.contextmanager
+def all_cpus_held():
+    """As another sweep holds them."""
+    holder = ray.remote(num_cpus=4)(Holder).remote()
+    ray.get(holder.ready.remote())
+    try:
+        yield
+    finally:
+        ray.kill(holder)
+
+
+class Holder:
+    def ready(self):
+        return True
+
+
+def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
+    """By the tasks of the preparation, and by the lanes that cannot open."""
+    monkeypatch.setattr("babeltune.engine.lanes.PLACELESS", 0.5)
+    sweep, _, cluster = copied
+    sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
+    for seed, waiting in ((7, "tokenizing"), (sweep.seed, "the cluster has no room")):
+        asked = replace(sweep, seed=seed)
+        folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(asked))
+        heard = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)
+        with all_cpus_held():
+            stopping = when(heard, folder.stop_request.touch)
+            assert submit(asked, cluster).state() == "stopped"
+        stopping.join(30)
+    _, parent, _ = runs_of(folder)
+    assert parent.info.status == "KILLED"
+    assert "a worker wants 1 CPUs and 0 GPUs, and 0 and 0 are free; waiting" in read_log(folder)
+
+
 def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
     sweep, _, cluster = copied
     (tmp_path / "file").write_text("no folder")
@@ -311,6 +348,34 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
     for tensors in ("student", "optimizer"):
         one, other = (digest_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
         assert one == other
+
+
+def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny, tmp_path):
+    """Bit for bit, although another one came between, which left everything in disorder."""
+    sweep, prepared = tiny
+    other = replace(
+        sweep,
+        seed=7,
+        student=replace(sweep.student, layers=2, dropout=0.2),
+        training=replace(sweep.training, clip=None),
+    )
+    sweep = replace(sweep, student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trials = {"fresh": payload(sweep, folder, 0, {}), "between": payload(other, folder, 1, {}) | {"untidy": True}}
+    trials["used"] = trials["fresh"]
+    run, digests = "toy_trials:train_for_real", {}
+    with Lanes(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as lanes:
+        for name, trial in trials.items():
+            place = tmp_path / name
+            place.mkdir()
+            lanes.offer(name, {**trial, "folder": str(place)})
+            assert [lanes.next_report(name)["report"]["index"] for _ in range(2)] == [1, 2]
+            assert lanes.next_report(name) == {"ended": None}
+            last = checkpoint_folder(place, 2)
+            digests[name] = [digest_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
+    assert digests["fresh"] == digests["used"] != digests["between"]
 
 
 @pytest.mark.chaos

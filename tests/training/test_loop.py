@@ -318,6 +318,13 @@ def test_a_trial_stopped_between_reports_goes_on_at_that_step_bit_for_bit(tiny, 
         assert [(p["step"], p["values"]) for p in one["points"]] == [(p["step"], p["values"]) for p in other["points"]]
 
 
+def test_a_long_evaluation_gives_signs_of_life(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.training.loop.PROGRESS_EVERY", 0.0)
+    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", math.inf)
+    run(*tiny, tmp_path, seen := Collect())
+    assert seen.looks >= 2, "one in each of two evaluations"
+
+
 @pytest.mark.parametrize("fault", ["damaged", "unwritten"])
 def test_a_stop_without_a_good_checkpoint_repeats_the_steps_since_the_report(tiny, tmp_path, monkeypatch, fault):
     run(*tiny, tmp_path / "whole")

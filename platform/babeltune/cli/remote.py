@@ -217,6 +217,8 @@ def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bo
 
 def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) -> None:
     """Asks the driver to stop; a job whose driver does not hear is ended."""
+    from babeltune.engine.jobs import json_in
+
     job = remote.jobs.find(name)
     if job is None or not job.live:
         state = remote.document(job.sweep if job else name or "")
@@ -226,7 +228,8 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
     else:
         code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json")
         if code and remote.jobs.get(job.id).live:
-            err.print(f"its driver does not hear ({text.strip().splitlines()[-1:]}); ending job {job.id}", markup=False)
+            why = "is late" if json_in(text) else (text.strip().splitlines() or ["says nothing"])[-1]
+            err.print(f"its driver does not hear ({why}); ending job {job.id}", markup=False)
             remote.jobs.end(job.id)
     stopped = not _ended(remote.jobs, job.id, wait).live
     say(
@@ -239,6 +242,8 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
             soft_wrap=True,
         ),
     )
+    if not stopped:
+        raise typer.Exit(1)
 
 
 def _ended(jobs: Jobs, job: str, seconds: float) -> Job:

@@ -220,7 +220,8 @@ def stop(
     wait: Annotated[int, typer.Option(help="Seconds to wait for the driver.", min=0)] = 120,
     as_json: Json = False,
 ) -> None:
-    """Stop a running sweep; every trial keeps its last checkpoint."""
+    """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
+    a Ray job is then ended."""
     from babeltune.cli.remote import remote_of, stop_there
     from babeltune.engine.board import is_driven, sweep_document
     from babeltune.engine.places import Places
@@ -247,6 +248,8 @@ def stop(
             else f"sweep {folder.id} was asked to stop and has not yet; `babeltune status {folder.id}{where}` shows it"
         ),
     )
+    if not stopped:
+        raise typer.Exit(1)
 
 
 @app.command()

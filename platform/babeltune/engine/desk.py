@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -61,6 +63,8 @@ class _Work:
     """Why it failed; None when it finished or was stopped."""
     restarts: int = 0
     trouble: str = DIED
+    heard: float = field(default_factory=time.monotonic)
+    """When its ranks last gave a sign of life; infinite while they wait for a verdict, or to be started again."""
     attempt: _Attempt = field(default_factory=_Attempt)
 
 
@@ -77,6 +81,8 @@ class Desk:
         """Of each lane, the group of ranks that asked last."""
         self._waiting: set[str] = set()
         self._broken: dict[str, str] = {}
+        self._made: dict[str, int] = {}
+        """Of each lane, how many new reports its trials have handed over."""
         self._renewed: set[str] = set()
         """Lanes whose groups shall be new ones before their next trial."""
         self._retired: set[str] = set()
@@ -87,9 +93,11 @@ class Desk:
 
     def _read(self, state: dict[str, Any]) -> None:
         for trial, work in state["works"].items():
-            self._works[trial] = _Work(**{**work, "attempt": _Attempt(go_on=work["attempt"]["go_on"])})
+            attempt = _Attempt(go_on=work["attempt"]["go_on"])
+            self._works[trial] = _Work(**{**work, "attempt": attempt, "heard": time.monotonic()})
         self._pending.extend(state["pending"])
         self._assigned, self._groups, self._broken = state["assigned"], state["groups"], state["broken"]
+        self._made = state["made"]
         self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
 
     def _write(self) -> None:
@@ -101,14 +109,18 @@ class Desk:
             "assigned": self._assigned,
             "groups": self._groups,
             "broken": self._broken,
+            "made": self._made,
             "renewed": sorted(self._renewed),
             "retired": sorted(self._retired),
             "closed": self._closed,
         }
         new = self._file.with_suffix(".new")
-        with contextlib.suppress(OSError):  # on a disk that refuses, its death would end the sweep, which is resumed
+        try:
             new.write_text(json.dumps(state), encoding="utf-8")
             new.replace(self._file)
+        except OSError:  # without its file, its death ends the sweep, which is resumed; an old one would mislead
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
     async def _until(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """True once `ready()` holds, False after `seconds` without."""
@@ -192,6 +204,19 @@ class Desk:
         """The lanes that cannot train at all, with reasons."""
         return dict(self._broken)
 
+    async def made(self, lane: str) -> int:
+        """How many new reports the lane's trials have handed over."""
+        return self._made.get(lane, 0)
+
+    async def silent(self, seconds: float) -> dict[str, str]:
+        """The lanes whose trial, which is given, has shown no sign of life for so long, each once for a group."""
+        bound = time.monotonic() - seconds
+        found = {lane: trial for lane, trial in self._assigned.items() if self._works[trial].heard < bound}
+        for trial in found.values():
+            work = self._works[trial]
+            work.heard, work.trouble = math.inf, f"no progress for {seconds:g} s"
+        return found
+
     async def close(self) -> None:
         """Sends every lane home: idle ones now, busy ones as `stop` does."""
         self._closed = True
@@ -246,6 +271,7 @@ class Desk:
 
     def _assignment(self, lane: str) -> dict[str, Any]:
         trial = self._assigned[lane]
+        self._works[trial].heard = time.monotonic()
         return {"trial": trial, "payload": self._works[trial].payload}
 
     def _restarted(self, lane: str) -> bool:
@@ -276,13 +302,19 @@ class Desk:
         if index > work.seen:
             work.seen, work.restarts = index, 0
             work.reports.append(report)
+            for lane in [lane for lane, own in self._assigned.items() if own == trial]:
+                self._made[lane] = self._made.get(lane, 0) + 1
             await self._tell()
+        work.heard = math.inf
         await self._until(lambda: work.stopped or work.allowed >= index)
+        work.heard = time.monotonic()
         return not work.stopped
 
     async def stopped(self, trial: str) -> bool:
-        """Whether the trial should end before its next report."""
-        return self._works[trial].stopped
+        """Whether the trial should end before its next report. That it asks is its sign of life."""
+        work = self._works[trial]
+        work.heard = time.monotonic()
+        return work.stopped
 
     async def leave(
         self, lane: str, trial: str, rank: int, world: int, ending: Ending, reason: str, renew: bool = False

@@ -102,9 +102,9 @@ class Tracking:
             for number in sorted(self.open):
                 self.end(number, "stopped", "")
             self.catch_up()
-        kind = error[0]
-        stopped = kind is KeyboardInterrupt or (kind is None and not self.complete)
-        self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if kind is None else "FAILED")
+        raised = error[1]
+        stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
+        self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if raised is None else "FAILED")
         close_tracker(self.tracker, self.folder)
 
     def catch_up(self) -> None:

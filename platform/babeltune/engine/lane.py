@@ -53,7 +53,8 @@ class Reporter:
         return bool(json.loads(from_rank_0(words, self._rank, self._world, self._device)))
 
     def stopped(self) -> bool:
-        """Whether the trial was told to stop since its last report; for rank 0 to ask."""
+        """Whether the trial was told to stop since its last report; for rank 0 to ask, about once a second: a trial
+        that does not is taken for one that hangs."""
         return bool(ray.get(self._desk.stopped.remote(self._trial)))
 
 

@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,11 +30,13 @@ from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Isolation
 
 RESPAWNS = 3
-"""How often a lane whose Ray Train run itself ended is started again."""
+"""How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
 TEAR_DOWN = 30.0
 """Seconds to wait for a lane that was killed to free its resources."""
 SURVEY = 5.0
 """Seconds between two looks at which nodes there are."""
+PLACELESS = 5.0
+"""Seconds without room for the first lane after which that is said."""
 HOMELESS = 15.0
 """Seconds that a lane which has lost its place may wait for a node to come back."""
 
@@ -48,14 +50,20 @@ class _Lane:
     """Its end."""
     homeless: float | None = None
     """Since when its group has no place."""
+    respawns: int = 0
+    """Since it made a report."""
+    made: int = 0
+    """Reports that it had made when it was last started again."""
 
 
 class Lanes:
     """A sweep's desk and lanes, from `with` to the end of its block.
 
     At most `count` lanes of `workers` ranks each, as many as the cluster holds at each time; no less than
-    `least_workers` ranks where nodes are gone. `note` is told what becomes of lanes. Raises `ClusterError` when not
-    even one fits, or when `run_trial` (an import path) cannot be loaded on the workers.
+    `least_workers` ranks where nodes are gone. `note` is told what becomes of lanes. `waiting` is called about once a
+    second until the first lane is up; what it raises ends the wait. A lane whose trial shows no progress for `silence`
+    seconds is replaced. Raises `ClusterError` when not even one fits, or when `run_trial` (an import path) cannot be
+    loaded on the workers.
     """
 
     def __init__(
@@ -69,8 +77,10 @@ class Lanes:
         storage: str | Path,
         least_workers: int | None = None,
         isolation: Isolation = "lane",
+        silence: float = 1800.0,
         note: Callable[[str], None] = lambda _: None,
         surveyed: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
         self._workers, self._least = workers, min(workers, least_workers or workers)
@@ -90,11 +100,12 @@ class Lanes:
         }
         self._desk_file = Path(storage).absolute() / f"{self.desk_name}.json"
         self._lanes: dict[str, _Lane] = {}
-        self._started = self._respawns = 0
+        self._started = 0
+        self._silence = silence
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
-        self._note = note
+        self._note, self._waiting = note, waiting
 
     @property
     def count(self) -> int:
@@ -115,9 +126,7 @@ class Lanes:
         try:
             for _ in range(self._first):
                 self._add()
-            ready = self._desk.ready.remote()
-            while ready not in ray.wait([ready, *self._runs()], num_returns=1)[0]:
-                self.mend()
+            self._wait_for_one()
             self.mend()
         except BaseException:
             self._tear_down(patience=0)
@@ -126,6 +135,20 @@ class Lanes:
 
     def __exit__(self, kind: object, *_: object) -> None:
         self._tear_down(patience=0 if kind else 2 * POLL)
+
+    def _wait_for_one(self) -> None:
+        """Until a lane can train; says once what they wait for where there is no room."""
+        ready, since, said = self._desk.ready.remote(), time.monotonic(), False
+        while not ray.wait([ready], timeout=1.0)[0]:
+            self._waiting()
+            self.mend()
+            late = time.monotonic() - since > PLACELESS
+            if late and not said and not self._ranks() and room_for(self._resources) < self._least:
+                said, free = True, ray.available_resources()
+                self._note(
+                    f"the cluster has no room: a worker wants {self._shares[0]:g} CPUs and {self._shares[1]:g} GPUs, "
+                    f"and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free; waiting"
+                )
 
     def _add(self) -> str:
         lane = f"{self.desk_name}-lane-{self._started}"
@@ -153,9 +176,6 @@ class Lanes:
         trainer.fit()
         self._lanes[lane] = _Lane(trainer.controller, trainer.controller.run.remote())
 
-    def _runs(self) -> list[Any]:
-        return [lane.run for lane in self._lanes.values()]
-
     def mend(self) -> None:
         """Starts a lane again whose run ended, and has as many as the nodes hold. `ClusterError` when that is in vain.
 
@@ -163,22 +183,31 @@ class Lanes:
         for lane, reason in ray.get(self._desk.broken.remote()).items():
             raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
         for lane in self._ended(0):
-            reason = self._why_ended(lane)
-            self._respawns += 1
-            if self._respawns > RESPAWNS:
+            reason, before = self._why_ended(lane), self._lanes[lane]
+            made = ray.get(self._desk.made.remote(lane))
+            respawns = before.respawns + 1 if made == before.made else 1
+            if respawns > RESPAWNS:
                 raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
             self._note(f"lane {lane} ended ({reason}) and is started again")
-            self._end([lane])
-            self._start(lane)
+            self._again(lane, respawns=respawns, made=made)
+        for lane, trial in ray.get(self._desk.silent.remote(self._silence)).items():
+            self._note(f"{trial} shows no progress for {self._silence:g} s; its lane {lane} is started again")
+            self._again(lane)
         if time.monotonic() - self._surveyed > SURVEY:
             self._surveyed = time.monotonic()
             self._survey()
+
+    def _again(self, lane: str, **counts: int) -> None:
+        """Ends the lane and starts it anew, with its trial."""
+        self._end([lane])
+        self._start(lane)
+        self._lanes[lane] = replace(self._lanes[lane], **counts)
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
         while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares)):
             self._note(f"there is room for another lane: {self._add()}")
-        ranks = _ranks({name: lane.controller for name, lane in self._lanes.items()})
+        ranks = self._ranks()
         now = time.monotonic()
         for name, lane in self._lanes.items():
             lane.homeless = None if name in ranks else lane.homeless or now
@@ -192,9 +221,15 @@ class Lanes:
                 ray.get(self._desk.renew.remote(name))
         self._tell_count(len(self._lanes))
 
+    def _ranks(self) -> dict[str, int]:
+        """How many ranks the lanes have that have a place."""
+        creators = {lane.controller._actor_id.binary(): name for name, lane in self._lanes.items()}
+        placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
+        return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
+
     def _ended(self, seconds: float) -> list[str]:
         """The lanes whose run is over; waits at most `seconds` until all are."""
-        runs = self._runs()
+        runs = [lane.run for lane in self._lanes.values()]
         ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
         return [name for name, lane in self._lanes.items() if lane.run in ended]
 
@@ -256,13 +291,6 @@ class Lanes:
             for group in held:
                 remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
             time.sleep(0.05)
-
-
-def _ranks(controllers: dict[str, Any]) -> dict[str, int]:
-    """How many ranks the lanes have that have a place."""
-    creators = {controller._actor_id.binary(): name for name, controller in controllers.items()}
-    placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
-    return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
 
 
 def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float, *, least: int | None = None) -> int:

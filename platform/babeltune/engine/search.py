@@ -166,8 +166,8 @@ def search(
 
     Trials that were running at a crash come first, under their numbers. `no_more` keeps new ones from starting; `stop`
     also ends running ones, within about a second or at their next report, to be resumed. `check` is asked about once a
-    second, and what it raises ends the search at once. Raises `SweepError` when every trial fails, and whatever
-    `on_event` or `make_payload` raised.
+    second, and what it raises ends the search at once. Raises `SweepError` when the budget's share of the trials has
+    failed, and whatever `on_event` or `make_payload` raised.
     """
     os.environ.update(ENVIRONMENT)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -203,7 +203,7 @@ def search(
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
     if not stop():
-        give_up_on(ended.values(), 1.0)
+        give_up_on(ended.values(), sweep.budget.failures)
     return len(ended) >= trials
 
 

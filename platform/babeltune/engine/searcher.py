@@ -32,7 +32,7 @@ LOCKED = 60.0
 """Seconds to wait for a study in which another process writes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
-"""Trials that must have ended before a sweep gives up."""
+"""Trials that must have ended before a sweep gives up with others to come."""
 WORDS: dict[TrialState, Literal["finished", "pruned", "failed"]] = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",

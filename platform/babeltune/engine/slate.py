@@ -7,15 +7,53 @@ import gc
 import importlib
 import os
 import random
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
+from torch.backends import cuda, cudnn
 
 from babeltune.machine import give_back_memory
 
 LEAK = 512 * 2**20
-"""Bytes beyond what the first trial left behind, of the machine's memory or the GPU's, that make a process leaky."""
+"""Bytes kept after a trial, of the machine's memory or the GPU's, that make a process leaky."""
+
+
+def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _autocast(device: str) -> tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...]:
+    return (
+        (lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)),
+        (lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)),
+    )
+
+
+SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (lambda: None, torch.set_default_device),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (lambda: False, torch.set_flush_denormal),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *_autocast("cpu"),
+    *_autocast("cuda"),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    *(_flag(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+    (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+    (lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
+    (Path.cwd, os.chdir),
+)
+"""How each global switch is read in a new process, and put back; those that cannot be read have a known beginning."""
 
 
 class Slate:
@@ -23,9 +61,11 @@ class Slate:
 
     def __init__(self, threads: int) -> None:
         """`threads` is torch's number of them."""
-        self._threads = threads
-        self._environment, self._folder = dict(os.environ), Path.cwd()
-        self._left: dict[str, int] = {}
+        torch.set_num_threads(threads)
+        self._switches = [(put, read()) for read, put in SWITCHES]
+        self._environment = dict(os.environ)
+        self._kept = _gpu_memory()
+        """What is no leak, by kind: of the GPU's memory, what is held before the first trial."""
 
     def clean(self, seed: int) -> None:
         """Puts random and global state where a new process would have it."""
@@ -33,32 +73,24 @@ class Slate:
         torch.manual_seed(seed)
         with contextlib.suppress(ImportError):
             importlib.import_module("numpy").random.seed(seed % 2**32)
-        torch.set_num_threads(self._threads)
-        torch.set_default_dtype(torch.float32)
-        torch.set_default_device(None)
-        torch.set_grad_enabled(True)
-        torch.set_anomaly_enabled(False)
-        torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.benchmark = False
-        for device in ("cpu", "cuda"):
-            torch.set_autocast_enabled(device, False)
+        for put, value in self._switches:
+            put(value)
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
-        os.chdir(self._folder)
         self._give_back()
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
     def leak(self) -> str:
-        """After a trial: what it has kept, in words; empty when that is little beside what the first one left."""
+        """After a trial: what it has kept, in words; empty when that is little.
+
+        Of the machine's memory that is beyond what the first trial left, which has imported and read what all need.
+        """
         self._give_back()
-        held = {"memory": psutil.Process().memory_info().rss}
-        if torch.cuda.is_available():
-            held["GPU memory"] = torch.cuda.memory_allocated()
-        self._left = self._left or held
-        grown = {kind: held[kind] - before for kind, before in self._left.items()}
+        held = {"memory": own_memory(), **_gpu_memory()}
+        self._kept = {**held, **self._kept}
+        grown = {kind: held[kind] - before for kind, before in self._kept.items()}
         return ", ".join(f"{size >> 20} MiB of {kind}" for kind, size in grown.items() if size > LEAK)
 
     def _give_back(self) -> None:
@@ -66,3 +98,16 @@ class Slate:
         give_back_memory()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def own_memory() -> int:
+    """Bytes of this process's own memory: pages of files that it maps, such as the stores', are the system's."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return int(psutil.Process().memory_info().rss)
+
+
+def _gpu_memory() -> dict[str, int]:
+    return {"GPU memory": torch.cuda.memory_allocated()} if torch.cuda.is_available() else {}

@@ -49,8 +49,18 @@ from babeltune.storage.where import Where
 from babeltune.tracking.tracker import Tracker
 
 
-def fetched(reference: Any) -> Any:
+def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+    """Waits for one of these, calling `look` about once a second, as `ray.wait` does."""
+    while True:
+        ready, rest = ray.wait(references, num_returns=1, timeout=1.0)
+        if ready:
+            return ready, rest
+        look()
+
+
+def fetched(reference: Any, look: Callable[[], None] = lambda: None) -> Any:
     """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
+    first_of([reference], look)
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -66,22 +76,27 @@ def ray_shards(
     gpu: bool = False,
     share: float = 0.0,
     carried: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> Iterator[int]:
     """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
 
-    `carried`: the nodes share no folder, so that the files travel with the tasks.
+    `carried`: the nodes share no folder, so that the files travel with the tasks. `look` is called about once a second.
     """
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
     work = {remote.remote(*((function, a, files_of(a)) if carried else a)): a for a in arguments}
     waiting = list(work)
-    while waiting:
-        ready, waiting = ray.wait(waiting, num_returns=1)
-        done = fetched(ready[0])
-        if carried:
-            done, made = done
-            put_files(work[ready[0]], made)
-        del work[ready[0]]
-        yield done
+    try:
+        while waiting:
+            ready, waiting = first_of(waiting, look)
+            done = fetched(ready[0])
+            if carried:
+                done, made = done
+                put_files(work[ready[0]], made)
+            del work[ready[0]]
+            yield done
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)
 
 
 @contextmanager
@@ -192,17 +207,20 @@ def submit(
             watch(board)
         folder.set_state("running")
 
-        def progress(stage: str, done: int, of: int) -> None:
-            board.progress(stage, done, of)
+        def look() -> None:
             courier.check()
             if folder.stop_request.exists():
                 raise _StopRequestedError
+
+        def progress(stage: str, done: int, of: int) -> None:
+            board.progress(stage, done, of)
+            look()
 
         try:
             warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
             corpus = read_corpus(sweep, folder.path.parents[1], progress)
             with connected(cluster):
-                prepared = make_ready(sweep, corpus, cluster, folder, progress, courier, accept=accept_changes)
+                prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept_changes)
                 with nodes_asked(
                     cluster,
                     trials=sweep.budget.trials - ended,
@@ -210,7 +228,7 @@ def submit(
                     note=folder.note,
                     progress=progress,
                 ) as surveyed:
-                    complete = _run(sweep, prepared, cluster, folder, board, courier, surveyed)
+                    complete = _run(sweep, prepared, cluster, folder, board, look, courier, surveyed)
         except _StopRequestedError:
             complete = False
         except KeyboardInterrupt:
@@ -237,8 +255,8 @@ def ended_trials(folder: SweepFolder) -> int:
     return sum(row.state in ENDED for row in rows)
 
 
-class _StopRequestedError(Exception):
-    """`babeltune stop` came before the search began."""
+class _StopRequestedError(KeyboardInterrupt):
+    """`babeltune stop`, a Ctrl-C from afar, came before the search began."""
 
 
 def make_ready(
@@ -247,17 +265,18 @@ def make_ready(
     cluster: Cluster,
     folder: SweepFolder,
     progress: Progress,
+    look: Callable[[], None],
     courier: Courier,
     *,
     accept: bool,
 ) -> Prepared:
     """The stores and the baselines' scores, made on the cluster where they are not there yet."""
-    shards = functools.partial(ray_shards, share=cluster.gpus_per_worker, carried=courier.where is not None)
+    shards = functools.partial(ray_shards, share=cluster.gpus_per_worker, carried=courier.where is not None, look=look)
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
     write_prepared(prepared, folder.prepared)
     courier.publish(prepared)
-    score_baselines(sweep, prepared, folder, progress, gpus=cluster.gpus_per_worker, where=courier.where)
+    score_baselines(sweep, prepared, folder, progress, look, gpus=cluster.gpus_per_worker, where=courier.where)
     return prepared
 
 
@@ -267,6 +286,7 @@ def _run(
     cluster: Cluster,
     folder: SweepFolder,
     board: Board,
+    look: Callable[[], None],
     courier: Courier,
     surveyed: Callable[[int], None],
 ) -> bool:
@@ -284,8 +304,10 @@ def _run(
         storage=folder.path / "train",
         least_workers=cluster.least_workers,
         isolation=cluster.isolation,
+        silence=cluster.silence,
         note=folder.note,
         surveyed=surveyed,
+        waiting=look,
     )
     world: dict[str, Scalar] = {
         "fact.world_size": workers,
@@ -343,6 +365,7 @@ def score_baselines(
     prepared: Prepared,
     folder: SweepFolder,
     progress: Progress = silent,
+    look: Callable[[], None] = lambda: None,
     *,
     gpus: float = 0.0,
     where: Where | None = None,
@@ -356,6 +379,6 @@ def score_baselines(
     task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
     teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
-    scores = {"untrained": fetched(untrained), "teacher": fetched(teacher)}
+    scores = {"untrained": fetched(untrained, look), "teacher": fetched(teacher, look)}
     folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
     progress("scoring the untrained student and the teacher", 1, 1)

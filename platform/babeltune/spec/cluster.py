@@ -73,6 +73,9 @@ class Cluster(Strict):
     `auto`, are asked for, and those of the first must come within so many seconds. 0: nothing is asked for."""
     isolation: Isolation = "lane"
     """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
+    silence: float = 1800.0
+    """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
+    replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
 
     @property
     def by_jobs(self) -> bool:
@@ -173,6 +176,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
         ("patience", cluster.patience, 1),
         ("nodes_within", cluster.nodes_within, 0),
+        ("silence", cluster.silence, 1),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
@@ -182,6 +186,11 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
+    if uri and cluster.silence <= cluster.patience:
+        yield (
+            ("silence",),
+            f"{cluster.silence:g} must be more than patience, {cluster.patience:g}: training may wait so long",
+        )
     if cluster.workers > 1 and 0 < cluster.gpus_per_worker < 1:
         yield (
             ("gpus_per_worker",),

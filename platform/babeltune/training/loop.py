@@ -69,7 +69,8 @@ class Reporter(Protocol):
         ...
 
     def stopped(self) -> bool:
-        """Whether the trial was told to stop since its last report; rank 0 asks about once a second."""
+        """Whether the trial was told to stop since its last report; rank 0, if it does not hang, asks about once a
+        second."""
         ...
 
 
@@ -306,9 +307,10 @@ class Run:
                     self.save_interval(interval)
                     return self.reports
             trained = time.perf_counter() - started
-            metrics = dev_scores(
-                self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
-            )
+            with self.learner.encoder.register_forward_pre_hook(lambda *_: self.show_progress()):
+                metrics = dev_scores(
+                    self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
+                )
             spent += time.perf_counter() - started
             pairs = int(schedule.seen[end - 1])
             points = interval.meter.take()
@@ -360,6 +362,12 @@ class Run:
         if time.monotonic() - self.cleaned > CLEAN_EVERY:
             give_back_memory()
             self.cleaned = time.monotonic()
+
+    def show_progress(self) -> None:
+        """Rank 0's sign of life while it evaluates; whether to stop it asks again at its next step."""
+        if self.ranks.rank == 0 and time.monotonic() - self.looked > PROGRESS_EVERY:
+            self.looked = time.monotonic()
+            self.reporter.stopped()
 
     def told_to_stop(self) -> bool:
         """Rank 0's look whether to stop; the others learn of it with the loss."""
