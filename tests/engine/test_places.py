@@ -248,3 +248,29 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
     with Courier(one, folder):
         assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"
     del sweep
+
+
+def test_a_driver_whose_clock_was_ahead_holds_the_sweep_only_while_it_speaks(far, s3, machine, monkeypatch):
+    _, folder = far
+    one, key = machine("one"), f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+    monkeypatch.setattr(couriers, "SILENT", 5.0)
+    monkeypatch.setattr("babeltune.engine.places.SILENT", 5.0)
+    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False}
+
+    def word(hours):
+        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours}).encode())
+
+    word(1)
+    looker = Places(machine("clock"))
+    assert is_driven(looker.sweep("far")), "the store has it from just now"
+    speaking = threading.Timer(1.0, word, [2])
+    speaking.start()
+    with pytest.raises(SweepError, match="is being run on elsewhere"), Courier(one, folder):
+        pass
+    speaking.join()
+    with Courier(one, folder):
+        assert json.loads(s3.get(key))["host"] != "elsewhere", "which has said no more"
+    word(1)
+    time.sleep(5.0)
+    assert not is_driven(looker.sweep("far"))
+    s3.put(key, json.dumps({**ahead, "ended": True}).encode())

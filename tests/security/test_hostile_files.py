@@ -181,6 +181,38 @@ def test_a_sources_path_stays_in_the_data_root(tiny_file, path):
             read_sweep(tiny_file, assignments=[source])
 
 
+NAMED = [
+    "path: PATH, columns: {eng: eng, fra: fra}",
+    "format: moses, paths: {eng: PATH, fra: inside.tsv}",
+    "format: hub, dataset: PATH, columns: {eng: eng, fra: fra}",
+]
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_a_link_leads_out_of_the_data_root_only_by_its_whole_path(tiny_file, tmp_path, named):
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    for place in (root / "inside.tsv", elsewhere / "text.tsv"):
+        place.write_text("eng\tfra\na\tb\n", encoding="utf-8")
+    (root / "link.tsv").symlink_to(elsewhere / "text.tsv")
+    (root / "folder").symlink_to(elsewhere)
+    (root / "here.tsv").symlink_to(root / "inside.tsv")
+
+    def problems(path):
+        train = f"data.train=[{{name: a, {named.replace('PATH', path)}}}]"
+        with pytest.raises(SpecError) as caught:  # the dev sets are not there
+            read_sweep(tiny_file, assignments=[f"data.root={root}", train], reach=True)
+        return str(caught.value)
+
+    for path in ("link.tsv", "folder/text.tsv"):
+        assert f"is a link out of data.root, to {elsewhere / 'text.tsv'}; give that whole path" in problems(path)
+        for whole in (f"{root}/{path}", str(elsewhere / "text.tsv"), "here.tsv"):
+            assert "link out of" not in problems(whole)
+    with pytest.raises(DataError, match=r"is a link out of data\.root"):
+        read_source(Source(name="a", path="link.tsv", columns={"eng": "eng", "fra": "fra"}), root, others={})
+
+
 def test_a_variable_is_put_in_as_text_and_once(tiny_file, mark, monkeypatch):
     monkeypatch.setenv("EVIL", f"$(touch {mark}) ${{HOME}} `touch {mark}`")
     sweep = read_sweep(tiny_file, assignments=["teacher.model=${EVIL}"], check=False)

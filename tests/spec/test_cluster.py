@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +120,18 @@ def test_a_token_that_others_may_read_is_refused(tmp_path):
         with pytest.raises(ClusterError, match=rf"permissions {mode:04o}, .*chmod 600") as caught:
             Cluster(token_file=str(secret)).token()
         assert "abc" not in str(caught.value)
+
+
+def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
+    secret = tmp_path / "token"
+    secret.touch(mode=0o600)
+    secret.write_text("abc\n")
+    if os.geteuid() == 0:
+        os.chown(secret, 4321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(ClusterError, match=r"belongs to another user \(uid [0-9]+\), who may change it; name a file"):
+        Cluster(token_file=str(secret)).token()
 
 
 def test_a_dashboard_keeps_the_variables_of_its_own_storage_and_mlflow(tmp_path):

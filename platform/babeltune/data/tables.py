@@ -44,9 +44,17 @@ class Digest(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
 
-def located(path: str, root: Path) -> Path:
-    """The file that a source names; raises `DataError` when there is none, with the nearest name there is."""
+def below(path: str, root: Path) -> Path:
+    """Where a source's path leads. `DataError` for a relative one that links lead out of `root`."""
     full = root / path
+    if not Path(path).is_absolute() and not (end := full.resolve()).is_relative_to(root.resolve()):
+        raise DataError(f"{full} is a link out of data.root, to {end}; give that whole path, or change data.root")
+    return full
+
+
+def located(path: str, root: Path | None = None) -> Path:
+    """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name."""
+    full = Path(path) if root is None else below(path, root)
     if full.is_dir():
         inside = sorted(entry.name for entry in full.iterdir())[:5]
         raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
@@ -185,7 +193,7 @@ def load_dataset(source: Source, root: Path) -> Any:
     import datasets
 
     name = source.dataset or ""
-    folder = root / name
+    folder = below(name, root)
     try:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
             found = datasets.load_from_disk(str(folder))

@@ -25,7 +25,17 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.engine.lease import running_elsewhere
 from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.places import BEAT, OWNER, Places, heard_ago, here, records_in, records_there, stores_of
+from babeltune.engine.places import (
+    BEAT,
+    OWNER,
+    SILENT,
+    Places,
+    heard_ago,
+    here,
+    records_in,
+    records_there,
+    stores_of,
+)
 from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
@@ -116,10 +126,10 @@ class Courier:
         """The folder as the latest driver left it, and this driver's name in the bucket."""
         mirror, owner = self._mirror, self._owner()
         ago = heard_ago(owner, self.folder)
-        if owner is not None and ago is not None:
+        if owner is not None and ago is not None and (ago >= -SILENT or self._speaks(owner)):
             raise SweepError(
-                f"sweep {self.folder.id} is being run on {owner['host']}, which was heard {ago:.0f} s ago; `babeltune "
-                f"stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
+                f"sweep {self.folder.id} is being run on {owner['host']}, which was heard {max(0.0, ago):.0f} s ago; "
+                f"`babeltune stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
             )
         if self.needs is not None:
             self._places.look(self.needs)
@@ -141,6 +151,13 @@ class Courier:
         if found is None or found["session"] != self._session:
             raise SweepError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
         mirror.bucket.remove(f"{self._prefix}/stop")
+
+    def _speaks(self, owner: dict[str, Any]) -> bool:
+        """Whether another word of that driver comes before it is held to be dead, by this machine's clock alone."""
+        deadline = time.monotonic() + SILENT
+        while (found := self._owner()) == owner and time.monotonic() < deadline:
+            time.sleep(BEAT / 2)
+        return found != owner
 
     @property
     def _mine(self) -> Path:

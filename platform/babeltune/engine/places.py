@@ -75,16 +75,22 @@ def here(folder: SweepFolder) -> dict[str, str]:
 
 
 def heard_ago(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None:
-    """Seconds since the driver of another machine was heard; None where there is none that may live."""
+    """Seconds since the driver of another machine was heard; None where there is none that may live.
+
+    Below −`SILENT` where its clock, or this machine's, was wrong: then this says nothing of whether it lives.
+    """
     if not owner or owner.get("ended") or here(folder).items() <= owner.items():
         return None
-    ago = max(0.0, time.time() - float(owner.get("beat", 0)))
+    ago = time.time() - float(owner.get("beat", 0))
     return ago if ago < SILENT else None
 
 
 def driven_elsewhere(folder: SweepFolder) -> bool:
     """Whether a driver on another machine was heard a moment ago."""
-    return heard_ago(folder.read(OWNER), folder) is not None
+    ago = heard_ago(folder.read(OWNER), folder)
+    if ago is not None and ago < -SILENT:
+        ago = time.time() - (folder.path / OWNER).stat().st_mtime  # the store's own time of the word
+    return ago is not None and ago < SILENT
 
 
 class Places:

@@ -60,7 +60,7 @@ def read_pairs(path: str, columns: Columns | None, *, drop: bool = False) -> Pai
 
     Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row.
     """
-    file = located(path, Path())
+    file = located(path)
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     source, target = [], []

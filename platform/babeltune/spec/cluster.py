@@ -47,7 +47,7 @@ class Cluster(Strict):
     token_env: str | None = None
     """The environment variable that holds the cluster's token."""
     token_file: str | None = None
-    """Or the file that holds it, which nobody but its owner may read."""
+    """Or the file that holds it, of the user or root, which nobody but its owner may read."""
     storage: str = ".babeltune"
     """The folder for stores, checkpoints and sweeps; every worker must see it. With a dashboard's address, a whole path
     on the cluster's nodes. Or a URI, `s3://bucket/prefix` or `gs://bucket/prefix`: each node mirrors what it needs of
@@ -120,7 +120,8 @@ class Cluster(Strict):
             return None
         path = Path(self.token_file).expanduser()
         try:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            found = path.stat()
+            mode = stat.S_IMODE(found.st_mode)
             token = path.read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ClusterError(f"cluster {self.name!r}: token_file {path} cannot be read: {error.strerror}") from error
@@ -128,6 +129,11 @@ class Cluster(Strict):
             raise ClusterError(
                 f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
                 f"`chmod 600 {path}` keeps it to its owner"
+            )
+        if found.st_uid not in (os.geteuid(), 0):
+            raise ClusterError(
+                f"cluster {self.name!r}: token_file {path} belongs to another user (uid {found.st_uid}), who may "
+                "change it; name a file of your own"
             )
         if not token:
             raise ClusterError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from babeltune.data.tables import located
+from babeltune.data.tables import below, located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import pooling_of
 from babeltune.records import Source, Sweep, Task
@@ -51,7 +51,12 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
         except DataError as error:
             yield key, str(error)
     for key, source in data_sets(sweep):
-        if not (root / (source.dataset or "")).exists():
+        try:
+            folder = below(source.dataset or "", root)
+        except DataError as error:
+            yield (*key, "dataset"), str(error)
+            continue
+        if not folder.exists():
             yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
     for key, source in sources(sweep):
         if how := source.translation:

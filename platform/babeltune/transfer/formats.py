@@ -65,7 +65,7 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     Raises `DataError` for a file that cannot be read, for a label that the task does not have and, unless these are
     dropped, for the first broken row.
     """
-    file = located(path, Path())
+    file = located(path)
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     read = _tagged if task in TAGGED else _pairs
