@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from babeltune.engine.lanes import local_ray
-from babeltune.engine.searcher import Proposals
+from babeltune.search.searcher import Proposals
+from babeltune.workers.lanes import local_ray
 from benchmarks.race import options
 from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for
 

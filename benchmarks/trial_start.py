@@ -2,7 +2,7 @@
 
 The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two
 gloo workers. Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands
-over, and `babeltune.engine.trial:run` trains. The first trial of each round also starts Tune's own process for the
+over, and `babeltune.workers.trial:run` trains. The first trial of each round also starts Tune's own process for the
 sweep; the median of the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train
 function takes the same step. The clock starts when the searcher makes the proposal and stops when rank 0 has made the
 step.
@@ -25,15 +25,15 @@ from ray.tune.search import Searcher
 
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.engine.lanes import Lanes, local_ray
-from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.search import search
 from babeltune.engine.sweep import payload
-from babeltune.engine.trial import run as run_trial
 from babeltune.losses.gather import Ranks
 from babeltune.records import Scalar, Sweep
+from babeltune.search.tune import search
 from babeltune.spec.space import suggest
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.sweeps.ledger import SweepFolder
+from babeltune.workers.lanes import Lanes, local_ray
+from babeltune.workers.trial import run as run_trial
 from benchmarks.race import options, race, verdict
 
 GOAL = 100.0
@@ -170,7 +170,7 @@ def open_lane(storage: Path) -> Lanes:
         workers=WORKERS,
         cpus_per_worker=1,
         gpus_per_worker=0,
-        run_trial="babeltune.engine.trial:run",
+        run_trial="babeltune.workers.trial:run",
         storage=storage,
     )
 

@@ -116,7 +116,7 @@ def s3(s3_server, s3_port, monkeypatch):
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
-    from babeltune.engine.lanes import local_ray
+    from babeltune.workers.lanes import local_ray
     from s3_server import environment
 
     here = Path(__file__).parent
@@ -228,9 +228,9 @@ def searched(request, tiny_file, tmp_path_factory):
     """
     from filelock import FileLock
 
-    from babeltune.engine.ledger import find_sweep
     from babeltune.engine.sweep import submit
     from babeltune.spec.sweep_file import read_sweep
+    from babeltune.sweeps.ledger import find_sweep
 
     place = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -248,7 +248,7 @@ def searched(request, tiny_file, tmp_path_factory):
 @pytest.fixture(scope="session")
 def copy_of(searched):
     """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
-    from babeltune.engine.ledger import SweepFolder
+    from babeltune.sweeps.ledger import SweepFolder
 
     sweep, folder = searched
 

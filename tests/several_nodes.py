@@ -16,11 +16,11 @@ import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
-from babeltune.engine import lanes as lanes_module
-from babeltune.engine.autoscaling import nodes_asked
-from babeltune.engine.lanes import Lanes
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster as ClusterFile
+from babeltune.workers import lanes as lanes_module
+from babeltune.workers.autoscaling import nodes_asked
+from babeltune.workers.lanes import Lanes
 from s3_server import free_port
 
 PATIENCE = 180

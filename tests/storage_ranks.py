@@ -6,9 +6,9 @@ import sys
 
 from torch import distributed
 
-from babeltune.engine.carry import settle
 from babeltune.storage.mirror import Mirror
 from babeltune.storage.where import Where
+from babeltune.sweeps.carry import settle
 from babeltune.training.checkpoint import last_good
 
 

@@ -325,13 +325,13 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
     ray_cluster, tiny_file, tmp_path, monkeypatch
 ):
-    from babeltune.engine.search import search
+    from babeltune.search.tune import search
     from benchmarks import trial_start
 
     with trial_start.open_lane(tmp_path / "lanes") as lanes:
         starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, lanes)
         assert 0 < starts.ours() < 10
-        monkeypatch.setattr("babeltune.engine.lanes.Lanes.offer", refuse)
+        monkeypatch.setattr("babeltune.workers.lanes.Lanes.offer", refuse)
         with pytest.raises(RefusedError):
             starts.ours()
         with pytest.raises(RefusedError):
@@ -349,8 +349,8 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_han
 
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     from babeltune.data.prepared import write_prepared
-    from babeltune.engine.ledger import SweepFolder
     from babeltune.engine.sweep import payload
+    from babeltune.sweeps.ledger import SweepFolder
     from benchmarks import trial_start
 
     sweep, prepared = tiny

@@ -10,7 +10,7 @@ PLATFORM = (
     *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
     *("evaluation.metrics", "evaluation.evaluate", "evaluation.kmeans"),
     *("evaluation.bucc", "evaluation.neighbours", "evaluation.linear_head"),
-    *("training.checkpoint", "training.sampler", "training.loop", "engine.trial"),
+    *("training.checkpoint", "training.sampler", "training.loop", "workers.trial"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),

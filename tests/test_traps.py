@@ -229,14 +229,14 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "tests/evaluation/test_evaluate.py::test_two_tasks_of_one_name_are_refused_rather_than_averaged",
         "tests/evaluation/test_evaluate.py::test_vectors_missing_for_some_texts_are_refused",
         "tests/promotion/test_promote.py::test_every_logged_metric_must_come_out_again_within_the_tolerance",
-        "tests/engine/test_table.py::test_what_did_not_finish_and_what_repeats_a_seed_is_named_and_in_no_mean",
+        "tests/sweeps/test_table.py::test_what_did_not_finish_and_what_repeats_a_seed_is_named_and_in_no_mean",
     ),
     32: (
         "Spearman: ties, constants, NaN",
         "tests/evaluation/test_metrics.py::test_spearman_is_scipys_with_ties",
         "tests/evaluation/test_metrics.py::test_spearman_of_nan_one_value_or_unequal_lengths",
         "tests/evaluation/test_evaluate.py::test_a_constant_encoder_fails_the_trial_and_names_the_metric",
-        "tests/engine/test_search.py::test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on",
+        "tests/search/test_tune.py::test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on",
     ),
     33: (
         "k-means: starts, seeds, mean and deviation",
@@ -279,7 +279,7 @@ TRAPS: dict[int, tuple[str, ...]] = {
         "trials are compared at equal pairs seen",
         "tests/training/test_sampler.py::test_milestones_are_equal_shares_of_the_pairs_whatever_the_batch",
         "tests/training/test_loop.py::test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs",
-        "tests/engine/test_search.py::test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned",
+        "tests/search/test_tune.py::test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned",
     ),
     39: (
         "the best of many trials flatters",

@@ -125,8 +125,8 @@ def _change_whatever_a_process_shares():
 
 
 def train_for_real(payload, desk, rank, world, device):
-    """`babeltune.engine.trial:run`, after which it may be `untidy`; a payload without a trial is for `train`."""
-    from babeltune.engine.trial import run
+    """`babeltune.workers.trial:run`, after which it may be `untidy`; a payload without a trial is for `train`."""
+    from babeltune.workers.trial import run
 
     (run if "trial" in payload else train)(payload, desk, rank, world, device)
     if payload.get("untidy"):

@@ -23,11 +23,11 @@ from typing import Any
 import psutil
 import yaml
 
-from babeltune.engine.ledger import SweepFolder, leaderboard
 from babeltune.engine.sweep import submit
 from babeltune.records import Sweep, plain
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
 

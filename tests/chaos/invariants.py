@@ -13,11 +13,11 @@ import optuna
 import pytest
 import torch
 
-from babeltune.engine.ledger import SweepFolder, leaderboard
-from babeltune.engine.searcher import Ledger, replay
 from babeltune.losses.gather import Ranks
 from babeltune.promotion.candidate import find_candidate
+from babeltune.search.searcher import Ledger, replay
 from babeltune.spec.space import suggest
+from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
 from babeltune.training.loop import dev_scores

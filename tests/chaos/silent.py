@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from babeltune.engine import trial
+from babeltune.workers import trial
 
 
 class Silent:
@@ -29,7 +29,7 @@ class Silent:
 
 
 def run(payload: dict[str, Any], reporter: Any, rank: int, world: int, device: str) -> None:
-    """`babeltune.engine.trial:run` with that reporter."""
+    """`babeltune.workers.trial:run` with that reporter."""
     values = payload["trial"]
     silent = Silent(reporter, values["objectives"][0]["metric"], Path(values["config"]["folder"]))
     trial.run(payload, silent, rank, world, device)

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from babeltune.engine import sweep as engine
-from babeltune.engine.lanes import Lanes
+from babeltune.workers.lanes import Lanes
 from chaos.invariants import nothing_is_left
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
@@ -46,7 +46,7 @@ def test_a_trial_whose_objective_is_no_number_fails_alone(arena, note, monkeypat
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
     """The lanes, whose first trial forgets its objective at its second report."""
-    assert run_trial == "babeltune.engine.trial:run"
+    assert run_trial == "babeltune.workers.trial:run"
     return kind(run_trial="chaos.silent:run", **settings)
 
 

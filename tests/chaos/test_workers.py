@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from babeltune.engine import trainer
+from babeltune.workers import trainer
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
 

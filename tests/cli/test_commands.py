@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from babeltune.cli import app, main
 from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
-from babeltune.engine.ledger import SweepFolder, sweep_folders
 from babeltune.engine.sweep import only_driver
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.sweeps.ledger import SweepFolder, sweep_folders
 from toy_trials import groups_held
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it

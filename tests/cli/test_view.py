@@ -20,10 +20,10 @@ from babeltune.cli.view import (
     table_of,
     time_left,
 )
-from babeltune.engine.board import Board
-from babeltune.engine.ledger import Row, SweepFolder
 from babeltune.promotion.judge import Decision
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.sweeps.board import Board
+from babeltune.sweeps.ledger import Row, SweepFolder
 
 
 def shown(value):
@@ -154,7 +154,7 @@ def test_a_method_shows_every_setting_with_its_source():
 
 
 def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
-    from babeltune.engine.ledger import SweepFolder
+    from babeltune.sweeps.ledger import SweepFolder
 
     console = Console(file=io.StringIO(), width=120)
     with live(console) as watch:
@@ -168,8 +168,8 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
 
 
 def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):
-    from babeltune.engine.ledger import SweepFolder
     from babeltune.engine.sweep import only_driver
+    from babeltune.sweeps.ledger import SweepFolder
 
     folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
     folder.path.mkdir(parents=True)

@@ -12,12 +12,12 @@ import pytest
 import ray
 
 from babeltune.engine import lease as leases
-from babeltune.engine.board import is_driven
 from babeltune.engine.lease import heard, leased, only_driver, refuse_heard
-from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.places import OWNER
 from babeltune.engine.sweep import folder_in, submit
 from babeltune.errors import SweepError
+from babeltune.sweeps.board import is_driven
+from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.places import OWNER
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -17,19 +17,20 @@ import psutil
 import pytest
 import ray
 
+from babeltune.cluster.connection import end_when_asked
 from babeltune.data.prepared import read_prepared, write_prepared
-from babeltune.engine.board import is_driven
-from babeltune.engine.changes import check_unchanged
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
-from babeltune.engine.lanes import Lanes
 from babeltune.engine.lease import only_driver, this_driver
-from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
-from babeltune.engine.sweep import end_when_asked, payload, submit
+from babeltune.engine.sweep import payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.spec.sweep_file import sweep_from, sweep_id
+from babeltune.sweeps.board import is_driven
+from babeltune.sweeps.changes import check_unchanged
+from babeltune.sweeps.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_state, stopped_folder
+from babeltune.workers.lanes import Lanes
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -287,7 +288,7 @@ class Holder:
 
 def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
     """By the tasks of the preparation, and by the lanes that cannot open."""
-    monkeypatch.setattr("babeltune.engine.lanes.PLACELESS", 0.5)
+    monkeypatch.setattr("babeltune.workers.lanes.PLACELESS", 0.5)
     sweep, _, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
     for seed, waiting in ((7, "tokenizing"), (sweep.seed, "the cluster has no room")):
@@ -329,7 +330,7 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
     folder.path.mkdir()
     write_prepared(prepared, folder.prepared)
     trial = payload(sweep, folder, 0, {})
-    run = "babeltune.engine.trial:run"
+    run = "babeltune.workers.trial:run"
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     places = {"cut": cut, "again": cut, "whole": whole}
     with Lanes(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as lanes:
@@ -389,7 +390,7 @@ def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_kil
     names = ("one", "other")
     places = {name: tmp_path / name for name in names}
     reports = {name: [] for name in names}
-    run = "babeltune.engine.trial:run"
+    run = "babeltune.workers.trial:run"
     storage = tmp_path / "lanes"
     with Lanes(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as lanes:
         for name in names:

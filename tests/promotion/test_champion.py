@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
 from babeltune.data.eval_sets import read_eval
-from babeltune.engine.ledger import winner
 from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.openings import read_openings, record_opening
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Promotion
 from babeltune.spec.sweep_file import read_data
+from babeltune.sweeps.ledger import winner
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports, write_reports

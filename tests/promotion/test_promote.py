@@ -15,7 +15,6 @@ from sentence_transformers import SentenceTransformer
 from babeltune.cli import app
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
-from babeltune.engine.ledger import winner
 from babeltune.errors import CheckpointError, PromotionError, SweepError, TeacherError, UnknownNameError
 from babeltune.losses.gather import Ranks
 from babeltune.models.hub import open_model
@@ -25,6 +24,7 @@ from babeltune.promotion.rescore import score
 from babeltune.records import Gate, Promotion
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.sweeps.ledger import winner
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports

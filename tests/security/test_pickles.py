@@ -22,15 +22,15 @@ from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
 from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
-from babeltune.engine.ledger import SweepFolder, leaderboard
-from babeltune.engine.searcher import Ledger, Proposals, open_study
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
 from babeltune.mining.kept import Kept
 from babeltune.mining.vectors import Model, embed
 from babeltune.models.encoder import build_student
 from babeltune.models.hub import open_model
 from babeltune.records import Source, Student, Teacher
+from babeltune.search.searcher import Ledger, Proposals, open_study
 from babeltune.spec.space import suggest
+from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import (
     checkpoint_folder,
     digest_of,
@@ -47,7 +47,7 @@ BANNED_CALLS = {
     *("yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen", "tarfile.open", "shutil.unpack_archive"),
     *("mlflow.pyfunc.load_model", "tune.Tuner.restore", "pd.read_pickle", "faiss.read_index"),
 }
-IMPORTED_BY_NAME = {"engine/lane.py", "engine/slate.py", "mining/index.py", "promotion/rescore.py"}
+IMPORTED_BY_NAME = {"workers/lane.py", "workers/slate.py", "mining/index.py", "promotion/rescore.py"}
 """Where a module is imported by its name; none of these names comes from a file or a user."""
 
 

@@ -20,7 +20,7 @@ import pytest
 import ray
 import requests
 
-from babeltune.engine.doctor import tracking
+from babeltune.cluster.doctor import tracking
 from babeltune.engine.sweep import submit
 from babeltune.records import Point
 from babeltune.tracking import tracker as track

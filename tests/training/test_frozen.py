@@ -15,7 +15,6 @@ from babeltune.data.prepare import Wanted, prepare
 from babeltune.data.store import open_matrix, write_json
 from babeltune.data.teacher import load_teacher
 from babeltune.engine.baselines import teacher_scores, untrained_scores
-from babeltune.engine.ledger import SweepFolder
 from babeltune.errors import CheckpointError, SpecError, TeacherError
 from babeltune.losses.gather import Ranks
 from babeltune.method import EVERY
@@ -27,6 +26,7 @@ from babeltune.promotion.rescore import score, score_items
 from babeltune.records import Parameter, Student, Teacher
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import check_method, data_root, read_sweep
+from babeltune.sweeps.ledger import SweepFolder
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.learner import make_method, make_student
 from babeltune.training.loop import Run

@@ -349,7 +349,7 @@ RANKS = """
 import json, multiprocessing, sys
 import torch
 import torch.distributed as dist
-from babeltune.engine.trial import run
+from babeltune.workers.trial import run
 
 class Until:
     def __init__(self, reports):

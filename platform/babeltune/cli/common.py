@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
-    from babeltune.engine.ledger import SweepFolder
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
+    from babeltune.sweeps.ledger import SweepFolder
 
 app = typer.Typer(
     help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
@@ -111,9 +111,9 @@ def cluster_of(file: str | None) -> Cluster:
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
     """The sweep's folder as it is now; as this machine knows it where a storage behind a URI is away."""
-    from babeltune.engine.ledger import find_sweep, sweep_folders
-    from babeltune.engine.places import Places
     from babeltune.errors import BucketError
+    from babeltune.sweeps.ledger import find_sweep, sweep_folders
+    from babeltune.sweeps.places import Places
 
     places = Places(cluster_of(cluster))
     try:

@@ -10,14 +10,14 @@ from rich.markup import escape
 from babeltune.cli.common import ClusterFile, Json, any_cluster, app, out, say
 
 if TYPE_CHECKING:
-    from babeltune.engine.doctor import Finding
+    from babeltune.cluster.doctor import Finding
     from babeltune.spec.cluster import Cluster
 
 
 @app.command()
 def doctor(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Look whether a sweep could run here or on the cluster: every line is good or says what to do."""
-    from babeltune.engine.doctor import examine
+    from babeltune.cluster.doctor import examine
     from babeltune.records import plain
 
     chosen = any_cluster(cluster)
@@ -36,8 +36,8 @@ def show(findings: list[Finding]) -> None:
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     """What is here, whether the dashboard takes the token, and what the head finds."""
     from babeltune.cli.remote import Remote
-    from babeltune.engine.doctor import Finding, installed, needed, packages, python
-    from babeltune.engine.jobs import json_in
+    from babeltune.cluster.doctor import Finding, installed, needed, packages, python
+    from babeltune.cluster.jobs import json_in
     from babeltune.errors import ClusterError
 
     findings = [python(), *packages(installed(), needed())]

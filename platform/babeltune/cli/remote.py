@@ -19,7 +19,7 @@ from babeltune.cli.common import INTERRUPTED, any_cluster, err, out, say, warn, 
 from babeltune.errors import ClusterError, SweepError, UnknownNameError
 
 if TYPE_CHECKING:
-    from babeltune.engine.jobs import Job, Jobs
+    from babeltune.cluster.jobs import Job, Jobs
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
 
@@ -29,7 +29,7 @@ class Remote:
 
     def __init__(self, cluster: Cluster, file: str, *, insecure: bool | None = None) -> None:
         """`insecure`: whether an open dashboard may be given a sweep; None where it is only asked questions."""
-        from babeltune.engine.jobs import Jobs
+        from babeltune.cluster.jobs import Jobs
 
         self.cluster, self.file = cluster, file
         self.jobs: Jobs = Jobs(cluster)
@@ -72,7 +72,7 @@ class Remote:
             err.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(code)
         if as_json:
-            from babeltune.engine.jobs import json_in
+            from babeltune.cluster.jobs import json_in
 
             say(json_in(text), True, lambda: None)
         else:
@@ -80,7 +80,7 @@ class Remote:
 
     def document(self, sweep: str) -> dict[str, Any]:
         """What `status --json` says of the sweep."""
-        from babeltune.engine.jobs import json_in
+        from babeltune.cluster.jobs import json_in
 
         code, text = self.ask("status", sweep, "--json")
         found = json_in(text)
@@ -175,7 +175,7 @@ def follow(remote: Remote, job: Job, *, to_stderr: bool = False) -> Job:
 
 def end_as(remote: Remote, job: Job) -> None:
     """Ends as the job's command ended; says why where it ended without a word of its own."""
-    from babeltune.engine.jobs import exit_code
+    from babeltune.cluster.jobs import exit_code
 
     code = exit_code(job)
     if code:
@@ -217,7 +217,7 @@ def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bo
 
 def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) -> None:
     """Asks the driver to stop; a job whose driver does not hear is ended."""
-    from babeltune.engine.jobs import json_in
+    from babeltune.cluster.jobs import json_in
 
     job = remote.jobs.find(name)
     if job is None or not job.live:

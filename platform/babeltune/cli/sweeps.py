@@ -30,8 +30,8 @@ from babeltune.cli.common import (
 
 if TYPE_CHECKING:
     from babeltune.cli.remote import Remote
-    from babeltune.engine.ledger import SweepFolder
     from babeltune.records import Sweep
+    from babeltune.sweeps.ledger import SweepFolder
 
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[
@@ -112,9 +112,9 @@ def run_sweep(
     goes on with this spec."""
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
-    from babeltune.engine.board import sweep_document
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.spec.sweep_file import sweep_id
+    from babeltune.sweeps.board import sweep_document
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
@@ -155,7 +155,7 @@ def status(
     """Show a sweep: its state, its trials, and how far each one is."""
     from babeltune.cli.remote import remote_of, status_there
     from babeltune.cli.view import attach, show_status
-    from babeltune.engine.board import sweep_document
+    from babeltune.sweeps.board import sweep_document
 
     remote = remote_of(cluster)
     if remote is not None:
@@ -182,8 +182,8 @@ def logs(
     if remote is not None:
         logs_there(remote, name, follow_it=follow, as_json=as_json)
         return
-    from babeltune.engine.board import sweep_document
-    from babeltune.engine.ledger import read_log
+    from babeltune.sweeps.board import sweep_document
+    from babeltune.sweeps.ledger import read_log
 
     folder = folder_of(name, cluster)
     if follow and not as_json:
@@ -199,8 +199,8 @@ def logs(
 
 def followed(folder: SweepFolder) -> Iterator[str]:
     """The sweep's log as it grows, while it is driven."""
-    from babeltune.engine.board import is_driven
-    from babeltune.engine.ledger import read_log
+    from babeltune.sweeps.board import is_driven
+    from babeltune.sweeps.ledger import read_log
 
     seen = 0
     while True:
@@ -223,9 +223,9 @@ def stop(
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
     a Ray job is then ended."""
     from babeltune.cli.remote import remote_of, stop_there
-    from babeltune.engine.board import is_driven, sweep_document
-    from babeltune.engine.places import Places
     from babeltune.errors import SweepError
+    from babeltune.sweeps.board import is_driven, sweep_document
+    from babeltune.sweeps.places import Places
 
     remote = remote_of(cluster)
     if remote is not None:
@@ -273,8 +273,8 @@ def resume(
     taken; others are refused unless accepted, which `status` shows from then on.
     """
     from babeltune.cli.remote import continue_there
-    from babeltune.engine.board import is_driven
     from babeltune.errors import SweepError
+    from babeltune.sweeps.board import is_driven
 
     if spec is None and (with_ or set_):
         raise typer.BadParameter("changes a spec: add --spec FILE", param_hint="--with" if with_ else "--set")
@@ -308,8 +308,8 @@ def resume(
 
 def show_taken(folder: SweepFolder, sweep: Sweep) -> None:
     """Says what a given spec changes without deciding a result; what decides one is said when it is refused."""
-    from babeltune.engine.changes import spec_changes
     from babeltune.spec.space import within_grid
+    from babeltune.sweeps.changes import spec_changes
 
     for change in spec_changes(folder, within_grid(sweep)):
         if not change.decides:
@@ -328,8 +328,8 @@ def extend(
 ) -> None:
     """Give a sweep more trials. It stays the same sweep: what it found leads what it proposes next."""
     from babeltune.cli.remote import continue_there
-    from babeltune.engine.board import is_driven
     from babeltune.errors import SpecError, SweepError
+    from babeltune.sweeps.board import is_driven
 
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:
@@ -396,12 +396,12 @@ def runs(
     """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
     from babeltune.cli.advice import about_order
     from babeltune.cli.view import show_comparison, show_front, show_leaderboard, show_sweeps
-    from babeltune.engine.board import sweep_document
-    from babeltune.engine.ledger import front as front_of
-    from babeltune.engine.ledger import leaderboard, sweep_folders
-    from babeltune.engine.places import Places
-    from babeltune.engine.table import compare
     from babeltune.records import plain
+    from babeltune.sweeps.board import sweep_document
+    from babeltune.sweeps.ledger import front as front_of
+    from babeltune.sweeps.ledger import leaderboard, sweep_folders
+    from babeltune.sweeps.places import Places
+    from babeltune.sweeps.table import compare
 
     if (markdown and not over) or (metric and not (over or front)):
         raise typer.BadParameter(

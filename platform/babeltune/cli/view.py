@@ -19,16 +19,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.engine.board import Board, is_driven
-from babeltune.engine.changes import accepted_lines
-from babeltune.engine.ledger import Row, SweepFolder, leaderboard
-from babeltune.engine.table import Comparison, cells, footnote
-from babeltune.engine.table import markdown as as_markdown
 from babeltune.method import load_method
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
 from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
+from babeltune.sweeps.board import Board, is_driven
+from babeltune.sweeps.changes import accepted_lines
+from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard
+from babeltune.sweeps.table import Comparison, cells, footnote
+from babeltune.sweeps.table import markdown as as_markdown
 
 COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
 SETTLED = 0.25

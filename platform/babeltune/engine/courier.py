@@ -24,8 +24,12 @@ from filelock import Timeout
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.engine.lease import running_elsewhere
-from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.places import (
+from babeltune.errors import BucketError, ClusterError, SweepError
+from babeltune.records import plain
+from babeltune.spec.cluster import Cluster
+from babeltune.storage.mirror import Mirror
+from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.places import (
     BEAT,
     OWNER,
     SILENT,
@@ -36,10 +40,6 @@ from babeltune.engine.places import (
     records_there,
     stores_of,
 )
-from babeltune.errors import BucketError, ClusterError, SweepError
-from babeltune.records import plain
-from babeltune.spec.cluster import Cluster
-from babeltune.storage.mirror import Mirror
 from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")

@@ -14,10 +14,10 @@ from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.engine.environment import environment_facts
-from babeltune.engine.ledger import State, SweepFolder, condition_of, outcome, read_outcome, trial_row
-from babeltune.engine.searcher import WORDS, Ledger
 from babeltune.method import load_method, make_config
 from babeltune.records import Point, Report, Scalar, Sweep, plain, report_from
+from babeltune.search.searcher import WORDS, Ledger
+from babeltune.sweeps.ledger import State, SweepFolder, condition_of, outcome, read_outcome, trial_row
 from babeltune.tracking.tracker import Status, Told, Tracker
 from babeltune.training.checkpoint import read_reports
 

@@ -20,10 +20,10 @@ import psutil
 import ray
 from filelock import FileLock, Timeout
 
-from babeltune.engine.desk import NAMESPACE
-from babeltune.engine.ledger import SweepFolder
-from babeltune.engine.places import BEAT, OWNER, driven_elsewhere, here
 from babeltune.errors import SweepError
+from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.places import BEAT, OWNER, driven_elsewhere, here
+from babeltune.workers.desk import NAMESPACE
 
 ASKED = 1.0
 """Seconds to wait for a lock that `is_driven` may be trying at this moment."""

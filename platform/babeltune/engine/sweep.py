@@ -10,43 +10,41 @@ import contextlib
 import functools
 import json
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import ray
-import torch
 
+from babeltune.cluster.connection import connected
+from babeltune.cluster.tasks import fetched, ray_shards
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
 from babeltune.data.store import write_json
-from babeltune.engine.access import authenticate, refuse_open, shown, takes
-from babeltune.engine.autoscaling import nodes_asked
 from babeltune.engine.baselines import teacher_scores, untrained_scores
-from babeltune.engine.board import Board, is_driven
-from babeltune.engine.carry import files_of, put_files, with_files, with_prepared
-from babeltune.engine.changes import ENDED, check_unchanged
 from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
-from babeltune.engine.lanes import Lanes, local_ray
 from babeltune.engine.lease import heard, leased, only_driver, refuse_heard, this_driver
-from babeltune.engine.ledger import SweepFolder, leaderboard, trial_row
-from babeltune.engine.places import Places
-from babeltune.engine.recovery import study_refusals
-from babeltune.engine.search import search
-from babeltune.engine.warm_start import warm_trials
-from babeltune.errors import BabeltuneError, ClusterError, storage_refusals
+from babeltune.errors import ClusterError, storage_refusals
 from babeltune.records import Scalar, Sweep, plain, trial_from
+from babeltune.search.recovery import study_refusals
+from babeltune.search.tune import search
+from babeltune.search.warm_start import warm_trials
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.space import default_params, make_trial, suggest, within_grid
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.storage.where import Where
+from babeltune.sweeps.board import Board, is_driven
+from babeltune.sweeps.carry import with_prepared
+from babeltune.sweeps.changes import ENDED, check_unchanged
+from babeltune.sweeps.ledger import SweepFolder, leaderboard, trial_row
+from babeltune.sweeps.places import Places
 from babeltune.tracking.tracker import Tracker
+from babeltune.workers.autoscaling import nodes_asked
+from babeltune.workers.lanes import Lanes
 
 
 def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any], list[Any]]:
@@ -56,92 +54,6 @@ def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any]
         if ready:
             return ready, rest
         look()
-
-
-def fetched(reference: Any, look: Callable[[], None] = lambda: None) -> Any:
-    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
-    first_of([reference], look)
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, BabeltuneError):
-            raise error.cause from None
-        raise
-
-
-def ray_shards(
-    function: Callable[..., int],
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    gpu: bool = False,
-    share: float = 0.0,
-    carried: bool = False,
-    look: Callable[[], None] = lambda: None,
-) -> Iterator[int]:
-    """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
-
-    `carried`: the nodes share no folder, so that the files travel with the tasks. `look` is called about once a second.
-    """
-    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
-    work = {remote.remote(*((function, a, files_of(a)) if carried else a)): a for a in arguments}
-    waiting = list(work)
-    try:
-        while waiting:
-            ready, waiting = first_of(waiting, look)
-            done = fetched(ready[0])
-            if carried:
-                done, made = done
-                put_files(work[ready[0]], made)
-            del work[ready[0]]
-            yield done
-    finally:
-        for reference in waiting:
-            ray.cancel(reference)
-
-
-@contextmanager
-def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
-    """A connection to the cluster; the local one is started and ended here, an open one is used as it is.
-
-    Raises `ClusterError` where it does not answer, and where it wants no token, unless `insecure` (None: whoever
-    asks cannot say that it is).
-    """
-    if ray.is_initialized():
-        yield
-        return
-    if cluster.address == "local":
-        with local_ray(num_gpus=torch.cuda.device_count()):
-            end_when_asked()
-            yield
-        return
-    if cluster.by_jobs:
-        raise ClusterError(
-            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, which takes jobs only; "
-            "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
-        )
-    named = f"cluster {cluster.name!r} at {cluster.address}"
-    token = cluster.token()
-    if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
-        why = "wants a token" if token is None else "does not accept the token"
-        raise ClusterError(f"{named} {why}; {cluster.token_place}")
-    if token is not None:
-        authenticate(token)
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-    except (ConnectionError, OSError, RuntimeError) as error:
-        raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
-    end_when_asked()
-    try:
-        refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
-        yield
-    finally:
-        ray.shutdown()
-
-
-def end_when_asked() -> None:
-    """Makes of SIGTERM what Ctrl-C is; Ray, which has just started, would end this process with a dump of its stack."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
@@ -300,7 +212,7 @@ def _run(
         workers=workers,
         cpus_per_worker=cluster.cpus_per_worker,
         gpus_per_worker=cluster.gpus_per_worker,
-        run_trial="babeltune.engine.trial:run",
+        run_trial="babeltune.workers.trial:run",
         storage=folder.path / "train",
         least_workers=cluster.least_workers,
         isolation=cluster.isolation,

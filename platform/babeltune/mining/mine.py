@@ -293,7 +293,8 @@ def _runner(cluster: Cluster | None) -> Iterator[Any]:
     if cluster is None:
         yield run_here
         return
-    from babeltune.engine.sweep import connected, ray_shards
+    from babeltune.cluster.connection import connected
+    from babeltune.cluster.tasks import ray_shards
 
     with connected(cluster):
         yield functools.partial(ray_shards, share=cluster.gpus_per_worker)

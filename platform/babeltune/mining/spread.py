@@ -36,7 +36,7 @@ def both_ways_by_ray(kept: Kept, sides: tuple[Sequence[Path], Sequence[Path]], p
     """As `kept.both_ways_kept`, of vectors in shards that every node sees, on the Ray cluster that is connected."""
     import ray
 
-    from babeltune.engine.sweep import fetched
+    from babeltune.cluster.tasks import fetched
 
     columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
-from babeltune.engine.ledger import SweepFolder, find_run, find_sweep, leaderboard, scores_of, trial_row, winner
 from babeltune.errors import PromotionError, SweepError
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
 from babeltune.records import Objective, Report, Sweep, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
+from babeltune.sweeps.ledger import SweepFolder, find_run, find_sweep, leaderboard, scores_of, trial_row, winner
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
 
@@ -43,7 +43,7 @@ class Candidate:
 
 def find_candidate(name: str | None, storage: Path) -> Candidate:
     """The named trial, or the best finished one of the named (or latest) sweep."""
-    from babeltune.engine.board import is_driven
+    from babeltune.sweeps.board import is_driven
 
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
     if number is None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts, key_of
-from babeltune.engine.ledger import sweep_folders
+from babeltune.sweeps.ledger import sweep_folders
 from babeltune.training.checkpoint import digest_of
 
 FILE = "openings.jsonl"

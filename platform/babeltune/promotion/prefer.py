@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from babeltune.engine.ledger import Row
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
 from babeltune.records import Objective
+from babeltune.sweeps.ledger import Row
 
 BOUND = re.compile(r"(?P<name>[^\s<>=]+)\s*(?P<sign>>=|<=)\s*(?P<value>[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)")
 AIM = re.compile(r"(?P<aim>max|min)\s+(?P<name>[^\s<>=]+)")

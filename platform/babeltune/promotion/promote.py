@@ -21,8 +21,6 @@ from filelock import FileLock
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
-from babeltune.engine.ledger import find_run, find_sweep, leaderboard
-from babeltune.engine.places import Places
 from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
@@ -46,6 +44,8 @@ from babeltune.promotion.rescore import Rescorer
 from babeltune.records import Objective, Promotion
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data
+from babeltune.sweeps.ledger import find_run, find_sweep, leaderboard
+from babeltune.sweeps.places import Places
 
 if TYPE_CHECKING:
     from babeltune.tracking.registry import Registered

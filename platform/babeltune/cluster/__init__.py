@@ -1,0 +1,1 @@
+"""Clusters that run already: who may use them, and jobs on them."""

@@ -1,0 +1,61 @@
+"""The connection of a driver to its Ray: this machine's own, or a cluster that runs already."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+import torch
+
+from babeltune.cluster.access import authenticate, refuse_open, shown, takes
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Cluster
+from babeltune.workers.lanes import local_ray
+
+
+@contextmanager
+def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
+    """A connection to the cluster; the local one is started and ended here, an open one is used as it is.
+
+    Raises `ClusterError` where it does not answer, and where it wants no token, unless `insecure` (None: whoever
+    asks cannot say that it is).
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if cluster.address == "local":
+        with local_ray(num_gpus=torch.cuda.device_count()):
+            end_when_asked()
+            yield
+        return
+    if cluster.by_jobs:
+        raise ClusterError(
+            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, which takes jobs only; "
+            "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
+        )
+    named = f"cluster {cluster.name!r} at {cluster.address}"
+    token = cluster.token()
+    if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
+        why = "wants a token" if token is None else "does not accept the token"
+        raise ClusterError(f"{named} {why}; {cluster.token_place}")
+    if token is not None:
+        authenticate(token)
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+    except (ConnectionError, OSError, RuntimeError) as error:
+        raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
+    end_when_asked()
+    try:
+        refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def end_when_asked() -> None:
+    """Makes of SIGTERM what Ctrl-C is; Ray, which has just started, would end this process with a dump of its stack."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,191 @@
+"""Looks whether a sweep could run: versions, Ray, storage, MLflow, GPUs. Each finding is good or says what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from babeltune.cluster.access import OPEN, STRANGER, takes
+from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.spec.cluster import Cluster
+from babeltune.storage.bucket import Bucket
+from babeltune.storage.where import Where
+from babeltune.tracking.mlflow_store import open_client, why, without_password
+
+PYTHON = (3, 11)
+LOOKED_AT = ("ray", "torch", "transformers", "sentence-transformers", "optuna", "mlflow")
+"""The packages that are listed; the others only where they are not what babeltune needs."""
+ROOM = 2**30
+"""Bytes that must be free in the storage."""
+ANSWERS_WITHIN = "10"
+"""Seconds that an MLflow server may take."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, whether it is good, and what it is or what to do."""
+
+    name: str
+    ok: bool
+    text: str
+
+
+def examine(cluster: Cluster) -> list[Finding]:
+    """Everything that a sweep on this cluster needs, seen from here."""
+    findings = [python(), *packages(installed(), needed())]
+    for look in (storage, tracking, ray_cluster):
+        findings += look(cluster)
+    return findings
+
+
+def python() -> Finding:
+    have = platform.python_version()
+    low = ".".join(map(str, PYTHON))
+    good = tuple(map(int, have.split(".")[:2])) >= PYTHON
+    return Finding("python", good, have if good else f"{have}; install Python {low} or newer")
+
+
+def installed() -> dict[str, str]:
+    """The versions of the packages that babeltune needs, as far as they are there."""
+    names = {*LOOKED_AT, *(need.name for need in needed())}
+    found = {}
+    for name in sorted(names):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def needed() -> list[Requirement]:
+    """What babeltune's own metadata asks for; nothing in a wheel that a cluster received."""
+    try:
+        lines = distribution("babeltune").requires or []
+    except PackageNotFoundError:
+        return []
+    return [need for line in lines if (need := Requirement(line)).marker is None]
+
+
+def packages(have: Mapping[str, str], needs: Iterable[Requirement]) -> Iterator[Finding]:
+    """The packages worth a line, and each that is absent or of a version that does not fit."""
+    by_name = {need.name: need for need in needs}
+    for name in dict.fromkeys((*LOOKED_AT, *by_name)):
+        need, is_version = by_name.get(name), have.get(name)
+        wanted = f"{name}{need.specifier}" if need else name
+        if is_version is None:
+            yield Finding(name, False, f"is not installed; `pip install '{wanted}'`")
+        elif need is not None and not need.specifier.contains(is_version, prereleases=True):
+            yield Finding(name, False, f"{is_version} does not fit; `pip install '{wanted}'`")
+        elif name in LOOKED_AT:
+            yield Finding(name, True, is_version)
+
+
+def storage(cluster: Cluster) -> Iterator[Finding]:
+    place = cluster.folder
+    probe = place / f".doctor-{uuid.uuid4().hex[:8]}"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"0" * 4096)
+        probe.unlink()
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        yield Finding("storage", False, f"{place} cannot be written ({error.strerror}); change `storage` or its owner")
+        return
+    room = f"{free / 2**30:.1f} GiB free"
+    if cluster.mirrored is not None:
+        yield bucket(cluster.mirrored)
+    yield Finding(
+        "storage" if cluster.mirrored is None else "cache",
+        free > ROOM,
+        f"{place}, {room}" + ("" if free > ROOM else "; make room, or change `storage`"),
+    )
+
+
+def bucket(where: Where) -> Finding:
+    """Whether what is written behind the URI can be read and removed."""
+    key, word = f".doctor-{uuid.uuid4().hex}", b"0" * 4096
+    try:
+        store = Bucket(where.uri, patience=5)
+        store.write(key, word)
+        same = store.read(key) == word
+        store.remove(key)
+    except ClusterError as error:
+        return Finding("storage", False, str(error))
+    return Finding(
+        "storage",
+        same,
+        where.uri if same else f"{where.uri} gives back other bytes than it was given; look at the store",
+    )
+
+
+def tracking(cluster: Cluster) -> Iterator[Finding]:
+    uri, shown = cluster.mlflow, without_password(cluster.mlflow)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        yield Finding("tracking", True, f"{shown}, which the first sweep makes")
+        return
+    kept = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = ANSWERS_WITHIN
+    try:
+        open_client(uri).search_experiments(max_results=1)
+        yield Finding("tracking", True, shown)
+    except Exception as error:  # whatever a store, its driver or a proxy raises
+        yield Finding("tracking", False, f"{shown} does not answer: {why(error)}; start it, or change `mlflow`")
+    finally:
+        os.environ.pop("MLFLOW_HTTP_REQUEST_TIMEOUT")
+        if kept is not None:
+            os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = kept
+
+
+def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
+    """Whether Ray answers, and whether it holds one trial."""
+    cpus, gpus = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus_per_worker
+    if cluster.address == "local":
+        import torch
+
+        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        yield Finding("address", True, "local: Ray starts with the sweep")
+        off = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
+        yield Finding(
+            "token", not off, "Ray makes its own" if not off else "RAY_AUTH_MODE=disabled opens Ray to all; unset it"
+        )
+    else:
+        import ray
+
+        from babeltune.cluster.connection import connected
+
+        host, _, port = cluster.address.rpartition(":")
+        if port.isdecimal() and not _listens(host, int(port)):
+            yield Finding("address", False, f"{cluster.address} does not answer; start Ray, or change `address`")
+            return
+        try:
+            with connected(cluster, insecure=True):
+                closed = takes(ray.get_runtime_context().gcs_address, STRANGER) is False
+                have = ray.cluster_resources()
+                nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        except BabeltuneError as error:
+            yield Finding("address", False, str(error))
+            return
+        yield Finding("address", True, f"{cluster.address}: {nodes} nodes")
+        yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
+    for name, needs, key in (("cpus", cpus, "cpus_per_worker"), ("gpus", gpus, "gpus_per_worker")):
+        there = have.get(name.upper()[:-1], 0.0)
+        words = f"{there:g}, a trial needs {needs:g}"
+        good = there >= needs
+        yield Finding(name, good, words if good else f"{words}; add nodes, or lower `workers` or `{key}`")
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=10):
+            return True
+    except OSError:
+        return False

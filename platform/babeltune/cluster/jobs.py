@@ -1,0 +1,329 @@
+"""Work that goes to a cluster as Ray jobs; the only door to Ray Jobs.
+
+A job runs one of babeltune's own commands on the head, with this code as a wheel and the files that the command names
+beside it. It asks for no CPU and no GPU, so Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray
+refuses an id that it has ever seen, so each attempt has the next number.
+
+The token is sent as a header of each request and stands in no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shlex
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import ray
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from babeltune.cluster.wheel import build_wheel
+from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.spec.cluster import Cluster
+
+LIVE = ("PENDING", "RUNNING")
+"""States of a job that has not ended."""
+ATTEMPT = re.compile(r"(?P<sweep>.+)-(?P<number>[0-9]+)")
+QUESTION = "babeltune-asks-"
+"""Begins the id of a job that answers one question and is then forgotten."""
+BEGIN = re.compile(r"^Running entrypoint for job [^\n]*\n", re.MULTILINE)
+"""What Ray writes before a command's own output."""
+PATIENCE = "60"
+"""Seconds that a driver has to end between SIGTERM and SIGKILL."""
+LOOK = 0.5
+"""Seconds between two looks at a job's state."""
+ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+"""Variables that Ray would believe more than the cluster file."""
+REFUSALS = (requests.codes.unauthorized, requests.codes.forbidden)
+"""How a dashboard answers who has no token."""
+TRIES = 5
+STARTING = "No available agent"
+"""What a head says that has only just started."""
+STARTS_WITHIN = 90.0
+"""Seconds that it is given."""
+CHATTER = (
+    *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
+    "ray._private.runtime_env.packaging",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a cluster."""
+
+    id: str
+    state: str
+    exit_code: int | None = None
+    """Of the command, once it has ended."""
+    message: str = ""
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def sweep(self) -> str:
+        """The id of the sweep that it runs; nothing for another kind of job."""
+        found = ATTEMPT.fullmatch(self.id)
+        return found["sweep"] if found else ""
+
+    @property
+    def attempt(self) -> int:
+        found = ATTEMPT.fullmatch(self.id)
+        return int(found["number"]) if found else 0
+
+
+class Jobs:
+    """The jobs of one cluster, seen through its dashboard."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Raises `ClusterError` where nothing answers, the token is refused, or Ray's version is another."""
+        self.cluster = cluster
+        token = cluster.token()
+        for chatter in CHATTER:
+            logging.getLogger(chatter).setLevel(logging.WARNING)
+        self.open = self._open()
+        with self._spoken(), without_variables(ADDRESSES):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            self._client = JobSubmissionClient(cluster.address, headers=headers)
+            self.version = str(self._client._server_ray_version)
+        if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
+            raise ClusterError(
+                f"{self.named} runs Ray {self.version} and this machine {ray.__version__}; install "
+                f"ray=={self.version} here, or {ray.__version__} there"
+            )
+
+    @property
+    def named(self) -> str:
+        return f"cluster {self.cluster.name!r} at {self.cluster.address}"
+
+    def _open(self) -> bool:
+        """Whether the dashboard takes requests from everybody: asked without a token."""
+        try:
+            address = f"{self.cluster.address.rstrip('/')}/api/jobs/"
+            answer = requests.get(address, timeout=20, allow_redirects=False)
+        except requests.RequestException as error:
+            raise ClusterError(
+                f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`"
+            ) from error
+        if answer.status_code == requests.codes.not_found:
+            raise ClusterError(f"{self.named} is no Ray dashboard: it has no /api/jobs; check `address`")
+        if answer.status_code not in (requests.codes.ok, *REFUSALS):
+            raise ClusterError(
+                f"{self.named} answers with status {answer.status_code}, which does not say whether it wants a token; "
+                "try again, or check `address`"
+            )
+        return answer.status_code == requests.codes.ok
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """Ray's errors in the body become one line of ours."""
+        try:
+            yield
+        except AuthenticationError as error:
+            why = "wants a token" if "required" in str(error) else "does not accept the token"
+            raise ClusterError(f"{self.named} {why}; {self.cluster.token_place}") from None
+        except BabeltuneError:
+            raise
+        except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
+            raise ClusterError(
+                f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`"
+            ) from None
+        except RuntimeError as error:
+            raise ClusterError(f"{self.named}: {_shortly(error)}") from None
+
+    def all(self) -> list[Job]:
+        """The jobs that were submitted, the oldest first."""
+        with self._spoken():
+            found = [details for details in self._client.list_jobs() if details.submission_id]
+        return [_job(details) for details in sorted(found, key=lambda details: details.start_time or 0)]
+
+    def get(self, job: str) -> Job:
+        with self._spoken():
+            return _job(self._client.get_job_info(job))
+
+    def of_sweep(self, sweep: str) -> list[Job]:
+        """The attempts at the sweep with this id, the first first."""
+        return sorted((job for job in self.all() if job.sweep == sweep), key=lambda job: job.attempt)
+
+    def find(self, name: str | None) -> Job | None:
+        """The latest attempt at a sweep with this id, the beginning of one, or this name; at any, without a name."""
+        latest = [job for job in reversed(self.all()) if job.sweep and not job.id.startswith(QUESTION)]
+        for match in (
+            lambda job: name is None or name in (job.id, job.sweep, job.sweep.rpartition("-")[0]),
+            lambda job: job.sweep.startswith(name),
+        ):
+            for job in latest:
+                if match(job):
+                    return max(self.of_sweep(job.sweep), key=lambda other: other.attempt)
+        return None
+
+    def run_sweep(self, sweep: str, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[Job, bool]:
+        """Submits the next attempt at the sweep: the job, and whether it is new; one that lives is not submitted again.
+
+        `arguments` are babeltune's, run on the head; `files` are put where they name them.
+        """
+        for _ in range(TRIES):
+            before = self.of_sweep(sweep)
+            for job in before:
+                if job.live:
+                    return job, False
+            attempt = before[-1].attempt + 1 if before else 1
+            try:
+                return self._submit(f"{sweep}-{attempt}", arguments, files), True
+            except _TakenError:
+                continue
+        raise ClusterError(f"{self.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
+
+    def ask(self, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[int, str]:
+        """Runs a command on the head and waits: its exit code and what it wrote."""
+        job = self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files)
+        try:
+            while (job := self.get(job.id)).live:
+                time.sleep(LOOK)
+            return exit_code(job), self.log(job.id) or job.message
+        finally:
+            if job.live:
+                self.end(job.id)
+            else:
+                with self._spoken():
+                    self._client.delete_job(job.id)
+
+    def _submit(self, job: str, arguments: Sequence[str], files: Mapping[str, str]) -> Job:
+        with tempfile.TemporaryDirectory() as place:
+            wheel, beside = build_wheel(Path(place)), Path(place) / "files"
+            for name, text in files.items():
+                path = beside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            environment = {
+                "py_modules": [str(wheel)],
+                "working_dir": str(beside),
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": PATIENCE},
+            }
+            deadline = time.monotonic() + STARTS_WITHIN
+            while True:
+                try:
+                    with self._spoken():
+                        self._client.submit_job(
+                            entrypoint=shlex.join(["python", "-m", "babeltune.cli", *arguments]),
+                            submission_id=job,
+                            runtime_env=dict(environment),
+                        )
+                    return Job(job, "PENDING")
+                except ClusterError as error:
+                    if "already" in str(error):
+                        raise _TakenError from error
+                    if STARTING not in str(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(LOOK)
+
+    def log(self, job: str) -> str:
+        """What the job's command has written so far."""
+        with self._spoken():
+            whole: str = self._client.get_job_logs(job)
+        return own_output(whole)
+
+    def follow(self, job: str) -> Iterator[str]:
+        """What the command writes, piece by piece, until the job has ended. A broken connection is opened again."""
+        seen = 0
+        while True:
+            at = 0
+            try:
+                with self._spoken():
+                    for piece in self._tail(job):
+                        new = piece[max(0, seen - at) :]
+                        at += len(piece)
+                        if new:
+                            seen = at
+                            yield new
+            except ClusterError:
+                if not self.get(job).live:
+                    break
+            if not self.get(job).live:
+                break
+            time.sleep(LOOK)
+        with self._spoken():
+            rest = self._client.get_job_logs(job)[seen:]
+        if rest:
+            yield rest
+
+    def _tail(self, job: str) -> Iterator[str]:
+        """The job's log as it grows."""
+        pieces = self._client.tail_job_logs(job)
+        with asyncio.Runner() as runner:
+            while (piece := runner.run(_next(pieces))) is not None:
+                yield piece
+
+    def end(self, job: str) -> None:
+        """Ends the job's command: SIGTERM, and a minute later SIGKILL."""
+        with self._spoken():
+            self._client.stop_job(job)
+
+
+class _TakenError(Exception):
+    """Ray has seen this job's id before."""
+
+
+async def _next(pieces: Any) -> str | None:
+    """The next piece; None at the end."""
+    try:
+        return str(await anext(pieces))
+    except StopAsyncIteration:
+        return None
+
+
+def _job(details: Any) -> Job:
+    return Job(details.submission_id, str(details.status.value), details.driver_exit_code, details.message or "")
+
+
+def exit_code(job: Job) -> int:
+    """The exit code of a job that has ended; 1 where its command never ran or was ended."""
+    return job.exit_code if job.exit_code is not None and job.exit_code >= 0 else int(job.state != "SUCCEEDED")
+
+
+def own_output(log: str) -> str:
+    """A job's log without what Ray wrote before the command began."""
+    begun = BEGIN.search(log)
+    return log[begun.end() :] if begun else log
+
+
+def json_in(text: str) -> Any:
+    """The last JSON document in a command's output; its first line holds nothing else. None where there is none."""
+    lines = text.splitlines(keepends=True)
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].rstrip() in ("{", "[", "{}", "[]"):
+            try:
+                return json.JSONDecoder().raw_decode("".join(lines[index:]))[0]
+            except ValueError:
+                continue
+    return None
+
+
+@contextmanager
+def without_variables(names: Sequence[str]) -> Iterator[None]:
+    """The environment without these variables while the body runs."""
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _shortly(error: BaseException) -> str:
+    """The error's first line, without the traceback that a server may have put behind it."""
+    text = str(error).replace("\\n", "\n").strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,52 @@
+"""Work in shards, as Ray tasks on the connected cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ray
+
+from babeltune.errors import BabeltuneError
+from babeltune.sweeps.carry import files_of, put_files, with_files
+
+
+def fetched(reference: Any, look: Callable[[], None] = lambda: None) -> Any:
+    """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
+    first_of([reference], look)
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, BabeltuneError):
+            raise error.cause from None
+        raise
+
+
+def ray_shards(
+    function: Callable[..., int],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    gpu: bool = False,
+    share: float = 0.0,
+    carried: bool = False,
+    look: Callable[[], None] = lambda: None,
+) -> Iterator[int]:
+    """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
+
+    `carried`: the nodes share no folder, so that the files travel with the tasks. `look` is called about once a second.
+    """
+    remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
+    work = {remote.remote(*((function, a, files_of(a)) if carried else a)): a for a in arguments}
+    waiting = list(work)
+    try:
+        while waiting:
+            ready, waiting = first_of(waiting, look)
+            done = fetched(ready[0])
+            if carried:
+                done, made = done
+                put_files(work[ready[0]], made)
+            del work[ready[0]]
+            yield done
+    finally:
+        for reference in waiting:
+            ray.cancel(reference)

@@ -1,0 +1,1 @@
+"""Proposals and verdicts: Ray Tune and Optuna."""

@@ -1,0 +1,83 @@
+"""Makes a study that is lost, damaged or of another version again, from the ledger: it has all that a search needs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import optuna
+from optuna.trial import FrozenTrial
+from sqlalchemy.exc import OperationalError
+
+from babeltune.errors import BabeltuneError, StorageError
+from babeltune.records import Scalar, Sweep
+from babeltune.search.searcher import Ledger, Proposals, follow, open_study
+from babeltune.search.warm_start import Suggest
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def study_refusals(study: Path) -> Iterator[None]:
+    """Makes a `StorageError` of what the study's database could not do: its disk is full, or another process has it."""
+    try:
+        yield
+    except (OperationalError, optuna.exceptions.StorageInternalError) as error:
+        raise StorageError.at(study, str(error.__cause__ or error).splitlines()[0]) from error
+
+
+def sound_study(
+    folder: Path, sweep: Sweep, ledger: Ledger, suggest: Suggest, warm: Iterable[FrozenTrial] = ()
+) -> optuna.Study:
+    """The sweep's study in `folder`; one that cannot be read, or knows less than the ledger, is put aside and replaced.
+
+    Raises `OperationalError` when the storage itself refuses: the study may be sound.
+    """
+    given = list(warm)
+    known: dict[int, FrozenTrial] | None = None
+    try:
+        study = open_study(folder, sweep)
+        known = Proposals(study, sweep, suggest, given).trials()
+        fault = _difference(known, ledger)
+    except (OperationalError, BabeltuneError):
+        raise
+    except Exception as error:  # whatever an altered file, or the schema of another version, leads to
+        if isinstance(error.__cause__, OperationalError):
+            raise
+        fault = str(error).splitlines()[0]
+    if not fault:
+        return study
+    log.warning("study.db cannot be used (%s): it is made again from results.jsonl", fault)
+    if known is None or known:
+        _put_aside(folder)
+        study = open_study(folder, sweep)
+    proposals = Proposals(study, sweep, suggest, given)
+
+    def as_recorded(params: dict[str, Scalar]) -> int:
+        study.enqueue_trial(params)
+        return proposals.ask()[0]
+
+    follow(ledger.lines, proposals, as_recorded)
+    return study
+
+
+def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
+    """What the ledger says that the study does not; empty where there is nothing."""
+    for line in ledger.lines:
+        trial = known.get(line["number"])
+        if trial is None:
+            return f"it lacks trial {line['number']}"
+        if line["event"] == "end" and (trial.state.name, trial.values) != (line["state"], line["values"]):
+            return f"it has another end of trial {line['number']}"
+    return ""
+
+
+def _put_aside(folder: Path) -> None:
+    """Renames the study's files."""
+    number = len(list(folder.glob("study.db.unusable-*")))
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        path = folder / f"study.db{suffix}"
+        if path.exists():
+            path.rename(folder / f"study.db.unusable-{number}{suffix}")

@@ -1,0 +1,257 @@
+"""Runs a sweep's search: Ray Tune proposes and stops, the lanes train, Optuna remembers. The only door to both.
+
+Tune sees one thin trainable per trial whose steps are the reports that a lane hands to the desk. A resumed search
+starts a new Tune run from the study and the ledger; nothing that Tune wrote is read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import ray
+from ray import tune
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+
+from babeltune.errors import BabeltuneError, ClusterError, SweepError
+from babeltune.records import Scalar, Sweep
+from babeltune.search.recovery import sound_study
+from babeltune.search.searcher import ENDED, Ledger, OnEvent, OptunaSearcher, Proposals, give_up_on
+from babeltune.search.warm_start import Suggest, warm_trials
+from babeltune.search.watcher import LaneTrainable
+from babeltune.workers.lanes import Lanes
+
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "86400",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+"""No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
+MEND_SECONDS = 1.0
+WATCHERS = 3
+"""How often the actor that watches a trial may die and be replaced. The trial itself does not notice."""
+
+
+class Standalone(tune.Trainable):  # type: ignore[misc]
+    """One trial of one method in Tune's own process, for `Tuner("<method>", param_space={"sweep": …})`."""
+
+    method = ""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._reports = _standalone(self.method, config)
+
+    def cleanup(self) -> None:
+        self._reports.close()
+
+    def step(self) -> dict[str, Any]:
+        report = next(self._reports, None)
+        if report is None:
+            return {"done": True}
+        return {**report["metrics"], "reports": report["index"], "done": bool(report.get("last"))}
+
+
+def _standalone(method: str, config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    from babeltune.train import payload_alone
+    from babeltune.workers.trial import standalone
+
+    yield from standalone(payload_alone(method, config))
+
+
+def register_methods() -> list[str]:
+    """Registers every installed method with Tune under its name, and returns the names."""
+    names = sorted({entry.name for entry in importlib.metadata.entry_points(group="babeltune.methods")})
+    for name in names:
+        tune.register_trainable(name, type(f"Standalone_{name}", (Standalone,), {"method": name}))
+    return names
+
+
+@dataclass(frozen=True)
+class _StandIn:
+    """The part of a Tune trial that a scheduler looks at, for reports that were made before a resume."""
+
+    trial_id: str
+
+
+class _Brakes(tune.Stopper):  # type: ignore[misc]
+    """Ends trials at a report once the search should stop, and all at once when it is in trouble."""
+
+    def __init__(self, stop: Callable[[], bool], look: Callable[[], bool]) -> None:
+        self._stop, self._look = stop, look
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self._stop() and not result.get("done")
+
+    def stop_all(self) -> bool:
+        """Called in each of Tune's rounds."""
+        return self._look()
+
+
+class _KeepWatchers:
+    """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
+    for every other trial that ends while none waits, which is whenever a lane is busy."""
+
+    def __init__(self, lanes: Callable[[], int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._lanes, self._kept = lanes, 0
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        """Called for every new trial."""
+        if controller is not None and (more := self._lanes() - self._kept) > 0:
+            controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
+            self._kept += more
+        super().on_trial_add(controller, trial)  # type: ignore[misc]
+
+
+class _Fifo(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+    """Stops nothing."""
+
+
+class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
+    """Stops, at its rungs, those that are not among the best."""
+
+
+def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
+    """ASHA over reports, which come at equal shares of the pairs seen, by the first objective. `lanes` counts them."""
+    if sweep.scheduler.kind == "none":
+        return _Fifo(lanes)
+    return _Asha(
+        lanes,
+        time_attr="reports",
+        metric="objective",
+        mode="max" if sweep.objectives[0].goal == "maximize" else "min",
+        grace_period=sweep.scheduler.grace,
+        reduction_factor=sweep.scheduler.reduction,
+        max_t=max(sweep.training.reports, sweep.scheduler.grace),
+    )
+
+
+def prime(scheduler: TrialScheduler, trial_id: str, reports: list[dict[str, Any]]) -> None:
+    """Shows the scheduler a trial's recorded reports, as if it had just made them."""
+    stand_in = _StandIn(trial_id)
+    scheduler.on_trial_add(None, stand_in)
+    for report in reports:
+        scheduler.on_trial_result(None, stand_in, {"reports": report["index"], "objective": report["values"][0]})
+
+
+def search(
+    sweep: Sweep,
+    *,
+    lanes: Lanes,
+    folder: Path,
+    suggest: Suggest,
+    make_payload: Callable[[int, dict[str, Scalar]], dict[str, Any]],
+    on_event: OnEvent,
+    trials: int,
+    stop: Callable[[], bool],
+    no_more: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Runs trials until the study in `folder` holds `trials` of them. True when it does, False when it was stopped.
+
+    Trials that were running at a crash come first, under their numbers. `no_more` keeps new ones from starting; `stop`
+    also ends running ones, within about a second or at their next report, to be resumed. `check` is asked about once a
+    second, and what it raises ends the search at once. Raises `SweepError` when the budget's share of the trials has
+    failed, and whatever `on_event` or `make_payload` raised.
+    """
+    os.environ.update(ENVIRONMENT)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
+    proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
+    scheduler = scheduler_for(sweep, lambda: lanes.count)
+    searcher = OptunaSearcher(
+        sweep=sweep,
+        proposals=proposals,
+        ledger=ledger,
+        lanes=lanes,
+        make_payload=make_payload,
+        on_event=on_event,
+        trials=trials,
+        stop=stop,
+        no_more=no_more,
+        prime=lambda trial_id, reports: prime(scheduler, trial_id, reports),
+    )
+    for number, trial in proposals.trials().items():
+        if trial.state.is_finished():
+            prime(scheduler, f"before-{number}", ledger.reports(number))
+    try:
+        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop, check)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            searcher.leave()
+    if isinstance(searcher.trouble, ray.exceptions.RayError):
+        raise ClusterError(
+            f"a process that the search needs is gone ({str(searcher.trouble).strip().splitlines()[0]}); every trial "
+            "keeps its last checkpoint: `babeltune resume` goes on"
+        ) from searcher.trouble
+    if searcher.trouble is not None:
+        raise searcher.trouble
+    ended = proposals.trials(*ENDED)
+    if not stop():
+        give_up_on(ended.values(), sweep.budget.failures)
+    return len(ended) >= trials
+
+
+def _run_tune(
+    sweep: Sweep,
+    lanes: Lanes,
+    folder: Path,
+    searcher: OptunaSearcher,
+    scheduler: TrialScheduler,
+    stop: Callable[[], bool],
+    check: Callable[[], None],
+) -> None:
+    looked = time.monotonic()
+
+    def look() -> bool:
+        nonlocal looked
+        if searcher.trouble is None and time.monotonic() - looked > MEND_SECONDS:
+            looked = time.monotonic()
+            try:
+                if stop():
+                    searcher.leave()
+                lanes.mend()
+                check()
+            except (BabeltuneError, ray.exceptions.RayError) as error:
+                searcher.trouble = error
+        return searcher.trouble is not None
+
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        tune.run(
+            tune.with_resources(LaneTrainable, {"memory": 1}),  # Tune wants to be given something
+            name=f"run-{uuid.uuid4().hex[:8]}",
+            config={"desk": lanes.desk_name, "objectives": [objective.metric for objective in sweep.objectives]},
+            search_alg=searcher,
+            scheduler=scheduler,
+            num_samples=-1,
+            stop=_Brakes(stop, look),
+            storage_path=str(folder.resolve()),
+            reuse_actors=True,
+            max_failures=WATCHERS,
+            verbose=0,
+            raise_on_failed_trial=False,
+            trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",
+            trial_dirname_creator=lambda trial: f"t{trial.config['number']:04d}-{trial.trial_id}",
+        )
+    except tune.TuneError as error:
+        if searcher.trouble is None:
+            raise SweepError(f"Ray Tune ended: {error}; `babeltune resume` goes on from the study") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""A sweep's folder, here and on other machines."""

@@ -1,0 +1,65 @@
+"""What those who look on see of a running sweep: the board, and whether anybody drives it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from babeltune.records import Sweep, plain
+from babeltune.sweeps.ledger import SweepFolder, leaderboard
+from babeltune.sweeps.places import driven_elsewhere
+
+
+@dataclass
+class Board:
+    """What the live view shows; the driver's threads write it, the view reads it."""
+
+    sweep: Sweep
+    folder: SweepFolder
+    started: float = field(default_factory=time.monotonic)
+    stage: str = "starting"
+    done: int = 0
+    of: int = 0
+    ended: int = 0
+    before: int = 0
+    """Trials that had ended before this submission."""
+    begun: float = 0.0
+    """How much of the trials that go on was done before this submission, in trials."""
+    searching: float | None = None
+    """When the search began."""
+
+    def progress(self, stage: str, done: int, of: int) -> None:
+        if stage != self.stage:
+            self.folder.note(stage)
+        self.stage, self.done, self.of = stage, done, of
+
+
+def is_driven(folder: SweepFolder) -> bool:
+    """Whether a driver holds the sweep's lock now, or was heard on another machine a moment ago."""
+    folder.refresh()
+    lock = FileLock(folder.path / "driver.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return driven_elsewhere(folder)
+
+
+def sweep_document(folder: SweepFolder) -> dict[str, Any]:
+    """What the commands say of a sweep in JSON."""
+    state, driven = folder.state(), is_driven(folder)
+    if state == "running" and not driven:
+        state = "interrupted"
+    return {
+        "sweep": folder.id,
+        "state": state,
+        "reason": str((folder.read("state.json") or {}).get("reason", "")),
+        "folder": str(folder.path),
+        "driver": folder.read("driver.json") if driven else None,
+        "accepted_changes": folder.accepted(),
+        "leaderboard": [plain(row) for row in leaderboard(folder)],
+    }

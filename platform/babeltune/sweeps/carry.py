@@ -1,0 +1,256 @@
+"""Work on a node that shares no folder with the driver's: the bucket has what it needs, and gets what it makes.
+
+A trial's worker brings the stores and the trial's last checkpoint, and sends each new checkpoint and then its line in
+the ledger before it reports. Tasks of the preparation carry their files with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+from babeltune.data.prepared import Prepared, read_prepared
+from babeltune.errors import BucketError, StoreError
+from babeltune.storage.mirror import SEAL, Mirror
+from babeltune.storage.where import Where
+from babeltune.sweeps.places import bring_stores
+from babeltune.training.checkpoint import MANIFEST, PROGRESS, REPORTS, checkpoint_folder, last_good, read_reports
+
+SHORTLY = 20.0
+"""Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
+LONGER = 2.0
+"""Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
+PROGRESS_EVERY = 15.0
+"""Seconds between two notes of a trial's progress in the bucket."""
+
+
+class Reports(Protocol):
+    """Where a trial's reports go."""
+
+    def report(self, report: dict[str, Any]) -> bool: ...
+
+    def stopped(self) -> bool: ...
+
+
+class Sending:
+    """Sends what rank 0 wrote for a report before it is handed on."""
+
+    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, patience: float) -> None:
+        self._inner, self._mirror, self._folder, self._rank, self._patience = inner, mirror, folder, rank, patience
+
+    def report(self, report: dict[str, Any]) -> bool:
+        if self._rank == 0:
+            try:
+                patiently(
+                    lambda: push_trial(self._mirror, self._folder),
+                    LONGER * self._patience if report.get("last") else min(SHORTLY, self._patience),
+                )
+            except BucketError as error:
+                if report.get("last"):
+                    raise
+                report = {**report, "facts": {**report.get("facts", {}), "unsent": str(error)}}
+        return self._inner.report(report)
+
+    def stopped(self) -> bool:
+        return self._inner.stopped()
+
+
+def patiently(errand: Callable[[], object], seconds: float) -> None:
+    """The errand, tried again for so many seconds while the store does not answer."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            errand()
+            return
+        except BucketError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+@contextmanager
+def on_this_node(
+    payload: dict[str, Any], reports: Reports, rank: int, world: int, device: str
+) -> Iterator[tuple[dict[str, Any], Reports]]:
+    """The payload with this node's paths, and the line to the desk that sends checkpoints first."""
+    where = Where(**payload["mirror"])
+    mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
+    prepared, folder = mirror.path(payload["prepared"]), mirror.path(payload["folder"])
+    patiently(lambda: bring_prepared(mirror, prepared), LONGER * where.patience)
+    settle(mirror, folder, where.patience, rank, world, device)
+    ended = threading.Event()
+    thread = threading.Thread(target=_note_progress, args=(mirror, folder, ended), daemon=True)
+    if rank == 0:
+        thread.start()
+    try:
+        sending = Sending(reports, mirror, folder, rank, where.patience)
+        yield {**payload, "prepared": str(prepared), "folder": str(folder)}, sending
+        if rank == 0:
+            with suppress(BucketError):  # what a stop left between two reports; without it a trial repeats some steps
+                push_trial(mirror, folder)
+    finally:
+        ended.set()
+        if rank == 0:
+            thread.join()
+
+
+def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None:
+    while not ended.wait(PROGRESS_EVERY):
+        try:
+            mirror.push(folder / PROGRESS)
+        except BucketError:
+            continue  # a checkpoint will say what the store refuses
+
+
+def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
+    """What was prepared for the sweep of this record, here; `StoreError` where the bucket does not have it."""
+    with mirror.lock(mirror.key(path)):
+        mirror.fetch(mirror.key(path))
+        if not path.exists():
+            raise StoreError(f"the storage {mirror.bucket.uri} has no {mirror.key(path)}; `babeltune resume` sends it")
+    prepared = read_prepared(path)
+    bring_stores(mirror, prepared)
+    return prepared
+
+
+# A trial's checkpoints
+
+
+def settle(mirror: Mirror, folder: Path, patience: float, rank: int, world: int, device: str) -> None:
+    """All ranks have the same reports and checkpoints: those of the node or of the bucket that go further."""
+    key = mirror.key(folder)
+    if rank == 0:
+        with mirror.lock(key):
+            patiently(lambda: pull_trial(mirror, folder), LONGER * patience)
+            patiently(lambda: push_trial(mirror, folder), LONGER * patience)
+    if world == 1:
+        return
+    state = torch.tensor([state_of(folder) if rank == 0 else 0], device=device)
+    distributed.broadcast(state, 0)
+    wanted = int(state.item())
+    if rank and state_of(folder) != wanted:
+        with mirror.lock(key):
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            (folder / REPORTS).unlink(missing_ok=True)
+            mirror.forget(f"{key}/{REPORTS}")
+            patiently(lambda: pull_trial(mirror, folder), LONGER * patience)
+        if state_of(folder) != wanted:
+            raise BucketError(f"{mirror.bucket.uri}/{key} does not have the checkpoint from which rank 0 goes on")
+
+
+def state_of(folder: Path) -> int:
+    """Equal for two nodes from which a trial goes on alike."""
+    reports, digest = last_good(folder), hashlib.sha256()
+    last = [checkpoint_folder(folder, reports[-1].index)] if reports else []
+    for place in [*last, *(path for path in _checkpoints(folder) if not path.name.isdigit())]:
+        digest.update((place / MANIFEST).read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")
+
+
+def pull_trial(mirror: Mirror, folder: Path) -> None:
+    """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over."""
+    key, have = mirror.key(folder), len(last_good(folder))
+    data = mirror.bucket.read(f"{key}/{REPORTS}") or b""
+    draft = mirror.folder / ".pulling" / key.replace("/", "-")
+    draft.mkdir(parents=True, exist_ok=True)
+    try:
+        (draft / REPORTS).write_bytes(data)
+        reports = read_reports(draft)
+        names = _checkpoints_there(mirror, key)
+        there = {int(name) for name in names if name.isdigit() and int(name) <= len(reports)}
+        newer = sorted((index for index in there if index > have), reverse=True)
+        brought = [mirror.pull_package(mirror.key(checkpoint_folder(folder, index))) for index in newer]
+        if any(brought) or (not newer and len(reports) == have):
+            for name in names - {f"{index:06d}" for index in newer}:  # the best one so far; one between two reports
+                mirror.pull_package(f"{key}/checkpoints/{name}")
+        if any(brought):
+            (draft / REPORTS).replace(folder / REPORTS)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def push_trial(mirror: Mirror, folder: Path) -> None:
+    """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here."""
+    key, mine = mirror.key(folder), _checkpoints(folder)
+    for path in mine:
+        mirror.push_package(path)
+    mirror.push(folder / PROGRESS)
+    if mirror.push(folder / REPORTS) and mine:
+        there = mirror.bucket.entries(f"{key}/checkpoints")
+        keep = {path.name for path in mine}
+        old = {at.removeprefix(f"{key}/checkpoints/").partition("/")[0] for at in there} - keep
+        mirror.drop_packages([f"{key}/checkpoints/{name}" for name in old], there)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    place = folder / "checkpoints"
+    return sorted(path for path in place.iterdir() if (path / MANIFEST).exists()) if place.exists() else []
+
+
+def _checkpoints_there(mirror: Mirror, key: str) -> set[str]:
+    """The names of the trial's sealed checkpoints in the bucket."""
+    prefix = f"{key}/checkpoints"
+    sealed = (at.removeprefix(f"{prefix}/").split("/") for at in mirror.bucket.entries(prefix))
+    return {parts[0] for parts in sealed if parts[1:] == [SEAL]}
+
+
+# Tasks of the preparation
+
+
+def with_prepared(where: Where | None, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)` on any node; its last argument, a `Prepared`, is replaced by that node's own."""
+    if where is None:
+        return function(*arguments)
+    mirror = Mirror(where)
+    return function(*arguments[:-1], bring_prepared(mirror, mirror.path(key)))
+
+
+def files_of(arguments: tuple[Any, ...]) -> dict[str, bytes]:
+    """The files that a shard's arguments name, whole or by their beginning; all are in one folder."""
+    found, folder = {}, _folder(arguments)
+    for path in (Path(each) for each in arguments if _is_in(folder, each)):
+        for each in [path, *folder.glob(f"{path.name}.*")]:
+            if each.is_file():
+                found[each.name] = each.read_bytes()
+    return found
+
+
+def with_files(
+    function: Callable[..., int], arguments: tuple[Any, ...], files: dict[str, bytes]
+) -> tuple[int, dict[str, bytes]]:
+    """A shard's work in a folder of its own: what it returns, and the files that it made."""
+    folder = _folder(arguments)
+    with tempfile.TemporaryDirectory(prefix="babeltune-shard-") as place:
+        for name, data in files.items():
+            (Path(place) / name).write_bytes(data)
+        moved = [str(Path(place) / Path(each).name) if _is_in(folder, each) else each for each in arguments]
+        count = function(*moved)
+        made = {path.name: path.read_bytes() for path in Path(place).iterdir() if path.name not in files}
+    return count, made
+
+
+def put_files(arguments: tuple[Any, ...], made: dict[str, bytes]) -> None:
+    """Puts what a shard made where it would have been."""
+    folder = _folder(arguments)
+    for name, data in made.items():
+        (folder / Path(name).name).write_bytes(data)
+
+
+def _folder(arguments: tuple[Any, ...]) -> Path:
+    """The folder of a shard's files: that of the first path."""
+    return next(Path(each).parent for each in arguments if isinstance(each, str))
+
+
+def _is_in(folder: Path, value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(f"{folder}/")

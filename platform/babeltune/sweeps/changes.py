@@ -1,0 +1,164 @@
+"""What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
+
+A change that decides results is shown and refused unless accepted. What accepting means is recorded in `facts.json`:
+the history of accepted changes, each with the trials that had begun. An unfinished one goes on with the settings and
+data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from babeltune.errors import SweepError
+from babeltune.records import Sweep, plain
+from babeltune.spec.rules import kind_of
+from babeltune.spec.sweep_file import NOT_DECIDING, sweep_id
+from babeltune.sweeps.ledger import SweepFolder, has_begun, trial_row
+
+ENDED = ("finished", "pruned", "failed")
+"""What becomes of a trial that does not go on."""
+TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
+"""Keys of a spec that a sweep's study was made with."""
+ABSENT = "absent"
+LONGEST = 60
+"""Characters of a value in a diff."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that differs, by its key path; None stands for an absent one."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_words(self.before)} → {_words(self.after)}"
+
+    @property
+    def decides(self) -> bool:
+        """Whether a trial's result depends on it."""
+        return self.key.partition(".")[0] not in NOT_DECIDING
+
+
+def _words(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict | list) or not value:
+        yield key, value
+        return
+    for part, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(item, f"{key}.{part}" if key else str(part))
+
+
+def differences(before: Any, after: Any) -> list[Change]:
+    """The values that differ, in the order of their key paths."""
+    old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key, ABSENT) != new.get(key, ABSENT))
+    return [Change(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
+
+
+def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
+    """What this spec changes in the one that the folder has; nothing where it has none yet."""
+    recorded = folder.read("sweep.json")
+    return [] if recorded is None else differences(recorded, plain(sweep))
+
+
+def check_unchanged(folder: SweepFolder, facts: Mapping[str, str], *, accept: bool, sweep: Sweep | None = None) -> None:
+    """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
+
+    Raises `SweepError` with the diff; also for accepted changes that a study cannot take.
+    """
+    recorded = folder.read("facts.json") or {}
+    known = {name: recorded[name] for name in facts if name in recorded}
+    changes = differences(known, {name: facts[name] for name in known})
+    of_spec = [change for change in spec_changes(folder, sweep) if change.decides] if sweep is not None else []
+    found = [*of_spec, *changes]
+    if found and not accept:
+        raise SweepError(
+            f"sweep {folder.id} began with other settings, code, packages or data:\n"
+            + "\n".join(f"  {change}" for change in found)
+            + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
+            "sweep under another name, or pass --accept-changes"
+        )
+    news: dict[str, Any] = dict(facts)
+    if of_spec and sweep is not None:
+        _refuse_unfit(folder, sweep, of_spec)
+        news["spec"] = sweep_id(sweep)
+    if found:
+        news["accepted"] = history = _extended(folder, found)
+        folder.note("accepted: " + "; ".join(map(str, found)))
+        if of_spec or any(change.key == "data" for change in changes):
+            _keep(folder, condition=len(history))
+            (folder.path / "baselines.json").unlink(missing_ok=True)
+    folder.write("facts.json", {**recorded, **news})
+
+
+def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """The history with these changes; with the latest ones where no trial has begun since."""
+    history, objective = folder.accepted(), folder.sweep().objectives[0]
+    begun = [path for path in folder.trials() if has_begun(path)]
+    going = [path for path in begun if trial_row(path, objective).state not in ENDED]
+    entry: dict[str, Any] = {
+        "time": time.time(),
+        "changes": [plain(change) for change in changes],
+        "begun": [int(path.name[1:]) for path in begun],
+        "unfinished": [int(path.name[1:]) for path in going],
+    }
+    if history and history[-1]["begun"] == entry["begun"]:
+        latest = history.pop()
+        entry["changes"] = latest["changes"] + entry["changes"]
+    return [*history, entry]
+
+
+def _keep(folder: SweepFolder, condition: int) -> None:
+    """Keeps the spec and the record of the data that trials so far began with."""
+    kept = folder.path / "conditions" / str(condition)
+    kept.mkdir(parents=True, exist_ok=True)
+    for path in (folder.path / "sweep.json", folder.prepared):
+        if path.exists() and not (kept / path.name).exists():
+            shutil.copyfile(path, kept / path.name)
+
+
+def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
+    """`SweepError` for changes with which the study that the folder has cannot go on."""
+    reasons = [
+        f"{change}: a search takes it when it begins"
+        for change in changes
+        if any(change.key == key or change.key.startswith(f"{key}.") for key in TAKEN_AT_THE_START)
+    ]
+    before = folder.sweep()
+    gridded = "grid" in (before.sampler.kind, sweep.sampler.kind)
+    if gridded and (before.sampler.kind != sweep.sampler.kind or before.parameters != sweep.parameters):
+        reasons.append("sampler.kind grid: its trials are numbered by the grid's points")
+    for name in before.parameters.keys() & sweep.parameters.keys():
+        old, new = before.parameters[name], sweep.parameters[name]
+        kinds = {kind_of(old), kind_of(new)}
+        if "const" not in kinds and (len(kinds) > 1 or old.choice != new.choice):
+            reasons.append(f"parameters.{name}: a study cannot change its kind or its choices; a range may")
+    if reasons:
+        raise SweepError(
+            f"sweep {folder.id} cannot go on with:\n"
+            + "\n".join(f"  {reason}" for reason in reasons)
+            + "\nsubmit it as a new sweep; `sampler.warm_start` takes over what this one found"
+        )
+
+
+def accepted_lines(folder: SweepFolder) -> Iterator[str]:
+    """What was accepted while the sweep went on, a line each."""
+    for index, entry in enumerate(folder.accepted(), start=2):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
+        changes = "; ".join(str(Change(**change)) for change in entry["changes"])
+        across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
+        yield (
+            f"mixed conditions: {index} since {when}, accepted: {changes}; {len(entry['begun'])} trials began before"
+            + (f", of which {across} had not ended and kept their settings and data" if across else "")
+        )

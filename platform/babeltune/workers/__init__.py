@@ -1,0 +1,1 @@
+"""Warm lanes of Ray Train workers, and what they run."""

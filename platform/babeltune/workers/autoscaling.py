@@ -1,0 +1,94 @@
+"""Nodes that a cluster starts when they are asked for: asked for with a sweep's lanes, and let go with its end.
+
+Each lane without nodes has a placement group that nothing has room for, of which an autoscaler makes nodes. Ray's own
+`request_resources` would outlive a driver that is killed, and each driver's would replace the others'; a placement
+group ends with its driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from babeltune.data.prepare import Progress
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Cluster
+from babeltune.workers.lanes import lanes_that_fit
+
+LOOK = 1.0
+"""Seconds between two looks for the first nodes."""
+
+
+@contextmanager
+def nodes_asked(
+    cluster: Cluster, *, trials: int, workers: int, note: Callable[[str], None], progress: Progress
+) -> Iterator[Callable[[int], None]]:
+    """Asks for the nodes of the lanes of `trials` until the end of the block, which begins when one lane has its own.
+
+    The block is given what it tells, from time to time, how many lanes have nodes: those of others are asked for again.
+    Raises `ClusterError` where not one lane fits within `cluster.nodes_within`; meanwhile, whatever `progress` raises.
+    """
+    if not cluster.nodes_within:
+        yield lambda _: None
+        return
+    lanes = 1 if cluster.lanes == "auto" else max(1, min(cluster.lanes, trials))
+    asked = _Asked(lanes, workers, cluster, note)
+    deadline = time.monotonic() + cluster.nodes_within
+    try:
+        while not (fitting := asked.look(last=time.monotonic() > deadline)):
+            progress("waiting for nodes", 0, 1)
+            time.sleep(LOOK)
+        asked.keep(fitting)
+        yield asked.keep
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            asked.keep(lanes)
+
+
+class _Asked:
+    """The placement groups of lanes that have no nodes yet."""
+
+    def __init__(self, lanes: int, workers: int, cluster: Cluster, note: Callable[[str], None]) -> None:
+        self._lanes, self._workers, self._cluster, self._note = lanes, workers, cluster, note
+        shares = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
+        self._worker = {name: share for name, share in shares.items() if share}
+        self._groups: list[PlacementGroup] = []
+
+    def look(self, *, last: bool) -> int:
+        """How many lanes fit now; asks for the nodes where none does, or raises if this was the `last` look."""
+        cluster = self._cluster
+        try:
+            least = min(self._workers, cluster.least_workers or self._workers)
+            return lanes_that_fit(self._workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least)
+        except ClusterError:
+            if last:
+                raise ClusterError(
+                    f"no nodes have come within {cluster.nodes_within:g} s (`nodes_within`), asked for "
+                    f"{self._wanted(self._lanes)}; `ray status` on the head says what keeps them; `babeltune resume` "
+                    "asks again"
+                ) from None
+            self.keep(0)
+            return 0
+
+    def keep(self, there: int) -> None:
+        """Asks for the nodes of all lanes but the `there` that have theirs.
+
+        A group for which nodes have come is removed, and a lane takes its place."""
+        before, missing = len(self._groups), max(0, self._lanes - there)
+        come = [group for group in self._groups if placement_group_table(group)["state"] == "CREATED"]
+        waiting = [group for group in self._groups if group not in come]
+        for group in come + waiting[missing:]:
+            remove_placement_group(group)
+        more = [placement_group([self._worker] * self._workers) for _ in range(missing - len(waiting))]
+        self._groups = waiting[:missing] + more
+        if missing > before:
+            self._note(f"waiting for nodes: asked for {self._wanted(missing)}")
+
+    def _wanted(self, lanes: int) -> str:
+        worker = ", ".join(f"{name}: {share:g}" for name, share in self._worker.items())
+        return f"{lanes * self._workers} × {{{worker}}}"

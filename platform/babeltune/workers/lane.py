@@ -1,0 +1,140 @@
+"""What one rank of a warm lane runs: trial after trial, in one process."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from torch import distributed
+
+from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.workers.desk import DIED, NAMESPACE, Ending
+from babeltune.workers.slate import Slate
+from babeltune.workers.system import SystemMetrics
+
+
+class RunTrial(Protocol):
+    """The function that a lane's ranks call for each trial."""
+
+    def __call__(self, payload: dict[str, Any], desk: Reporter, rank: int, world: int, device: str) -> None: ...
+
+
+class Reporter:
+    """A trial's line to the desk. Every rank calls `report` for every report."""
+
+    def __init__(self, desk: Any, trial: str, rank: int, world: int, device: str) -> None:
+        self._desk, self._trial, self._rank, self._world, self._device = desk, trial, rank, world, device
+        self._system = SystemMetrics()
+
+    def report(self, report: dict[str, Any]) -> bool:
+        """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
+
+        `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
+        trial. Where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its
+        last report: it is recognised by its index.
+        """
+        words = ""
+        if self._rank == 0:
+            if "points" in report and "step" in report:
+                now = {"step": report["step"], "time_ms": time.time_ns() // 1_000_000, "values": self._system.read()}
+                report = {**report, "points": [*report["points"], now]}
+            words = json.dumps(ray.get(self._desk.report.remote(self._trial, report)))
+        return bool(json.loads(from_rank_0(words, self._rank, self._world, self._device)))
+
+    def stopped(self) -> bool:
+        """Whether the trial was told to stop since its last report; for rank 0 to ask, about once a second: a trial
+        that does not is taken for one that hangs."""
+        return bool(ray.get(self._desk.stopped.remote(self._trial)))
+
+
+def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
+    """Rank 0's string on every rank, as bytes: nothing is pickled."""
+    if world == 1:
+        return words
+    data = torch.tensor(list(words.encode()), dtype=torch.uint8)
+    size = torch.tensor([len(data)], device=device)
+    distributed.broadcast(size, 0)
+    if rank:
+        data = torch.empty(int(size.item()), dtype=torch.uint8)
+    data = data.to(device)
+    distributed.broadcast(data, 0)
+    return bytes(data.cpu().tolist()).decode()
+
+
+def _ending(error: Exception) -> Ending:
+    if isinstance(error, BabeltuneError):
+        return "refused"
+    words = str(error).lower()
+    broken = any(name in words for name in ("gloo", "nccl", "by peer", "store->", "tcpstore"))
+    if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and broken):
+        return "peer"
+    return "raised"
+
+
+def _reason(error: Exception) -> str:
+    """The exception's type and message, with where it was raised unless it is one of ours."""
+    words = str(error) if isinstance(error, BabeltuneError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, BabeltuneError):
+        return words
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
+
+
+def load(path: str) -> Callable[..., Any]:
+    """The function that an import path such as `babeltune.workers.trial:run` names."""
+    module, _, name = path.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def lane_loop(settings: dict[str, Any]) -> None:
+    """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    device = str(ray.train.torch.get_device())
+    lane, group = settings["lane"], uuid.uuid4().hex
+    desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
+    try:
+        run = load(settings["run_trial"])
+    except Exception as error:
+        ray.get(desk.refuse.remote(lane, _reason(error)))
+        return
+    slate = Slate(settings["threads"])
+    gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
+    while True:
+        words = json.dumps(ray.get(desk.next.remote(lane, group))) if rank == 0 else ""
+        answer = json.loads(from_rank_0(words, rank, world, device))
+        if answer.get("closed"):
+            return
+        if answer.get("renew"):
+            raise ClusterError(f"lane {lane} restarts: it was asked to")
+        if answer:
+            trial, payload = answer["trial"], answer["payload"]
+            slate.clean(int(payload.get("seed", 0)))
+            ending, reason = _attempt(run, payload, Reporter(desk, trial, rank, world, device), rank, world, device)
+            leak = slate.leak()
+            renew = bool(leak) or settings["isolation"] == "process"
+            if not ray.get(desk.leave.remote(lane, trial, rank, world, ending, reason, renew)):
+                raise ClusterError(f"lane {lane} restarts after trial {trial}: {reason or leak or DIED}")
+
+
+def _attempt(
+    run: RunTrial, payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
+) -> tuple[Ending, str]:
+    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane."""
+    try:
+        run(payload, reporter, rank, world, device)
+    except Exception as error:
+        return _ending(error), _reason(error)
+    return "done", ""

@@ -1,0 +1,350 @@
+"""Warm lanes: long-lived Ray Train groups that take trial after trial.
+
+Each lane is one `TorchTrainer` run whose ranks wait at the desk (`desk.py`), run a trial together (`lane.py`), and wait
+again. So a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands it the
+same trial, and the trial resumes from its own checkpoint. Nodes that come bring lanes, and those that go take them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import ray
+import ray.train
+from ray._raylet import PlacementGroupID
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Isolation
+from babeltune.workers.desk import NAMESPACE, POLL, Desk
+from babeltune.workers.lane import lane_loop
+from babeltune.workers.trainer import LaneTrainer, groups_of, here, room_for
+
+RESPAWNS = 3
+"""How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
+TEAR_DOWN = 30.0
+"""Seconds to wait for a lane that was killed to free its resources."""
+SURVEY = 5.0
+"""Seconds between two looks at which nodes there are."""
+PLACELESS = 5.0
+"""Seconds without room for the first lane after which that is said."""
+HOMELESS = 15.0
+"""Seconds that a lane which has lost its place may wait for a node to come back."""
+
+
+@dataclass
+class _Lane:
+    """One lane's Ray Train run."""
+
+    controller: Any
+    run: Any
+    """Its end."""
+    homeless: float | None = None
+    """Since when its group has no place."""
+    respawns: int = 0
+    """Since it made a report."""
+    made: int = 0
+    """Reports that it had made when it was last started again."""
+
+
+class Lanes:
+    """A sweep's desk and lanes, from `with` to the end of its block.
+
+    At most `count` lanes of `workers` ranks each, as many as the cluster holds at each time; no less than
+    `least_workers` ranks where nodes are gone. `note` is told what becomes of lanes. `waiting` is called about once a
+    second until the first lane is up; what it raises ends the wait. A lane whose trial shows no progress for `silence`
+    seconds is replaced. Raises `ClusterError` when not even one fits, or when `run_trial` (an import path) cannot be
+    loaded on the workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        count: int | Literal["auto"],
+        workers: int,
+        cpus_per_worker: float,
+        gpus_per_worker: float,
+        run_trial: str,
+        storage: str | Path,
+        least_workers: int | None = None,
+        isolation: Isolation = "lane",
+        silence: float = 1800.0,
+        note: Callable[[str], None] = lambda _: None,
+        surveyed: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.desk_name = f"desk-{uuid.uuid4().hex[:8]}"
+        self._workers, self._least = workers, min(workers, least_workers or workers)
+        self._shares = cpus_per_worker, gpus_per_worker
+        self._limit = math.inf if count == "auto" else count
+        self._tell_count = surveyed
+        """Called at each look at the nodes with how many lanes there are."""
+        self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
+        asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
+        self._resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
+        self._settings = {
+            "desk": self.desk_name,
+            "run_trial": run_trial,
+            "storage": str(storage),
+            "threads": max(1, int(cpus_per_worker)),
+            "isolation": isolation,
+        }
+        self._desk_file = Path(storage).absolute() / f"{self.desk_name}.json"
+        self._lanes: dict[str, _Lane] = {}
+        self._started = 0
+        self._silence = silence
+        self._seen: dict[str, int] = {}
+        """The last report that `next_report` gave of each trial."""
+        self._surveyed = 0.0
+        self._note, self._waiting = note, waiting
+
+    @property
+    def count(self) -> int:
+        """How many lanes there are now; before the block, how many it begins with."""
+        return len(self._lanes) or self._first
+
+    def __enter__(self) -> Self:
+        self._desk_file.parent.mkdir(parents=True, exist_ok=True)
+        desk = ray.remote(Desk).options(
+            name=self.desk_name,
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=here(),
+        )
+        self._desk = desk.remote(str(self._desk_file))
+        try:
+            for _ in range(self._first):
+                self._add()
+            self._wait_for_one()
+            self.mend()
+        except BaseException:
+            self._tear_down(patience=0)
+            raise
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._tear_down(patience=0 if kind else 2 * POLL)
+
+    def _wait_for_one(self) -> None:
+        """Until a lane can train; says once what they wait for where there is no room."""
+        ready, since, said = self._desk.ready.remote(), time.monotonic(), False
+        while not ray.wait([ready], timeout=1.0)[0]:
+            self._waiting()
+            self.mend()
+            late = time.monotonic() - since > PLACELESS
+            if late and not said and not self._ranks() and room_for(self._resources) < self._least:
+                said, free = True, ray.available_resources()
+                self._note(
+                    f"the cluster has no room: a worker wants {self._shares[0]:g} CPUs and {self._shares[1]:g} GPUs, "
+                    f"and {free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free; waiting"
+                )
+
+    def _add(self) -> str:
+        lane = f"{self.desk_name}-lane-{self._started}"
+        self._started += 1
+        self._start(lane)
+        return lane
+
+    def _start(self, lane: str) -> None:
+        """A Ray Train run of the lane's ranks."""
+        trainer = LaneTrainer(
+            lane_loop,
+            least_workers=self._least,
+            train_loop_config={**self._settings, "lane": lane},
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=self._workers,
+                use_gpu="GPU" in self._resources,
+                resources_per_worker=self._resources,
+            ),
+            run_config=ray.train.RunConfig(
+                name=lane,
+                storage_path=self._settings["storage"],
+                failure_config=ray.train.FailureConfig(max_failures=-1),
+            ),
+        )
+        trainer.fit()
+        self._lanes[lane] = _Lane(trainer.controller, trainer.controller.run.remote())
+
+    def mend(self) -> None:
+        """Starts a lane again whose run ended, and has as many as the nodes hold. `ClusterError` when that is in vain.
+
+        Call it every second or so."""
+        for lane, reason in ray.get(self._desk.broken.remote()).items():
+            raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
+        for lane in self._ended(0):
+            reason, before = self._why_ended(lane), self._lanes[lane]
+            made = ray.get(self._desk.made.remote(lane))
+            respawns = before.respawns + 1 if made == before.made else 1
+            if respawns > RESPAWNS:
+                raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
+            self._note(f"lane {lane} ended ({reason}) and is started again")
+            self._again(lane, respawns=respawns, made=made)
+        for lane, trial in ray.get(self._desk.silent.remote(self._silence)).items():
+            self._note(f"{trial} shows no progress for {self._silence:g} s; its lane {lane} is started again")
+            self._again(lane)
+        if time.monotonic() - self._surveyed > SURVEY:
+            self._surveyed = time.monotonic()
+            self._survey()
+
+    def _again(self, lane: str, **counts: int) -> None:
+        """Ends the lane and starts it anew, with its trial."""
+        self._end([lane])
+        self._start(lane)
+        self._lanes[lane] = replace(self._lanes[lane], **counts)
+
+    def _survey(self) -> None:
+        """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
+        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares)):
+            self._note(f"there is room for another lane: {self._add()}")
+        ranks = self._ranks()
+        now = time.monotonic()
+        for name, lane in self._lanes.items():
+            lane.homeless = None if name in ranks else lane.homeless or now
+        lost = [n for n, lane in self._lanes.items() if lane.homeless is not None and now - lane.homeless > HOMELESS]
+        for name in lost[: len(self._lanes) - max(1, _held(self._least, *self._shares))]:
+            trial = ray.get(self._desk.retire.remote(name))
+            self._end([name])
+            self._note(f"lane {name} has lost its node; {f'{trial} goes on in another' if trial else 'it was idle'}")
+        for name, count in ranks.items():
+            if count < self._workers and room_for(self._resources):
+                ray.get(self._desk.renew.remote(name))
+        self._tell_count(len(self._lanes))
+
+    def _ranks(self) -> dict[str, int]:
+        """How many ranks the lanes have that have a place."""
+        creators = {lane.controller._actor_id.binary(): name for name, lane in self._lanes.items()}
+        placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
+        return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
+
+    def _ended(self, seconds: float) -> list[str]:
+        """The lanes whose run is over; waits at most `seconds` until all are."""
+        runs = [lane.run for lane in self._lanes.values()]
+        ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
+        return [name for name, lane in self._lanes.items() if lane.run in ended]
+
+    def _why_ended(self, lane: str) -> str:
+        try:
+            ray.get(self._lanes[lane].run)
+            error = ray.get(self._lanes[lane].controller.get_result.remote()).error
+        except ray.exceptions.RayError as died:
+            error = died
+        return str(error).strip().splitlines()[-1] if error else "its training loop ended"
+
+    def offer(self, trial: str, payload: dict[str, Any]) -> None:
+        """Hands a trial (a JSON payload) to the next free lane."""
+        ray.get(self._desk.offer.remote(trial, payload))
+
+    def stop(self, trial: str) -> None:
+        """Ends the trial, if it listens within about a second, else at its next report."""
+        ray.get(self._desk.stop.remote(trial))
+
+    def free(self) -> int:
+        """Lanes that wait for a trial."""
+        return int(ray.get(self._desk.free.remote()))
+
+    def next_report(self, trial: str) -> dict[str, Any]:
+        """`Desk.next_report`, for callers without Tune: each call has the report before it."""
+        answer: dict[str, Any] = ray.get(self._desk.next_report.remote(trial, self._seen.get(trial, 0)))
+        if "report" in answer:
+            self._seen[trial] = answer["report"]["index"]
+        return answer
+
+    def wait_idle(self, seconds: float) -> bool:
+        """True once no lane holds a trial."""
+        return bool(ray.get(self._desk.idle.remote(seconds)))
+
+    def _tear_down(self, patience: float) -> None:
+        """Sends the lanes home, ends by force those that are late, and frees what they held."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(self._desk.close.remote())
+            self._ended(patience)
+        self._end(list(self._lanes))
+        ray.kill(self._desk)
+        self._desk_file.unlink(missing_ok=True)
+
+    def _end(self, names: list[str]) -> None:
+        """Ends lanes by force and waits until what they held is free.
+
+        Ray frees a dead controller's groups only with the whole job, and its last group may be one that no rank has
+        told of yet: so they are found by their creator, once it is dead.
+        """
+        lanes = [self._lanes.pop(name) for name in names]
+        for lane in lanes:
+            ray.kill(lane.controller)
+        if lanes:
+            ray.wait([lane.run for lane in lanes], num_returns=len(lanes), timeout=TEAR_DOWN)
+        deadline = time.monotonic() + TEAR_DOWN
+        while (
+            held := groups_of({lane.controller._actor_id.binary() for lane in lanes})
+        ) and time.monotonic() < deadline:
+            for group in held:
+                remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
+            time.sleep(0.05)
+
+
+def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float, *, least: int | None = None) -> int:
+    """How many lanes of these workers the nodes hold, one where they hold `least`; `ClusterError` when none."""
+    count = _held(workers, cpus_per_worker, gpus_per_worker)
+    count = count or min(1, _held(least or workers, cpus_per_worker, gpus_per_worker))
+    if count < 1:
+        nodes = _nodes()
+        cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
+        raise ClusterError(
+            f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
+            f"does not fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
+            "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
+            "an autoscaler starts them"
+        )
+    return count
+
+
+def _nodes() -> list[dict[str, float]]:
+    """The resources of the nodes that are there."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _held(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
+    """How many lanes of these workers all nodes hold together."""
+
+    def fit(node: dict[str, float]) -> int:
+        shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
+        shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
+        return int(min(shares, default=workers) + 1e-6)
+
+    return sum(fit(node) for node in _nodes()) // workers
+
+
+@contextlib.contextmanager
+def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
+
+    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=200 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": env} if env else None,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,72 @@
+"""A Ray that wants a token, and one that is open to all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from babeltune.cluster import access
+from babeltune.cluster.access import STRANGER, refuse_open, shown, takes
+from babeltune.errors import ClusterError
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def open_ray(loopback_only):
+    """The address of a `ray start --head` without tokens, in a network that holds only this machine where possible."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))  # short, for Ray puts sockets into it
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "disabled"}
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0", "--num-cpus=0"]
+    command += [f"--object-store-memory={80 * 2**20}", f"--temp-dir={place}/ray"]
+    said = (place / "said").open("w")
+    process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    try:
+        told = place / "ray" / "ray_current_cluster"
+        while not told.exists():
+            assert process.poll() is None, (place / "said").read_text()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        yield told.read_text().strip()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                one.kill()
+        process.wait(30)
+        said.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_ray):
+    assert takes(open_ray, STRANGER)
+    said = r"cluster 'lab' at .* wants no token: .*; start it with RAY_AUTH_MODE=token, or pass --insecure to use it"
+    with pytest.raises(ClusterError, match=said):
+        refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
+    refuse_open("cluster 'lab'", open_ray, insecure=True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address"])
+def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch, address):
+    monkeypatch.setattr(access, "ANSWERS_WITHIN", 3.0)
+    assert takes(address, STRANGER) is None
+    with pytest.raises(ClusterError, match=f"cluster 'lab' at {address} does not say whether it wants a token"):
+        refuse_open(f"cluster 'lab' at {address}", address, insecure=False)
+
+
+def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
+    address = ray.get_runtime_context().gcs_address
+    assert takes(address, STRANGER) is False
+    assert takes(address, shown("0" * 64)) is False
+    assert takes(address, {})
+    refuse_open("cluster 'lab'", address, insecure=False)

@@ -1,0 +1,342 @@
+"""Sweeps that go to a real Ray head as jobs: tokens on, by its dashboard, with the cluster file alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import requests
+
+from babeltune.cli import main
+from babeltune.cluster.jobs import Job, Jobs, exit_code, json_in, own_output
+from babeltune.cluster.wheel import build_wheel
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import read_cluster
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("jobs")]
+TOKEN = secrets.token_hex(32)
+
+
+def free_ports(number):
+    held = [socket.socket() for _ in range(number)]
+    for one in held:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Where cluster files, the token and the storage of these tests are."""
+    return tmp_path_factory.mktemp("jobs")
+
+
+@pytest.fixture(scope="module")
+def head(loopback_only, place):
+    """The address of the dashboard of a running `ray start --head` that wants a token."""
+    token = place / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+    port, dashboard, agent, agent_rpc, client = free_ports(5)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "HF_HUB_OFFLINE": "1"}
+    environment |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment |= {"PIP_NO_INDEX": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--port={port}"]
+    command += [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
+    command += [f"--dashboard-agent-grpc-port={agent_rpc}", f"--ray-client-server-port={client}"]
+    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}"]
+    said = (place / "head.log").open("w")
+    process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        wait_until(lambda: process.poll() is not None or answers(dashboard), 120)
+        assert process.poll() is None, (place / "head.log").read_text()
+        yield address
+    finally:  # `ray start --block` takes half a minute to end by SIGTERM
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(family, timeout=30)
+        process.wait(30)
+        said.close()
+
+
+def answers(port):
+    with socket.socket() as asking:
+        asking.settimeout(1)
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def cluster_file(head, place):
+    """The cluster file of that head, its token in a variable."""
+    path = place / "there.yaml"
+    path.write_text(
+        f"name: there\naddress: {head}\ntoken_env: TEST_RAY_TOKEN\nstorage: {place}/storage\nlanes: 1\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture
+def babeltune(monkeypatch, capfd, cluster_file):
+    """Runs a command on that cluster, with the token: exit code, standard output, standard error."""
+    monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the cluster file counts
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments), "--cluster", str(cluster_file)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def quick(tiny_file):
+    """The id of a sweep that ends in seconds."""
+    return sweep_id(read_sweep(tiny_file))
+
+
+LONG = ("--set", "training.pairs=640000", "--set", "training.reports=1", "--trials", "1")
+"""Twenty thousand steps without a report."""
+
+
+@pytest.fixture(scope="module")
+def long(tiny_file):
+    """The id of one that does not end by itself while these tests run."""
+    return sweep_id(read_sweep(tiny_file, assignments=["training.pairs=640000", "training.reports=1"]))
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.chaos
+def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place):
+    code, out, err = babeltune("submit", tiny_file)
+    assert code == 0, out + err
+    assert f"sweep {quick} is submitted as job {quick}-1" in words(err)
+    assert "searching" in out
+    assert f"next: `babeltune promote {quick} --cluster there.yaml`" in words(out)
+    assert (place / "storage" / "sweeps" / quick / "state.json").exists()
+    code, out, err = babeltune("resume", quick, "--spec", tiny_file, "--set", "training.pairs=1280")
+    assert code == 1
+    assert "taken" not in out
+    assert "training.pairs: 640 → 1280" in out
+    assert "--accept-changes" in out
+    more = ("--spec", tiny_file, "--trials", 3, "--set", "training.pairs=1280", "--accept-changes")
+    code, out, err = babeltune("resume", quick, *more)
+    assert code == 0, out + err
+    assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
+    assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
+
+
+@pytest.mark.chaos
+def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, long):
+    code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
+    assert code == 0, out + err
+    assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-1", "state": "", "new": True}
+    code, out, _ = babeltune("submit", tiny_file, *LONG, "--detach")
+    assert code == 0
+    assert f"sweep {long} is running as job {long}-1; `babeltune logs {long} -f" in words(out)
+    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    for changing, what in (
+        (("extend", long, "--trials", 9), "budget"),
+        (("resume", long, "--spec", tiny_file), "spec"),
+    ):
+        code, _, err = babeltune(*changing)
+        assert code == 1
+        assert f"is running with the {what} that it began with" in words(err)
+    code, out, err = babeltune("stop", long, "--json")
+    assert code == 0, out + err
+    assert json.loads(out) == {"sweep": long, "stopped": True}
+    code, out, _ = babeltune("logs", long, "--json")
+    assert (code, json.loads(out)["state"]) == (0, "SUCCEEDED")
+    assert "stopped; nothing is lost" in json.loads(out)["log"]
+
+
+@pytest.mark.chaos
+def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_file, long, place):
+    code, out, err = babeltune("resume", long, "--detach")
+    assert code == 0, out + err
+    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    driver = psutil.Process(json.loads((place / "storage" / "sweeps" / long / "driver.json").read_text())["pid"])
+    driver.suspend()
+    try:
+        code, _, err = babeltune("stop", long, "--wait", "1")
+    finally:
+        driver.resume()
+    assert code == 1
+    assert f"its driver does not hear (is late); ending job {long}-2" in words(err)
+    wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live, 120)
+
+
+def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
+    code, out, err = babeltune("doctor", "--json")
+    findings = {one["name"]: one for one in json.loads(out)}
+    assert code == 0, out + err
+    assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: cpus"} <= set(findings)
+    assert findings["token"]["text"] == "is accepted"
+    assert str(place / "storage") in findings["head: storage"]["text"]
+
+
+@pytest.mark.chaos  # with the jobs of the tests above
+def test_no_job_and_no_log_holds_the_token(head, cluster_file, place, monkeypatch):
+    monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    assert len(answer.json()) >= 3
+    assert TOKEN not in answer.text
+    jobs = Jobs(read_cluster(cluster_file))
+    assert not any(TOKEN in jobs.log(job.id) for job in jobs.all())
+    stored = [path for path in (place / "storage").rglob("*") if path.is_file() and path.stat().st_size < 10**7]
+    assert not [path for path in stored if TOKEN.encode() in path.read_bytes()]
+
+
+def test_a_wrong_token_and_none_are_one_clear_line(babeltune, monkeypatch, tiny_file):
+    for token, expected in (("0" * 64, "does not accept the token; put the cluster's token into"), (" ", "is not set")):
+        monkeypatch.setenv("TEST_RAY_TOKEN", token)
+        for command in (("submit", tiny_file), ("status",), ("stop",)):
+            code, out, err = babeltune(*command)
+            assert (code, out) == (1, "")
+            assert len(err.strip().splitlines()) == 1
+            assert expected in err
+            assert "TEST_RAY_TOKEN" in err
+    code, out, _ = babeltune("doctor", "--json")
+    assert code == 1
+    assert [one["name"] for one in json.loads(out) if not one["ok"]] == ["address"]
+
+
+def test_a_command_that_no_job_runs_says_where_it_runs(babeltune):
+    code, _, err = babeltune("ui")
+    assert code == 2
+    assert "takes jobs only, and this command is none; run it on the cluster's head" in words(err)
+
+
+@pytest.fixture
+def status():
+    """With what the dashboard below answers."""
+    return 200
+
+
+@pytest.fixture
+def open_dashboard(tmp_path, loopback_only, status):
+    """The cluster file of a server that lists its jobs to everybody."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps({"ray_version": ray.__version__, "version": "4"} if "version" in self.path else [])
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    path = tmp_path / "open.yaml"
+    path.write_text(f"address: http://127.0.0.1:{server.server_port}\nstorage: /x\n", encoding="utf-8")
+    yield path
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_open_dashboard_gets_nothing_without_insecure(open_dashboard, tiny_file, monkeypatch, capfd):
+    for command in (["submit", str(tiny_file)], ["resume"]):
+        monkeypatch.setattr(sys, "argv", ["babeltune", *command, "--cluster", str(open_dashboard)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 1
+        assert "wants no token: whoever reaches it can run programs there" in words(captured := capfd.readouterr().err)
+        assert "pass --insecure" in words(captured)
+
+
+@pytest.mark.parametrize("status", [302, 500, 503])
+def test_a_dashboard_that_is_neither_open_nor_closed_is_not_taken_for_either(open_dashboard, status):
+    with pytest.raises(ClusterError, match=rf"answers with status {status}, which does not say whether it wants a"):
+        Jobs(read_cluster(open_dashboard))
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_dashboard_that_refuses_who_has_no_token_is_closed(open_dashboard, status):
+    with pytest.raises(ClusterError, match="name the token in the cluster file"):
+        Jobs(read_cluster(open_dashboard))
+
+
+def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):
+    cluster = read_cluster(written(tmp_path, f"address: http://127.0.0.1:{free_ports(1)[0]}\nstorage: /x\n"))
+    with pytest.raises(ClusterError, match="does not answer") as caught:
+        Jobs(cluster)
+    assert "\n" not in str(caught.value)
+
+
+def written(folder, text):
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_job_is_known_by_its_sweep_and_attempt():
+    job = Job("tiny-0123456789-12", "RUNNING")
+    assert (job.sweep, job.attempt, job.live) == ("tiny-0123456789", 12, True)
+    assert (Job("raysubmit_x", "FAILED").sweep, Job("raysubmit_x", "FAILED").live) == ("", False)
+    assert exit_code(Job("a-1", "FAILED", 3)) == 3
+    assert exit_code(Job("a-1", "SUCCEEDED", 0)) == 0
+    assert exit_code(Job("a-1", "STOPPED", -15)) == exit_code(Job("a-1", "FAILED")) == 1
+
+
+def test_a_commands_json_is_found_among_other_lines():
+    log = 'pip says things\nRunning entrypoint for job a-1: python x\nwarning: {\n{\n  "a": [\n    {}\n  ]\n}\nbye\n'
+    assert own_output(log).startswith("warning")
+    assert json_in(own_output(log)) == {"a": [{}]}
+    assert json_in("[]\n") == []
+    assert json_in("nothing\n") is None
+
+
+def test_the_wheel_is_named_by_its_content_and_names_no_dependency(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = build_wheel(tmp_path / "a"), build_wheel(tmp_path / "b")
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        names = archive.namelist()
+        (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+        (record,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/RECORD"))
+        assert archive.testzip() is None
+    assert "Requires-Dist" not in metadata
+    assert {line.split(",")[0] for line in record.splitlines()} == set(names)
+    assert any(name.endswith("entry_points.txt") for name in names)

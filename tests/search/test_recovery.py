@@ -1,0 +1,144 @@
+"""A study that is lost, damaged or of another version is made again from the ledger."""
+
+import contextlib
+import sqlite3
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
+
+from babeltune.errors import SweepError
+from babeltune.records import Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.search import searcher
+from babeltune.search.recovery import sound_study
+from babeltune.search.searcher import Ledger, Proposals, give_up_on, open_study
+
+SWEEP = Sweep(
+    name="toy",
+    method="toy",
+    parameters={"x": Parameter(float=(0, 1))},
+    objectives=(Objective(metric="dev/score"),),
+    data=Data(train=(Source(name="none"),)),
+    sampler=Sampler(kind="tpe", startup=1),
+)
+
+
+def suggest(trial):
+    return {"x": trial.suggest_float("x", 0, 1)}
+
+
+def looks(study):
+    return [
+        (t.number, t.state, t.params, t.values, t.intermediate_values, t.user_attrs)
+        for t in study.get_trials(deepcopy=False)
+    ]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A finished, a failed and a running trial: the ledger, and what the study must be."""
+    study, ledger = open_study(tmp_path, SWEEP), Ledger(tmp_path / "results.jsonl")
+    proposals = Proposals(study, SWEEP, suggest)
+    for number in range(3):
+        asked, params = proposals.ask()
+        ledger.add("propose", asked, params=params)
+        proposals.report(number, 1, [params["x"]])
+        proposals.note(number, {"checkpoint": "000001"})
+        ledger.add("report", number, index=1, values=[params["x"]], checkpoint="000001")
+        if number < 2:
+            state, values = (TrialState.COMPLETE, [params["x"]]) if number else (TrialState.FAIL, None)
+            reason = {} if number else {"reason": "the loss is nan"}
+            proposals.note(number, reason)
+            proposals.tell(number, state, values)
+            ledger.add("end", number, state=state.name, values=values, **reason)
+    return ledger, looks(study)
+
+
+def damage_nothing(path):
+    """Leaves it as it is."""
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def replace(path):
+    path.write_bytes(b"this is no database" * 100)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def age(path):
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'v9.9.9'")
+
+
+def tear(path):
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE trial_values")
+
+
+def lose(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("how", [damage_nothing, damage, replace, empty, age, tear, lose])
+def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_path, how):
+    ledger, expected = recorded
+    how(tmp_path / "study.db")
+    study = sound_study(tmp_path, SWEEP, ledger, suggest)
+    assert looks(study) == expected
+    aside = list(tmp_path.glob("study.db.unusable-*"))
+    assert bool(aside) == (how not in (damage_nothing, lose, empty))
+    following = Proposals(study, SWEEP, suggest).ask()
+    undamaged = optuna.create_study(direction="maximize")
+    searcher.follow(ledger.lines, Proposals(undamaged, SWEEP, suggest), as_recorded(undamaged))
+    assert following == Proposals(undamaged, SWEEP, suggest).ask(), "what comes next is the same, too"
+
+
+def as_recorded(study):
+    proposals = Proposals(study, SWEEP, suggest)
+
+    def propose(params):
+        study.enqueue_trial(params)
+        return proposals.ask()[0]
+
+    return propose
+
+
+def test_a_study_in_which_another_process_writes_is_not_put_aside(recorded, tmp_path, monkeypatch):
+    monkeypatch.setattr(searcher, "LOCKED", 0.2)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises((OperationalError, optuna.exceptions.StorageInternalError)):
+            sound_study(tmp_path, SWEEP, recorded[0], suggest)
+    assert not list(tmp_path.glob("study.db.unusable-*"))
+
+
+def test_an_altered_ledger_makes_no_study(recorded, tmp_path):
+    ledger, _ = recorded
+    ledger.lines[0]["number"] = 7
+    (tmp_path / "study.db").unlink()
+    with pytest.raises(SweepError, match=r"results.jsonl proposes trial 7 where trial 0 is next"):
+        sound_study(tmp_path, SWEEP, ledger, suggest)
+
+
+def a_trial(failed, reason=""):
+    attributes = {"reason": reason}
+    if failed:
+        return optuna.trial.create_trial(state=TrialState.FAIL, user_attrs=attributes)
+    return optuna.trial.create_trial(value=0.5)
+
+
+def test_a_sweep_gives_up_at_its_share_of_failures_with_the_three_commonest_reasons():
+    reasons = ["a", "b", "a", "c\nwith a traceback", "d", "a", "b", "c"]
+    ended = [a_trial(True, reason) for reason in reasons] + [a_trial(False)] * 2
+    give_up_on(ended, 0.9)
+    with pytest.raises(SweepError, match=r"^8 of the first 10 trials failed: 3× a; 2× b; 2× c; change the sweep file"):
+        give_up_on(ended, 0.8)
+    with pytest.raises(SweepError, match=r"^all of the first 8 trials failed"):
+        give_up_on(ended[:8], 1.0)
+    give_up_on([], 0.5)

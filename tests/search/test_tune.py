@@ -1,0 +1,443 @@
+import json
+import math
+import os
+import signal
+import threading
+
+import optuna
+import pytest
+import ray
+from optuna.trial import TrialState
+
+from babeltune.data.store import write_json
+from babeltune.errors import ClusterError, SpecError, SweepError
+from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
+from babeltune.search.searcher import Ledger, Proposals, open_study, replay, sampler_for
+from babeltune.search.tune import prime, register_methods, scheduler_for, search
+from babeltune.search.warm_start import warm_trials
+from babeltune.search.watcher import LaneTrainable
+from babeltune.workers.lanes import Lanes
+from toy_trials import groups_held
+
+
+@pytest.fixture(scope="module")
+def lanes(ray_cluster, tmp_path_factory):
+    with Lanes(
+        count=2,
+        workers=1,
+        cpus_per_worker=1,
+        gpus_per_worker=0,
+        run_trial="toy_trials:train",
+        storage=tmp_path_factory.mktemp("lanes"),
+    ) as opened:
+        yield opened
+
+
+class OneAtATime:
+    """The lanes as one lane: none is free while any is busy."""
+
+    def __init__(self, lanes):
+        self._lanes = lanes
+
+    def __getattr__(self, name):
+        return getattr(self._lanes, name)
+
+    def free(self):
+        return int(self._lanes.free() == self._lanes.count)
+
+
+@pytest.fixture
+def one_lane(lanes):
+    assert lanes.wait_idle(60)
+    return OneAtATime(lanes)
+
+
+def a_sweep(**changes):
+    values = {
+        "name": "toy",
+        "method": "toy",
+        "parameters": {"x": Parameter(float=(0, 1))},
+        "objectives": (Objective(metric="dev/score"),),
+        "data": Data(train=(Source(name="none"),)),
+        "training": Training(reports=3),
+        "scheduler": Scheduler(kind="none"),
+        "sampler": Sampler(kind="random"),
+    }
+    return Sweep(**{**values, **changes})
+
+
+def suggest(trial):
+    params = {"x": trial.suggest_float("x", 0, 1), "kind": trial.suggest_categorical("kind", ["a", "b"])}
+    if params["kind"] == "b":
+        params["y"] = trial.suggest_float("y", 1e-3, 1, log=True)
+    return params
+
+
+class Events:
+    """Remembers what a search said."""
+
+    def __init__(self):
+        self.all = []
+
+    def __call__(self, event, number, info):
+        self.all.append((event, number, info))
+
+    def of(self, event):
+        return [(number, info) for kind, number, info in self.all if kind == event]
+
+
+def run(folder, lanes, sweep, trials, events=None, payload=None, stop=lambda: False, **more):
+    def make_payload(number, params):
+        extra = payload(number, params) if payload else {}
+        return {"folder": str(folder / f"t{number:04d}"), "steps": 3, "seed": number, "value": params["x"], **extra}
+
+    return search(
+        sweep,
+        lanes=lanes,
+        folder=folder,
+        suggest=suggest,
+        make_payload=make_payload,
+        on_event=events or Events(),
+        trials=trials,
+        stop=stop,
+        **more,
+    )
+
+
+def states(folder, sweep):
+    return [trial.state for trial in open_study(folder, sweep).get_trials()]
+
+
+def test_a_sweep_runs_its_trials_and_keeps_the_value_at_the_largest_budget(lanes, tmp_path):
+    events = Events()
+    assert run(tmp_path, lanes, a_sweep(), 6, events)
+    trials = open_study(tmp_path, a_sweep()).get_trials()
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 6
+    assert all(trial.value == pytest.approx(trial.params["x"]) for trial in trials)
+    assert all(trial.user_attrs["checkpoint"] == "000003" for trial in trials)
+    assert sorted(number for number, _ in events.of("start")) == list(range(6))
+    assert [info["index"] for number, info in events.of("report") if number == 2] == [1, 2, 3]
+    assert {info["state"] for _, info in events.of("end")} == {"finished"}
+    assert not (tmp_path / "tune").exists()
+    lines = Ledger(tmp_path / "results.jsonl").lines
+    assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
+
+
+def test_what_a_listener_returns_is_kept_with_the_trial(one_lane, tmp_path):
+    run(tmp_path, one_lane, a_sweep(), 1, lambda event, number, info: {"mlflow": f"run-{number}"})
+    assert open_study(tmp_path, a_sweep()).get_trials()[0].user_attrs["mlflow"] == "run-0"
+
+
+def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_path):
+    points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
+    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
+    events = Events()
+    assert run(tmp_path, one_lane, sweep, 6, events)
+    trials = open_study(tmp_path, sweep).get_trials()
+    found = [trial.state.name for trial in trials]
+    assert [trial.params["x"] for trial in trials] == [point["x"] for point in points]
+    assert found[0] == found[4] == "COMPLETE"
+    assert found[3] == found[5] == "PRUNED"
+    assert trials[3].intermediate_values == {1: pytest.approx(0.1 / 3)}
+    assert "asha" in trials[3].user_attrs["reason"]
+    assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
+
+
+def test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on(one_lane, tmp_path):
+    orders = {
+        1: {"nan": 2},
+        2: {"missing": True},
+        3: {"orders": {"kind": "refuse", "at": 1}},
+        4: {"orders": {"kind": "raise", "rank": 0, "at": 2}},
+        5: {"collapse": 2},
+    }
+    run(tmp_path, one_lane, a_sweep(), 7, payload=lambda number, _: orders.get(number, {}))
+    trials = open_study(tmp_path, a_sweep()).get_trials()
+    assert [trial.state.name for trial in trials] == ["COMPLETE", *["FAIL"] * 4, "PRUNED", "COMPLETE"]
+    reasons = [trial.user_attrs.get("reason", "") for trial in trials]
+    assert reasons[1] == "objective dev/score is nan at report 2"
+    assert reasons[2] == "objective dev/score is None at report 1"
+    assert reasons[3].startswith("the loss is nan at step 7")
+    assert reasons[4].startswith("ValueError: a bug on one rank")
+    assert reasons[5] == "collapsed: all vectors are alike"
+
+
+def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp_path):
+    with pytest.raises(SweepError, match=r"all of the first \d trials failed: \d× the loss is nan at step 7"):
+        run(
+            tmp_path,
+            one_lane,
+            a_sweep(),
+            50,
+            payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
+        )
+    assert len(states(tmp_path, a_sweep())) < 10
+
+
+def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_lane, tmp_path):
+    """Where there are too few trials to give up before."""
+
+    def search_again():
+        with pytest.raises(SweepError, match=r"3 of the first 4 trials failed: 3× the loss is nan at step 7"):
+            run(
+                tmp_path,
+                one_lane,
+                a_sweep(budget=Budget(failures=0.5)),
+                4,
+                payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {},
+            )
+
+    search_again()
+    assert [state.name for state in states(tmp_path, a_sweep())] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
+    search_again()
+    assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.8)), 4)
+
+
+def test_a_killed_worker_is_not_noticed_by_the_search(one_lane, tmp_path):
+    events, killed = Events(), {"orders": {"kind": "kill_once", "rank": 0, "at": 2}}
+    run(tmp_path, one_lane, a_sweep(), 2, events, payload=lambda number, _: {} if number else killed)
+    trials = open_study(tmp_path, a_sweep()).get_trials()
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+    assert len((tmp_path / "t0000" / "starts.jsonl").read_text().splitlines()) == 2
+    assert [info["index"] for number, info in events.of("report") if number == 0] == [1, 2, 3]
+
+
+class DriverCrashError(Exception):
+    pass
+
+
+def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_trials(ray_cluster, lanes, tmp_path):
+    events = Events()
+
+    def crashing(event, number, info):
+        events(event, number, info)
+        if event == "report" and number == 3 and info["index"] == 2:
+            raise DriverCrashError
+
+    slow = {"seconds": 0.05}
+    with pytest.raises(DriverCrashError):
+        run(tmp_path, lanes, a_sweep(), 8, crashing, payload=lambda *_: slow)
+    assert lanes.wait_idle(20)
+    before = states(tmp_path, a_sweep())
+    assert 1 <= before.count(TrialState.RUNNING) <= 2
+    again = Events()
+    assert run(tmp_path, lanes, a_sweep(), 8, again, payload=lambda *_: slow)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 8
+    ended = [number for number, _ in events.of("end") + again.of("end")]
+    assert sorted(ended) == list(range(8))
+    assert again.of("start")[0][0] == before.index(TrialState.RUNNING)
+    starts = [json.loads(line) for line in (tmp_path / "t0003" / "starts.jsonl").read_text().splitlines()]
+    assert starts[0]["from"] == 0
+    assert starts[1]["from"] >= 2
+    nothing = Events()
+    assert run(tmp_path, lanes, a_sweep(), 8, nothing)
+    assert nothing.all == []
+
+
+def test_a_request_to_stop_leaves_running_trials_resumable(lanes, tmp_path):
+    asked = threading.Event()
+    events = Events()
+
+    def listen(event, number, info):
+        events(event, number, info)
+        if event == "report" and number == 2:
+            asked.set()
+
+    assert not run(tmp_path, lanes, a_sweep(), 9, listen, lambda *_: {"seconds": 0.05}, asked.is_set)
+    left = states(tmp_path, a_sweep())
+    assert TrialState.RUNNING in left
+    assert len(left) < 9
+    assert "stopped" in {info["state"] for _, info in events.of("end")}
+    assert run(tmp_path, lanes, a_sweep(), 4)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
+
+
+def test_no_trial_starts_after_the_time_is_up_and_running_ones_finish(one_lane, tmp_path):
+    events = Events()
+    assert not run(tmp_path, one_lane, a_sweep(), 9, events, no_more=lambda: len(events.of("start")) >= 2)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe"])
+def test_replaying_the_recorded_order_gives_the_same_proposals(one_lane, tmp_path, kind):
+    sweep = a_sweep(sampler=Sampler(kind=kind, startup=3), scheduler=Scheduler(grace=1, reduction=2), seed=5)
+    run(tmp_path, one_lane, sweep, 10)
+    lines = Ledger(tmp_path / "results.jsonl").lines
+    proposed = {line["number"]: line["params"] for line in lines if line["event"] == "propose"}
+    assert len(proposed) == 10
+    assert replay(lines, sweep, suggest) == proposed
+    other = a_sweep(sampler=sweep.sampler, scheduler=sweep.scheduler, seed=6)
+    assert replay(lines, other, suggest) != proposed
+
+
+def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_values(one_lane, tmp_path):
+    objectives = (Objective(metric="dev/score"), Objective(metric="dev/other", goal="minimize"))
+    points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.1))
+    sweep = a_sweep(
+        objectives=objectives,
+        sampler=Sampler(kind="tpe", points=points),
+        scheduler=Scheduler(grace=1, reduction=2),
+    )
+    run(tmp_path, one_lane, sweep, 4)
+    trials = open_study(tmp_path, sweep).get_trials()
+    assert trials[0].values == [pytest.approx(0.9), pytest.approx(-0.9)]
+    assert trials[2].state == TrialState.PRUNED
+    assert trials[2].user_attrs["values"] == [pytest.approx(0.1 / 3), pytest.approx(-0.1)]
+
+
+def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_path):
+    earlier = open_study(tmp_path / "early-1234", a_sweep())
+    write_json(tmp_path / "early-1234" / "sweep.json", a_sweep())
+    for x in (0.2, 0.4, 1.7):
+        earlier.add_trial(
+            optuna.create_trial(
+                params={"x": x, "kind": "a"},
+                distributions={
+                    "x": optuna.distributions.FloatDistribution(0, 2),
+                    "kind": optuna.distributions.CategoricalDistribution(["a", "b"]),
+                },
+                value=x,
+            )
+        )
+    sweep = a_sweep(sampler=Sampler(kind="tpe", startup=1, warm_start="early"))
+    events = Events()
+    assert run(tmp_path / "early-5678", one_lane, sweep, 2, events), "a sweep of the same name, whose study is there"
+    assert [number for number, _ in events.of("start")] == [0, 1]
+    kept = open_study(tmp_path / "early-5678", sweep).get_trials()
+    assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
+    assert len(kept) == 4
+    with pytest.raises(SpecError, match="names 0 sweeps"):
+        warm_trials(tmp_path / "early-5678", a_sweep(sampler=Sampler(warm_start="nothing")), suggest)
+    other = a_sweep(sampler=sweep.sampler, objectives=(Objective(metric="dev/other"),))
+    with pytest.raises(SpecError, match=r"early-1234 has other objectives"):
+        warm_trials(tmp_path / "early-5678", other, suggest)
+    with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
+        warm_trials(tmp_path / "early-5678", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
+
+
+def test_a_point_outside_of_the_search_space_is_refused():
+    study = optuna.create_study(direction="maximize")
+    sweep = a_sweep(sampler=Sampler(points=({"x": 3.0},)))
+    with pytest.raises(SpecError, match=r"x = 3.0 is outside of its range"):
+        Proposals(study, sweep, suggest)
+
+
+def test_a_trial_of_a_resumed_study_keeps_its_parameters():
+    study = optuna.create_study(direction="maximize")
+    proposals = Proposals(study, a_sweep(), suggest)
+    number, params = proposals.ask()
+    assert Proposals(study, a_sweep(), suggest).again(number) == params
+
+
+def test_a_trials_seed_depends_on_the_sweep_and_its_number_only():
+    def first(sweep, number):
+        study = optuna.create_study(sampler=sampler_for(sweep, number))
+        return study.ask().suggest_float("x", 0, 1)
+
+    assert first(a_sweep(), 3) == first(a_sweep(), 3)
+    assert len({first(a_sweep(), 3), first(a_sweep(), 4), first(a_sweep(seed=1), 3)}) == 3
+
+
+def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
+    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=2))
+    scheduler = scheduler_for(sweep, lambda: 1)
+    for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
+        prime(scheduler, name, [{"index": 1, "values": [value]}])
+    late = type("Late", (), {"trial_id": "late"})()
+    scheduler.on_trial_add(None, late)
+    assert scheduler.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "STOP"
+    fresh = scheduler_for(sweep, lambda: 1)
+    fresh.on_trial_add(None, late)
+    assert fresh.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "CONTINUE"
+
+
+def test_a_ledger_line_cut_off_by_a_crash_is_ignored(tmp_path):
+    ledger = Ledger(tmp_path / "results.jsonl")
+    ledger.add("propose", 0, params={"x": math.pi})
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"event": "rep')
+    first, last = {"event": "propose", "number": 0, "params": {"x": math.pi}}, {"event": "end", "number": 0}
+    again = Ledger(tmp_path / "results.jsonl")
+    assert again.lines == [first]
+    again.add("end", 0)
+    assert Ledger(tmp_path / "results.jsonl").lines == [first, last]
+
+
+def test_every_installed_method_is_registered_with_tune(ray_cluster):
+    from ray.tune.registry import get_trainable_cls
+
+    assert "soft_contrastive" in register_methods()
+    assert get_trainable_cls("soft_contrastive").method == "soft_contrastive"
+
+
+def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_file, tmp_path):
+    from ray import tune
+
+    from babeltune.search.tune import register_methods
+
+    assert "soft_contrastive" in register_methods()
+    space = {"sweep": str(tiny_file), "out": str(tmp_path / "out"), "temperature": 0.05}
+    tuner = tune.Tuner(
+        "soft_contrastive",
+        param_space=space,
+        run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
+    )
+    results = tuner.fit()
+    assert [result.metrics["reports"] for result in results] == [2]
+    assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
+
+
+def test_an_actor_that_tune_throws_away_does_not_stop_its_trial(one_lane, tmp_path):
+    one_lane.offer("watched", {"folder": str(tmp_path / "watched"), "steps": 3, "seed": 1})
+    LaneTrainable({"desk": one_lane.desk_name, "trial": "watched", "objectives": ["dev/score"]}).stop()
+    watcher = LaneTrainable({"desk": one_lane.desk_name, "trial": "watched", "objectives": ["dev/score"]})
+    steps = [watcher.step() for _ in range(3)]
+    assert [step["reports"] for step in steps] == [1, 2, 3]
+    assert [step.get("last", False) for step in steps] == [False, False, True]
+
+
+def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_lane, tmp_path):
+    def stop_behind_the_searchs_back(event, number, info):
+        if event == "report" and number == 1:
+            ray.get(one_lane._desk.stop.remote(ids[1]))
+
+    ids = {}
+    offer = one_lane.offer
+
+    def remember(trial_id, payload):
+        ids[len(ids)] = trial_id
+        offer(trial_id, payload)
+
+    one_lane.offer = remember
+    try:
+        assert not run(tmp_path, one_lane, a_sweep(), 2, stop_behind_the_searchs_back)
+    finally:
+        del one_lane.offer
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert run(tmp_path, one_lane, a_sweep(), 2)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
+
+
+def test_a_desk_that_dies_is_not_noticed_by_the_search(one_lane, tmp_path):
+    def kill(event, number, info):
+        if event == "report" and info["index"] == 2 and number in (0, 2):
+            os.kill(ray.get(one_lane._desk.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+    assert run(tmp_path, one_lane, a_sweep(), 4, kill)
+    assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
+    assert [len(Ledger(tmp_path / "results.jsonl").reports(number)) for number in range(4)] == [3] * 4
+
+
+def test_a_search_whose_desk_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
+    doomed = Lanes(
+        count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
+    )
+
+    def kill(event, number, info):
+        if event == "report":
+            ray.kill(doomed._desk)
+
+    before = groups_held()
+    with pytest.raises(ClusterError, match=r"is gone .*`babeltune resume` goes on"), doomed:
+        run(tmp_path, doomed, a_sweep(), 4, kill)
+    assert groups_held() == before

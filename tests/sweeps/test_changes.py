@@ -1,0 +1,159 @@
+"""A sweep that goes on with another spec: what is taken, what is refused, and what accepting it records."""
+
+import json
+import sys
+from dataclasses import replace
+
+import mlflow
+import pytest
+
+from babeltune.cli import main
+from babeltune.cli.plan import spec_yaml
+from babeltune.engine.environment import deciding_facts
+from babeltune.engine.lease import only_driver
+from babeltune.engine.sweep import payload
+from babeltune.errors import SweepError
+from babeltune.promotion.candidate import find_candidate
+from babeltune.records import plain
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.sweeps.board import sweep_document
+from babeltune.sweeps.changes import Change, accepted_lines, check_unchanged, differences
+from babeltune.sweeps.ledger import condition_of, leaderboard
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture
+def babeltune(monkeypatch, capfd, copied):
+    """Runs a command on the copied sweep's storage: exit code, standard output, standard error."""
+    _, folder, cluster = copied
+    file = folder.path.parents[1] / "cluster.yaml"
+    file.write_text(f"storage: {cluster.storage}\nlanes: 1\n", encoding="utf-8")
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments), "--cluster", str(file)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def file(copied, tmp_path):
+    """The sweep's own spec, as a file, with a trial more on one worker."""
+    sweep, *_ = copied
+    path = tmp_path / "spec.yaml"
+    sweep = replace(sweep, budget=replace(sweep.budget, trials=5, workers=1))
+    path.write_text(spec_yaml(sweep), encoding="utf-8")
+    return path
+
+
+def test_a_difference_names_its_key_path_and_both_values():
+    before = {"training": {"pairs": 640, "clip": None}, "points": [], "seed": 1}
+    after = {"training": {"pairs": 1280, "clip": None}, "points": [{"a": 1}], "seed": 1.0, "description": "new"}
+    assert [str(change) for change in differences(before, after)] == [
+        "description: absent → new",
+        "points: [] → absent",
+        "points.0.a: absent → 1",
+        "training.pairs: 640 → 1280",
+    ]
+    assert [change.decides for change in differences(before, after)] == [False, True, True, True]
+    assert str(Change("a", "x" * 99, None)) == f"a: {'x' * 59}… → null"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.chaos
+def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copied, file):
+    _, folder, cluster = copied
+    longer = ("resume", folder.id, "--spec", file, "--set", "training.pairs=640")
+    with only_driver(folder):
+        code, _, err = babeltune(*longer)
+        assert code == 1
+        assert "is running with the spec that it began with; `babeltune stop" in " ".join(err.split())
+    code, _, err = babeltune(*longer)
+    assert code == 1
+    assert "taken: budget.trials: 4 → 5" in err
+    assert "\n  training.pairs: 1280 → 640\n" in err
+    assert "--accept-changes" in err
+    assert folder.sweep().training.pairs == 1280, "a refused spec leaves the folder as it was"
+    assert folder.accepted() == []
+    code, out, err = babeltune(*longer, "--accept-changes", "--json")
+    assert code == 0, err
+    assert json.loads(out)["sweep"] == folder.id, "the id is kept"
+    assert [(e["changes"], e["begun"], e["unfinished"]) for e in json.loads(out)["accepted_changes"]] == [
+        ([plain(Change("training.pairs", 1280, 640))], [0, 1, 2, 3], [])
+    ]
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert [rows[f"t000{number}"].condition for number in range(5)] == [1, 1, 1, 1, 2]
+    assert (rows["t0000"].steps, rows["t0004"].steps) == (40, 20)
+    assert "teacher" in rows
+    code, out, _ = babeltune("status", folder.id)
+    assert "mixed conditions: 2 since" in out
+    assert "accepted: training.pairs: 1280 → 640; 4 trials began before" in out
+    client = mlflow.MlflowClient(cluster.mlflow)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    tags = {run.data.tags.get("babeltune.trial", "sweep"): run.data.tags for run in runs}
+    assert tags["4"]["babeltune.condition"] == "2"
+    assert "training.pairs" in tags["sweep"]["babeltune.accepted_changes"]
+    old, new = (find_candidate(f"{folder.id}/{number}", folder.path.parents[1]).sweep for number in (0, 4))
+    assert (old.training.pairs, new.training.pairs) == (1280, 640)
+    code, _, err = babeltune("submit", file)
+    assert code == 1
+    assert "training.pairs: 640 → 1280" in err, "the first file is now another spec"
+    code, out, err = babeltune("resume", folder.id, "--json")
+    assert code == 0, err
+
+
+def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
+    sweep, folder, _ = copied
+    begun, waiting = folder.trial(4), folder.trial(5)
+    params = {"temperature": 0.1, "training.learning_rate": 3e-3}
+    first = [payload(sweep, folder, number, params) for number in (4, 5)]
+    (begun / "checkpoints" / "000001").mkdir(parents=True)
+    other = replace(sweep, training=replace(sweep.training, pairs=640))
+    check_unchanged(folder, deciding_facts(), accept=True, sweep=other)
+    folder.write("sweep.json", other)
+    check_unchanged(folder, {"data": "of other text"}, accept=True)
+    (entry,) = folder.accepted()
+    assert [change["key"] for change in entry["changes"]] == ["training.pairs", "data"], "no trial began in between"
+    assert entry["begun"] == [0, 1, 2, 3, 4]
+    assert entry["unfinished"] == [4]
+    assert any("of which t0004 had not ended" in line for line in accepted_lines(folder))
+    again = [payload(other, folder, number, params) for number in (4, 5)]
+    assert again[0]["trial"] == first[0]["trial"]
+    assert again[0]["prepared"].endswith("conditions/1/prepared.json")
+    assert again[1]["trial"]["training"]["pairs"] == 640
+    assert again[1]["prepared"] == str(folder.prepared)
+    assert waiting.exists()
+    assert [condition_of(number, folder.accepted()) for number in (4, 5)] == [1, 2]
+    assert folder.baselines() == {}, "the untrained student is another one"
+    assert sweep_document(folder)["accepted_changes"] == folder.accepted()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("objectives.0.metric=dev/sts/spearman", "objectives.0.metric: .*: a search takes it when it begins"),
+        ("parameters.training.learning_rate.choice=[1e-3]", "parameters.training.learning_rate: a study cannot change"),
+        ("parameters.temperature={float: [0.03, 0.2]}", "parameters.temperature: a study cannot change its kind"),
+        ("sampler={kind: random}", "sampler.points.*: a search takes it when it begins"),
+    ],
+)
+def test_what_a_study_cannot_take_is_refused_even_if_accepted(copied, file, assignment, reason):
+    _, folder, _ = copied
+    assignments = [assignment] + ["sampler.points=[]"] * assignment.startswith("parameters")
+    sweep = read_sweep(file, assignments=assignments)
+    with pytest.raises(SweepError, match=reason) as caught:
+        check_unchanged(folder, deciding_facts(), accept=True, sweep=sweep)
+    assert "submit it as a new sweep" in str(caught.value)
+    assert folder.accepted() == []
+
+
+def test_a_range_may_change_and_a_resumed_trial_of_it_still_fits(copied, file):
+    _, folder, _ = copied
+    sweep = read_sweep(file, assignments=["parameters.temperature.log_float=[0.05, 0.3]"])
+    assert sweep_id(sweep) != folder.id
+    check_unchanged(folder, deciding_facts(), accept=True, sweep=sweep)
+    assert folder.read("facts.json")["spec"] == sweep_id(sweep)

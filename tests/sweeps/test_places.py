@@ -1,0 +1,276 @@
+"""Sweeps whose storage is a bucket on a real S3 server; another machine is another cache folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from babeltune.engine import courier as couriers
+from babeltune.engine.courier import Courier
+from babeltune.engine.sweep import driven_folder, submit
+from babeltune.errors import ClusterError, StoreError, SweepError
+from babeltune.promotion.promote import evaluate_model, promote
+from babeltune.spec.cluster import Cluster
+from babeltune.spec.sweep_file import sweep_id
+from babeltune.storage.mirror import SEAL
+from babeltune.sweeps.board import is_driven
+from babeltune.sweeps.ledger import SweepFolder, leaderboard, read_log
+from babeltune.sweeps.places import OWNER, Places
+from babeltune.training.checkpoint import read_reports
+from babeltune.workers.trial import standalone
+from s3_server import BUCKET
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.chaos]
+PREFIX = "team"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The driver looks at the bucket often."""
+    monkeypatch.setattr(couriers, "BEAT", 0.3)
+    monkeypatch.setattr(couriers, "TRY", 0.5)
+    monkeypatch.setattr("babeltune.sweeps.places.LOOK", 0.1)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The cluster as a machine with its own cache has it."""
+    place = tmp_path_factory.mktemp("machines")
+
+    def named(name, **more):
+        return Cluster(
+            storage=f"s3://{BUCKET}/{PREFIX}",
+            cache=str(place / name),
+            mlflow=f"sqlite:///{place}/mlflow.db",
+            lanes=1,
+            **{"patience": 30.0, **more},
+        )
+
+    return named
+
+
+@pytest.fixture(scope="module")
+def far(ray_cluster, s3_server, tiny_file, machine):
+    """A finished sweep of two trials, which ran on machine `one` while the server was away for two seconds."""
+    from babeltune.spec.sweep_file import read_sweep
+
+    sweep = replace(read_sweep(tiny_file), name="far")
+    folder = SweepFolder(machine("one").folder / "sweeps" / sweep_id(sweep))
+
+    def away():
+        s3_server.door.shut()
+        time.sleep(2.0)
+        s3_server.door.open()
+
+    outage = when(lambda: (folder.trial(0) / "trial.json").exists(), away)
+    submit(sweep, machine("one"))
+    outage.join()
+    return sweep, folder
+
+
+def when(condition, action):
+    """Does the action in another thread once the condition holds."""
+
+    def work():
+        deadline = time.monotonic() + 240
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        action()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def ends(folder):
+    lines = (folder.path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line["number"] for line in map(json.loads, lines) if line["event"] == "end"]
+
+
+def test_another_machine_sees_the_sweep_although_the_server_was_away(far, s3, machine):
+    _, folder = far
+    assert folder.state() == "finished"
+    there = Places(machine("looker")).sweep("far")
+    assert there.id == folder.id
+    assert there.path != folder.path
+    assert (there.state(), read_log(there)) == ("finished", read_log(folder))
+    assert leaderboard(there) == leaderboard(folder)
+    assert [row.state for row in leaderboard(there) if row.name.startswith("t0")] == ["finished", "finished"]
+    assert not is_driven(there)
+    assert not list((there.path.parents[1]).glob("stores/*")), "who only looks needs no stores"
+
+
+def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
+    _, folder = far
+    keys = {key.removeprefix(f"{PREFIX}/sweeps/{folder.id}/") for key in s3.keys(f"{PREFIX}/sweeps/{folder.id}/")}
+    assert {"sweep.json", "study.db", "results.jsonl", "prepared.json", "spool.jsonl", "state.json", OWNER} <= keys
+    assert {"trials/t0000/trial.json", "trials/t0000/outcome.json", "trials/t0001/reports.jsonl"} <= keys
+    assert f"trials/t0001/checkpoints/000002/{SEAL}" in keys
+    assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]
+    assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
+
+
+def test_a_model_is_promoted_and_evaluated_from_other_machines(
+    far, s3, machine, one_scoring_process, tiny_file, offline
+):
+    _, folder = far
+    decision = promote("far", machine("promoter"))
+    assert decision.verdict == "promote", decision.reasons
+    models = [key for key in s3.keys(f"{PREFIX}/models/{folder.id}/") if key.endswith(SEAL)]
+    assert len(models) == 1
+    assert len(s3.keys(f"{PREFIX}/openings/")) == 1
+    done = evaluate_model(f"{folder.id}/{decision.trial}", str(tiny_file), machine("judge"), test=True)
+    assert done.scores.items() >= decision.test.items()
+    assert any("opened 2 times" in words for words in done.warnings), done.warnings
+    assert len(s3.keys(f"{PREFIX}/openings/")) == 2
+
+
+def test_a_trial_goes_on_on_a_node_that_has_nothing_and_passes_over_a_truncated_checkpoint(far, s3, machine):
+    _, folder = far
+    trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
+    trial["training"]["reports"] = 3
+    at = f"sweeps/{folder.id}/trials/t0009"
+
+    def on(node):
+        where = machine(node).mirrored
+        values = {"uri": where.uri, "cache": where.cache, "patience": where.patience}
+        prepared = f"sweeps/{folder.id}/prepared.json"
+        return {"trial": trial, "prepared": prepared, "folder": at, "seed": 0, "mirror": values}
+
+    first = standalone(on("node1"))
+    assert [next(first)["index"], next(first)["index"]] == [1, 2]
+    first.close()
+    second = standalone(on("node2"))
+    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it told its last report again, and went on"
+    second.close()
+    reports = read_reports(machine("node2").folder / at)
+    kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(SEAL)}
+    assert "000003" in kept
+    assert len(kept) <= 2, "the best and the last"
+    key = f"{PREFIX}/{at}/checkpoints/000003/optimizer.safetensors"
+    s3.put(key, s3.get(key)[:-10])
+    third = list(standalone(on("node3")))
+    assert third[-1]["index"] == 3
+    assert [r["metrics"]["dev/everyday/accuracy"] for r in third][-1] == reports[-1].metrics["dev/everyday/accuracy"]
+    again = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(SEAL)}
+    assert again == kept, "the damaged one was made and sent again"
+    (fourth,) = standalone(on("node4"))
+    assert (fourth["index"], fourth["last"]) == (3, True)
+
+
+def test_a_worker_without_its_stores_says_so(far, s3, machine):
+    _, folder = far
+    prepared = json.loads((folder.path / "prepared.json").read_text(encoding="utf-8"))
+    teacher = prepared["teacher"].removeprefix("storage:")
+    seal = f"{PREFIX}/{teacher}/{SEAL}"
+    kept = s3.get(seal)
+    s3.client.delete_object(Bucket=BUCKET, Key=seal)
+    trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
+    where = machine("bare").mirrored
+    payload = {
+        "trial": trial,
+        "prepared": f"sweeps/{folder.id}/prepared.json",
+        "folder": f"sweeps/{folder.id}/trials/t0008",
+        "mirror": {"uri": where.uri, "cache": where.cache, "patience": 1.0},
+    }
+    with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
+        next(standalone(payload))
+    s3.put(seal, kept)
+
+
+def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_server(far, s3, machine):
+    sweep, _ = far
+    training = replace(sweep.training, pairs=12800, reports=10)
+    sweep = replace(sweep, name="chain", training=training, budget=replace(sweep.budget, trials=2))
+    id_ = sweep_id(sweep)
+    one, two = (machine(name, patience=3.0) for name in ("one", "two"))
+    here, there = (SweepFolder(each.folder / "sweeps" / id_) for each in (one, two))
+
+    def stop_from_afar():
+        places = Places(machine("stopper"))
+        folder = places.sweep("chain")
+        assert is_driven(folder)
+        assert driven_folder(id_, machine("stopper")) is not None
+        with pytest.raises(SweepError, match=r"is being run on .*, which was heard \d s ago"):
+            submit(sweep, machine("stopper"))
+        places.ask_to_stop(folder)
+
+    stopper = when(lambda: read_reports(here.trial(0)), stop_from_afar)
+    submit(sweep, one)
+    stopper.join()
+    assert here.state() == "stopped"
+    done = len(read_reports(here.trial(0)))
+    assert 0 < done < 10
+
+    death = when(lambda: len(read_reports(there.trial(0))) > done, s3.door.shut)
+    with pytest.raises(
+        ClusterError, match=rf"\d+ changed files wait in {re.escape(str(there.path))}, .*`babeltune resume"
+    ):
+        submit(sweep, two)
+    death.join()
+    assert there.state() == "failed"
+    assert "nothing is lost" in read_log(there)
+    s3.door.open()
+    submit(sweep, two)
+    assert there.state() == "finished"
+    assert sorted(ends(there)) == [0, 1], "each trial ended once"
+    for number in (0, 1):
+        assert [report.index for report in read_reports(there.trial(number))] == list(range(1, 11))
+    seen = Places(machine("looker")).sweep("chain")
+    assert leaderboard(seen) == leaderboard(there)
+
+    (here.path / "results.jsonl").open("a").write('{"event": "report", "number": 7}\n')
+    with Courier(one, here):
+        assert leaderboard(here) == leaderboard(there), "who drove last has the newest folder"
+    (aside,) = one.folder.glob(f"superseded/{id_}-*/results.jsonl")
+    assert '"number": 7' in aside.read_text(encoding="utf-8")
+
+
+def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machine):
+    sweep, folder = far
+    one = machine("one")
+    with Courier(one, folder) as courier:
+        owner = json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))
+        other = {**owner, "session": "another", "host": "elsewhere", "folder": "/x"}
+        s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps(other).encode())
+        deadline = time.monotonic() + 60
+        while courier.lost is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
+            courier.check()
+    assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}")) == other
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "beat": 0}).encode())
+    with Courier(one, folder):
+        assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"
+    del sweep
+
+
+def test_a_driver_whose_clock_was_ahead_holds_the_sweep_only_while_it_speaks(far, s3, machine, monkeypatch):
+    _, folder = far
+    one, key = machine("one"), f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+    monkeypatch.setattr(couriers, "SILENT", 5.0)
+    monkeypatch.setattr("babeltune.sweeps.places.SILENT", 5.0)
+    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False}
+
+    def word(hours):
+        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours}).encode())
+
+    word(1)
+    looker = Places(machine("clock"))
+    assert is_driven(looker.sweep("far")), "the store has it from just now"
+    speaking = threading.Timer(1.0, word, [2])
+    speaking.start()
+    with pytest.raises(SweepError, match="is being run on elsewhere"), Courier(one, folder):
+        pass
+    speaking.join()
+    with Courier(one, folder):
+        assert json.loads(s3.get(key))["host"] != "elsewhere", "which has said no more"
+    word(1)
+    time.sleep(5.0)
+    assert not is_driven(looker.sweep("far"))
+    s3.put(key, json.dumps({**ahead, "ended": True}).encode())

@@ -1,0 +1,464 @@
+import asyncio
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import ray
+
+from babeltune.errors import ClusterError
+from babeltune.workers.desk import Desk
+from babeltune.workers.lanes import Lanes, lanes_that_fit
+from babeltune.workers.trainer import ENVIRONMENT
+from toy_trials import groups_held
+
+TWO_WORKERS = {
+    "count": "auto",
+    "workers": 2,
+    "cpus_per_worker": 1,
+    "gpus_per_worker": 0,
+    "run_trial": "toy_trials:train",
+}
+
+
+@pytest.fixture(scope="module")
+def lanes(ray_cluster, tmp_path_factory):
+    storage = tmp_path_factory.mktemp("lanes")
+    with Lanes(**TWO_WORKERS, storage=storage) as opened:
+        yield opened
+
+
+def offer(lanes, folder, name, **payload):
+    lanes.offer(name, {"folder": str(folder / name), "steps": 3, "seed": 1, **payload})
+
+
+def follow(lanes, name):
+    reports = []
+    while "report" in (answer := lanes.next_report(name)):
+        reports.append(answer["report"]["index"])
+    return reports, answer["ended"]
+
+
+def starts(folder, name):
+    return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
+
+
+def wait_until_free(lanes, count, seconds=120):
+    """As a search waits: a lane whose run ended is started again."""
+    deadline = time.monotonic() + seconds
+    while lanes.free() < count:
+        lanes.mend()
+        assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
+        time.sleep(0.05)
+
+
+def test_two_lanes_of_two_workers_run_six_trials(lanes, tmp_path):
+    assert lanes.count == 2
+    wait_until_free(lanes, 2)
+    names = [f"six-{number}" for number in range(6)]
+    for name in names:
+        offer(lanes, tmp_path, name)
+    assert [follow(lanes, name) for name in names] == [([1, 2, 3], None)] * 6
+    assert len({starts(tmp_path, name)[0]["pid"] for name in names}) == 2
+
+
+def test_a_warm_lane_starts_a_trial_in_a_fraction_of_a_second(lanes, tmp_path):
+    waits = []
+    for number in range(5):
+        wait_until_free(lanes, 2)
+        offered = time.time()
+        offer(lanes, tmp_path, f"fast-{number}", steps=1)
+        follow(lanes, f"fast-{number}")
+        waits.append(starts(tmp_path, f"fast-{number}")[0]["time"] - offered)
+    print("seconds from offer to first step:", sorted(round(wait, 4) for wait in waits))
+    assert sorted(waits)[2] < 0.5
+
+
+def test_a_used_lane_draws_what_a_fresh_lane_draws(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    draws = []
+    for name in ("one", "two", "three"):
+        offer(lanes, tmp_path, name, seed=7)
+        follow(lanes, name)
+        draws.append(json.loads((tmp_path / name / "checkpoint.json").read_text())["draw"])
+    assert len(set(draws)) == 1
+
+
+def test_a_stopped_trial_has_trained_exactly_to_its_report(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "stopped", steps=5)
+    assert [lanes.next_report("stopped")["report"]["index"] for _ in range(2)] == [1, 2]
+    time.sleep(0.3)
+    lanes.stop("stopped")
+    assert lanes.wait_idle(10)
+    assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
+
+
+def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
+    assert follow(lanes, "refused") == ([1], "the loss is nan at step 7; lower the learning rate")
+    wait_until_free(lanes, 2, seconds=2)
+
+
+def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
+    reports, reason = follow(lanes, "bug")
+    assert reports == [1]
+    assert reason.startswith("ValueError: a bug on one rank")
+    assert "toy_trials.py" in reason
+    wait_until_free(lanes, 2)
+    offer(lanes, tmp_path, "after-the-bug")
+    assert follow(lanes, "after-the-bug") == ([1, 2, 3], None)
+
+
+def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    for name in ("bereft", "other"):
+        offer(lanes, tmp_path, name, steps=40, seconds=0.05)
+        assert lanes.next_report(name)["report"]["index"] == 1
+    killed = next(iter(lanes._lanes.values()))
+    ray.kill(killed.controller)
+    ray.wait([killed.run])
+    lanes.mend()
+    for name in ("bereft", "other"):
+        reports, reason = follow(lanes, name)
+        assert (reports[-1], reason) == (40, None)
+    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("bereft", "other")]
+    assert sorted(resumed) == [[False], [False, True]]
+
+
+def process_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def test_a_desk_that_dies_in_mid_trial_starts_again_where_it_was(lanes, tmp_path):
+    wait_until_free(lanes, 2)
+    for name in ("a", "b"):
+        offer(lanes, tmp_path, name, steps=30, seconds=0.05)
+        assert lanes.next_report(name)["report"]["index"] == 1
+    offer(lanes, tmp_path, "c")
+    first = process_of(lanes._desk)
+    os.kill(first, signal.SIGKILL)
+    for name, last in (("a", 30), ("b", 30), ("c", 3)):
+        reports, reason = follow(lanes, name)
+        assert (reports, reason) == (list(range(reports[0], last + 1)), None), "no report is lost or comes twice"
+        assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
+    assert process_of(lanes._desk) != first
+
+
+def test_a_lane_is_left_as_it_was_found(lanes, tmp_path):
+    """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
+    wait_until_free(lanes, 2)
+    for name in ("untidy-1", "untidy-2"):
+        offer(lanes, tmp_path, name, orders={"kind": "untidy", "at": 1})
+    for name in ("untidy-1", "untidy-2"):
+        assert follow(lanes, name) == ([1, 2, 3], None)
+    for name in ("clean-1", "clean-2"):
+        offer(lanes, tmp_path, name, orders={"kind": "look", "at": 1})
+    for name in ("clean-1", "clean-2"):
+        assert follow(lanes, name) == ([1, 2, 3], None)
+        assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
+
+
+def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
+    with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*1 nodes with 4 CPUs"):
+        lanes_that_fit(8, 1, 0)
+    with pytest.raises(ClusterError, match="0 GPUs in all"):
+        lanes_that_fit(1, 1, 1)
+    assert lanes_that_fit(1, 2, 0) == 2
+
+
+def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, lanes):
+    with (
+        pytest.raises(ClusterError, match="no_such_function"),
+        Lanes(
+            count=1,
+            workers=1,
+            cpus_per_worker=0,
+            gpus_per_worker=0,
+            run_trial="toy_trials:no_such_function",
+            storage=tmp_path,
+        ),
+    ):
+        pass
+
+
+def in_desk(steps):
+    """Runs the coroutine function on a new desk, within five seconds."""
+
+    async def bounded():
+        return await asyncio.wait_for(steps(Desk()), 5)
+
+    return asyncio.run(bounded())
+
+
+def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_restarts():
+    async def steps(desk):
+        await desk.offer("t", {"a": 1})
+        seen = [await desk.next("lane", f"group-{number}") for number in range(4)]
+        assert seen == [{"trial": "t", "payload": {"a": 1}}] * 4
+        asked = asyncio.ensure_future(desk.next("lane", "group-4"))
+        ended = await desk.next_report("t", 0)
+        asked.cancel()
+        return ended["ended"]
+
+    assert "given up after 3 restarts" in in_desk(steps)
+
+
+def test_a_new_report_grants_three_restarts_more():
+    async def steps(desk):
+        await desk.offer("t", {})
+        for index in range(1, 7):
+            assert (await desk.next("lane", f"group-{index}"))["trial"] == "t"
+            waiting = asyncio.ensure_future(desk.report("t", {"index": index}))
+            assert (await desk.next_report("t", index - 1))["report"]["index"] == index
+            waiting.cancel()
+
+    in_desk(steps)
+
+
+def test_a_trial_hangs_that_neither_asks_nor_waits_for_a_verdict_and_fails_after_three_restarts():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group-0")
+        waiting = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0)
+        assert await desk.silent(0) == {}, "the search is slow, not the trial"
+        assert await desk.next_report("t", 0) == {"report": {"index": 1}}
+        asked = asyncio.ensure_future(desk.next_report("t", 1))
+        assert await waiting
+        for number in range(1, 5):
+            assert not await desk.stopped("t")
+            assert await desk.silent(1) == {}, "it has just asked"
+            assert await desk.silent(0) == {"lane": "t"}
+            assert await desk.silent(0) == {}, "its lane is started again already"
+            again = asyncio.ensure_future(desk.next("lane", f"group-{number}"))
+            await asyncio.sleep(0.01)
+        again.cancel()
+        return await asked
+
+    assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
+
+
+def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group")
+        first = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        assert await desk.next_report("t", 0) == {"report": {"index": 1}}
+        again = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await desk.stop("t")
+        left = await desk.leave("lane", "t", 0, 1, "done", "")
+        return await first, await again, left, await desk.next_report("t", 1)
+
+    assert in_desk(steps) == (False, False, True, {"ended": None})
+
+
+def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
+    async def steps(desk):
+        dead = asyncio.ensure_future(desk.next("lane", "group-1"))
+        await asyncio.sleep(0)
+        reborn = asyncio.ensure_future(desk.next("lane", "group-2"))
+        await asyncio.sleep(0)
+        await desk.offer("t", {})
+        return await dead, await reborn
+
+    assert in_desk(steps) == ({}, {"trial": "t", "payload": {}})
+
+
+def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports():
+    async def steps(desk):
+        await desk.offer("t", {"a": 1})
+        await desk.next("gone", "group")
+        waiting = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0)
+        assert await desk.retire("gone") == "t"
+        assert await desk.next("gone", "group") == {"closed": True}
+        assert await desk.next("other", "group") == {"trial": "t", "payload": {"a": 1}}
+        waiting.cancel()
+        return await desk.next_report("t", 0)
+
+    assert in_desk(steps) == {"report": {"index": 1}}
+
+
+def test_a_group_that_shall_be_new_restarts_between_trials_only():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "old")
+        await desk.renew("lane")
+        left = await desk.leave("lane", "t", 0, 1, "done", "")
+        await desk.offer("u", {})
+        again = await desk.next("lane", "new")
+        kept = await desk.leave("lane", "u", 0, 1, "done", "")
+        idle = asyncio.ensure_future(desk.next("lane", "new"))
+        await asyncio.sleep(0)
+        await desk.renew("lane")
+        return left, again["trial"], kept, await idle
+
+    assert in_desk(steps) == (False, "u", True, {"renew": True})
+
+
+def test_a_desk_keeps_its_state_in_a_file(tmp_path):
+    file = tmp_path / "desk.json"
+
+    async def steps():
+        desk = Desk(file)
+        await desk.offer("t", {"a": 1})
+        await desk.offer("u", {})
+        await desk.next("lane", "group")
+        reported = asyncio.ensure_future(desk.report("t", {"index": 1}))
+        await asyncio.sleep(0.01)
+        reported.cancel()
+        again = Desk(file)
+        await again.offer("t", {"a": 1})
+        assert await again.next("lane", "group") == {"trial": "t", "payload": {"a": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}, "an answer that was lost is given again"
+        reported = asyncio.ensure_future(again.report("t", {"index": 1}))
+        waiting = asyncio.ensure_future(again.next_report("t", 1))
+        assert await reported
+        assert await again.leave("lane", "t", 0, 1, "done", "")
+        assert await waiting == {"ended": None}
+        last = Desk(file)
+        assert await last.next_report("t", 1) == {"ended": None}
+        return await last.next("lane", "group")
+
+    assert asyncio.run(asyncio.wait_for(steps(), 5))["trial"] == "u"
+
+
+def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path):
+    file = tmp_path / "desk.json"
+
+    async def steps():
+        desk = Desk(file)
+        await desk.offer("t", {})
+        assert file.exists()
+        file.with_suffix(".new").mkdir()
+        await desk.offer("u", {})
+        assert not file.exists()
+        assert (await desk.next("lane", "group"))["trial"] == "t", "it goes on while it lives"
+        file.with_suffix(".new").rmdir()
+        await desk.offer("v", {})
+        return (await Desk(file).next("lane", "group"))["trial"]
+
+    assert asyncio.run(asyncio.wait_for(steps(), 5)) == "t"
+
+
+def left_behind():
+    held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+    names = ray.util.list_named_actors(all_namespaces=True)
+    return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
+
+
+def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, lanes):
+    offer(lanes, tmp_path, "long", steps=500, seconds=0.1)
+    lanes.next_report("long")
+    lanes.__exit__(KeyError, KeyError("the driver fails"), None)
+    deadline = time.monotonic() + 10
+    while left_behind() != (set(), 0, []) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left_behind() == (set(), 0, [])
+
+
+def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path):
+    """Its controller had a new placement group, of which no rank had told yet."""
+    before = groups_held()
+    with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
+        opened.next_report("killed")
+        first = groups_held()
+        os.kill(starts(tmp_path, "killed")[0]["pid"], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while groups_held() <= first and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert groups_held() - first
+    assert groups_held() == before
+
+
+@pytest.mark.chaos
+def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
+    with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
+        assert opened.next_report("hung")["report"]["index"] == 1
+        hung = starts(tmp_path, "hung")[0]["pid"]
+        os.kill(hung, signal.SIGSTOP)
+        reports, reason = follow(opened, "hung")
+        assert (reports[-1], reason) == (20, None)
+        _, second = starts(tmp_path, "hung")
+        assert second["from"] > 0
+        assert second["pid"] != hung
+        assert not psutil.pid_exists(hung), "what hangs is ended"
+
+
+def follow_and_mend(lanes, name):
+    """As a search does; the last report and why the trial ended."""
+    seen = 0
+    while True:
+        answer = lanes._desk.next_report.remote(name, seen)
+        while not ray.wait([answer], timeout=0.2)[0]:
+            lanes.mend()
+        found = ray.get(answer)
+        if "ended" in found:
+            return seen, found["ended"]
+        seen = found["report"]["index"]
+
+
+@pytest.mark.chaos
+def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_path):
+    notes = []
+    settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
+    with Lanes(**settings, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
+        assert follow_and_mend(opened, "hung") == (6, None)
+    first, second = starts(tmp_path, "hung")
+    assert (first["from"], second["from"]) == (0, 2)
+    assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
+    assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
+
+
+@pytest.mark.chaos
+def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.workers.lanes.RESPAWNS", 1)
+
+    def kill(lanes):
+        (lane,) = lanes._lanes.values()
+        ray.kill(lane.controller)
+        ray.wait([lane.run])
+        lanes.mend()
+
+    with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
+        for _ in range(2):
+            opened.next_report("bereft")
+            kill(opened)
+        with pytest.raises(ClusterError, match="cannot train"):
+            kill(opened)
+
+
+def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
+    """One that maps a large store does not leak."""
+    with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
+            offer(opened, tmp_path, name, orders=orders)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        offer(opened, tmp_path, "leaky", orders={"kind": "leak", "at": 2})
+        assert follow(opened, "leaky") == ([1, 2, 3], None), "the trial itself is none the worse"
+        offer(opened, tmp_path, "next")
+        assert follow(opened, "next") == ([1, 2, 3], None)
+        pids = [starts(tmp_path, name)[0]["pid"] for name in ("first", "second", "leaky", "next")]
+        assert pids[0] == pids[1] == pids[2] != pids[3]
+        assert not psutil.pid_exists(pids[0])
+
+
+@pytest.mark.chaos
+def test_isolation_gives_every_trial_new_workers(ray_cluster, tmp_path):
+    with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
+        for name in ("one", "two", "three"):
+            offer(opened, tmp_path, name)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        assert len({starts(tmp_path, name)[0]["pid"] for name in ("one", "two", "three")}) == 3

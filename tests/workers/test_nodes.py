@@ -1,0 +1,77 @@
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from babeltune.data.prepared import write_prepared
+from babeltune.engine.sweep import payload
+from babeltune.sweeps.ledger import SweepFolder
+from babeltune.training.checkpoint import read_reports
+
+pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.chaos]
+SCENES = Path(__file__).parents[1] / "several_nodes.py"
+
+
+def play(scene, folder):
+    """What the scene saw, on a cluster of its own that wants a token."""
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test-and-no-other"}
+    played = subprocess.run(
+        [sys.executable, str(SCENES), scene, str(folder)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert played.returncode == 0, played.stderr[-3000:]
+    return json.loads(played.stdout.splitlines()[-1])
+
+
+def test_a_node_that_comes_brings_a_lane_and_one_that_goes_leaves_its_trial_to_another(tmp_path):
+    saw = play("come_and_go", tmp_path)
+    assert saw["counts"] == [1, 2, 1]
+    assert saw["last"] == {"a": 60, "b": 60}
+    assert saw["why"] == {"a": None, "b": None}
+    assert sorted(saw["begun"].values()) == [1, 2], "one of them was begun again, from its checkpoint"
+    assert any("there is room for another lane" in note for note in saw["notes"])
+    assert any("has lost its node" in note for note in saw["notes"])
+
+
+def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
+    saw = play("from_none", tmp_path)
+    lanes, stopped, refused = saw["began"]
+    assert (stopped, lanes) == ("stopped", 2)
+    assert refused.startswith("no nodes have come within 3 s (`nodes_within`), asked for 8 × {CPU: 1}; `ray status`")
+    first, *_, second, third = saw["notes"]
+    assert first == second == "waiting for nodes: asked for 2 × {CPU: 1}"
+    assert third == "waiting for nodes: asked for 8 × {CPU: 1}"
+    assert saw["seen"] == {"a": [1]}
+    assert set(saw["groups"]) == {"REMOVED"}, "nothing is asked for any more"
+    assert saw["alive"] == 1, "and all nodes but the head are gone"
+
+
+def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later_has_all_again(tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, pairs=2560, reports=8))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    (tmp_path / "trial.json").write_text(json.dumps(payload(sweep, folder, 0, {})))
+    assert play("shrink_and_grow", tmp_path) == {"last": 8, "why": None, "later": [2]}
+    whole, cut = (read_reports(tmp_path / name) for name in ("whole", "cut"))
+    assert [report.facts["world_size"] for report in whole] == [2] * 8
+    assert [cut[0].facts["world_size"], cut[-1].facts["world_size"]] == [2, 1]
+    scores = [{k: v for k, v in reports[-1].metrics.items() if k.startswith("dev/")} for reports in (whole, cut)]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-4, abs=1e-4)
+
+
+def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
+    assert play("share_a_gpu", tmp_path) == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
+
+
+@pytest.mark.needs_gpu
+def test_each_trial_finds_the_gpu_empty_and_a_lane_that_leaks_there_is_replaced(tmp_path):
+    saw = play("fill_a_gpu", tmp_path)
+    assert max(saw["gpu_memory"]) < 2**26
+    one, *same, last, another = saw["pid"]
+    assert same == [last] * 2
+    assert len({one, last, another}) == 3
