@@ -11,6 +11,15 @@ from babeltune.errors import BabeltuneError
 from babeltune.sweeps.carry import files_of, put_files, with_files
 
 
+def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any], list[Any]]:
+    """Waits for one of these, calling `look` about once a second, as `ray.wait` does."""
+    while True:
+        ready, rest = ray.wait(references, num_returns=1, timeout=1.0)
+        if ready:
+            return ready, rest
+        look()
+
+
 def fetched(reference: Any, look: Callable[[], None] = lambda: None) -> Any:
     """The result of a Ray task; an error of ours is raised as itself, without the worker's traceback."""
     first_of([reference], look)

@@ -47,15 +47,6 @@ from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
 
 
-def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any], list[Any]]:
-    """Waits for one of these, calling `look` about once a second, as `ray.wait` does."""
-    while True:
-        ready, rest = ray.wait(references, num_returns=1, timeout=1.0)
-        if ready:
-            return ready, rest
-        look()
-
-
 def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
     """Where the sweep with this id is kept."""
     return SweepFolder(cluster.folder / "sweeps" / sweep)
