@@ -21,7 +21,7 @@ def test_a_machine_that_is_whole_is_good_in_every_line(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     findings = examine(here(tmp_path))
     assert not [finding for finding in findings if not finding.ok]
-    assert {"python", "ray", "torch", "storage", "tracking", "address", "token", "cpus", "gpus"} <= {
+    assert {"babeltune", "python", "ray", "torch", "storage", "tracking", "address", "token", "cpus", "gpus"} <= {
         finding.name for finding in findings
     }
     assert python().ok
@@ -77,6 +77,8 @@ def test_too_few_cpus_and_gpus_and_tokens_that_are_off_are_found(tmp_path, monke
     assert {name for name, finding in found.items() if not finding.ok} == {"token", "cpus", "gpus"}
     assert f"{os.cpu_count()}, a trial needs 4096; add nodes" in found["cpus"].text
     assert "unset it" in found["token"].text
+    scales = {f.name: f for f in ray_cluster(here(tmp_path, workers=4096, nodes_within=60.0))}
+    assert (scales["cpus"].ok, "a trial needs 4096; asked for with a sweep" in scales["cpus"].text) == (True, True)
 
 
 def test_a_ray_that_does_not_answer_is_found_at_once(tmp_path):

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -20,6 +22,7 @@ import pytest
 import ray
 import requests
 
+import babeltune as imported
 from babeltune.cli import main
 from babeltune.cluster.jobs import Job, Jobs, exit_code, json_in, own_output
 from babeltune.cluster.wheel import build_wheel
@@ -63,7 +66,8 @@ def head(loopback_only, place):
     command += ["--node-ip-address=127.0.0.1", "--dashboard-host=127.0.0.1", f"--port={port}"]
     command += [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}"]
     command += [f"--dashboard-agent-grpc-port={agent_rpc}", f"--ray-client-server-port={client}"]
-    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}"]
+    own = tempfile.mkdtemp(dir="/tmp")  # short, for Ray puts sockets there; in the common one jobs find other heads
+    command += ["--num-cpus=4", f"--object-store-memory={200 * 2**20}", f"--temp-dir={own}"]
     said = (place / "head.log").open("w")
     process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     address = f"http://127.0.0.1:{dashboard}"
@@ -79,6 +83,7 @@ def head(loopback_only, place):
         psutil.wait_procs(family, timeout=30)
         process.wait(30)
         said.close()
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def answers(port):
@@ -159,6 +164,15 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert code == 0, out + err
     assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
     assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
+    code, out, err = babeltune("extend", quick, "--trials", 4)
+    assert code == 0, out + err
+    assert f"sweep {quick} is submitted as job {quick}-4" in words(err)
+    code, out, err = babeltune("status", quick, "--json")
+    assert code == 0, out + err
+    found = json.loads(out)
+    assert (found["sweep"], found["state"]) == (quick, "finished")
+    states = {row["name"]: row["state"] for row in found["leaderboard"]}
+    assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 4
 
 
 @pytest.mark.chaos
@@ -183,6 +197,13 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     code, out, _ = babeltune("logs", long, "--json")
     assert (code, json.loads(out)["state"]) == (0, "SUCCEEDED")
     assert "stopped; nothing is lost" in json.loads(out)["log"]
+    code, out, err = babeltune("resume", long, "--detach", "--json")
+    assert code == 0, out + err
+    assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-2", "state": "", "new": True}
+    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    assert babeltune("stop", long)[0] == 0
+    code, out, _ = babeltune("logs", long, "--json")
+    assert (json.loads(out)["job"], json.loads(out)["state"]) == (f"{long}-2", "SUCCEEDED")
 
 
 @pytest.mark.chaos
@@ -206,6 +227,8 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     findings = {one["name"]: one for one in json.loads(out)}
     assert code == 0, out + err
     assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: cpus"} <= set(findings)
+    assert findings["babeltune"]["text"] == f"from {Path(imported.__file__).parent}"
+    assert "/runtime_resources/py_modules_files/" in findings["head: babeltune"]["text"], "the wheel that was sent"
     assert findings["token"]["text"] == "is accepted"
     assert str(place / "storage") in findings["head: storage"]["text"]
 

@@ -36,11 +36,11 @@ def show(findings: list[Finding]) -> None:
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     """What is here, whether the dashboard takes the token, and what the head finds."""
     from babeltune.cli.remote import Remote
-    from babeltune.cluster.doctor import Finding, installed, needed, packages, python
+    from babeltune.cluster.doctor import Finding, installed, itself, needed, packages, python
     from babeltune.cluster.jobs import json_in
     from babeltune.errors import ClusterError
 
-    findings = [python(), *packages(installed(), needed())]
+    findings = [itself(), python(), *packages(installed(), needed())]
     try:
         remote = Remote(cluster, file)
     except ClusterError as error:

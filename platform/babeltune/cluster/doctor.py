@@ -14,6 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+import babeltune
 from babeltune.cluster.access import OPEN, STRANGER, takes
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
@@ -41,10 +42,14 @@ class Finding:
 
 def examine(cluster: Cluster) -> list[Finding]:
     """Everything that a sweep on this cluster needs, seen from here."""
-    findings = [python(), *packages(installed(), needed())]
+    findings = [itself(), python(), *packages(installed(), needed())]
     for look in (storage, tracking, ray_cluster):
         findings += look(cluster)
     return findings
+
+
+def itself() -> Finding:
+    return Finding("babeltune", True, f"from {Path(babeltune.__file__).parent}")
 
 
 def python() -> Finding:
@@ -179,8 +184,9 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
     for name, needs, key in (("cpus", cpus, "cpus_per_worker"), ("gpus", gpus, "gpus_per_worker")):
         there = have.get(name.upper()[:-1], 0.0)
         words = f"{there:g}, a trial needs {needs:g}"
-        good = there >= needs
-        yield Finding(name, good, words if good else f"{words}; add nodes, or lower `workers` or `{key}`")
+        lacks = there < needs
+        todo = "asked for with a sweep" if cluster.nodes_within else f"add nodes, or lower `workers` or `{key}`"
+        yield Finding(name, not lacks or cluster.nodes_within > 0, f"{words}; {todo}" if lacks else words)
 
 
 def _listens(host: str, port: int) -> bool:
