@@ -13,6 +13,7 @@ import mlflow
 import optuna
 import psutil
 import pytest
+import ray
 
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine.board import is_driven
@@ -21,7 +22,7 @@ from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
 from babeltune.engine.lanes import Lanes
 from babeltune.engine.lease import only_driver, this_driver
-from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, trial_row, winner
+from babeltune.engine.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.engine.sweep import end_when_asked, payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.spec.sweep_file import sweep_from
@@ -264,6 +265,29 @@ def test_a_stop_during_preparation_is_heard(copied):
     assert stopped.id != folder.id
     assert stopped.state() == "stopped"
     assert not stopped.prepared.exists()
+
+
+def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
+    sweep, folder, cluster = copied
+    more = replace(sweep, budget=replace(sweep.budget, trials=5, workers=64))
+
+    def stop_once_asked():
+        deadline = time.monotonic() + 120
+        while "waiting for nodes: asked for 64 × {CPU: 1}" not in read_log(folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        folder.stop_request.touch()
+
+    stopping = threading.Thread(target=stop_once_asked)
+    stopping.start()
+    submit(more, replace(cluster, nodes_within=600.0))
+    stopping.join()
+    assert folder.state() == "stopped"
+    with pytest.raises(
+        ClusterError, match=r"no nodes have come within 0.5 s \(`nodes_within`\), asked for 64 × {CPU: 1}"
+    ):
+        submit(more, replace(cluster, nodes_within=0.5))
+    assert folder.state() == "failed"
+    assert not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
 
 
 def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
