@@ -304,6 +304,29 @@ def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypat
     assert "a worker wants 1 CPUs and 0 GPUs, and 0 and 0 are free; waiting" in read_log(folder)
 
 
+def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
+    sweep, folder, cluster = copied
+    more = replace(sweep, budget=replace(sweep.budget, trials=5, workers=64))
+
+    def stop_once_asked():
+        deadline = time.monotonic() + 120
+        while "waiting for nodes: asked for 64 × {CPU: 1}" not in read_log(folder) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        folder.stop_request.touch()
+
+    stopping = threading.Thread(target=stop_once_asked)
+    stopping.start()
+    submit(more, replace(cluster, nodes_within=600.0))
+    stopping.join()
+    assert folder.state() == "stopped"
+    with pytest.raises(
+        ClusterError, match=r"no nodes have come within 0.5 s \(`nodes_within`\), asked for 64 × {CPU: 1}"
+    ):
+        submit(more, replace(cluster, nodes_within=0.5))
+    assert folder.state() == "failed"
+    assert not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+
+
 def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
     sweep, _, cluster = copied
     (tmp_path / "file").write_text("no folder")
