@@ -11,6 +11,7 @@ import math
 import os
 import resource
 import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ class Faulty(soft_contrastive.SoftContrastive):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.ordered("hang"):
             os.kill(os.getpid(), signal.SIGSTOP)
+        if self.ordered("stall"):
+            threading.Event().wait()
         if self.ordered("raise"):
             raise ValueError("a bug of the method")
         if self.ordered("gpu_memory"):

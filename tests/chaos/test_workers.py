@@ -59,6 +59,15 @@ def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
     note("worker SIGSTOP (noticed after 5 s here, 120 s by default)", seconds=seconds, repeated=arena.repeated())
 
 
+def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
+    arena = make_arena(cluster={"silence": 15.0})
+    arena.order("stall", at=50)
+    arena.submit()
+    arena.check()
+    seconds = arena.recovered(arena.injected()[0])
+    note("training hangs (`silence: 15`; 1800 by default)", seconds=seconds, repeated=arena.repeated())
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [

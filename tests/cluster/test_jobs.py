@@ -31,7 +31,7 @@ from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("jobs")]
-TOKEN = secrets.token_hex(32)
+TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
 
 
 def free_ports(number):
@@ -114,6 +114,7 @@ def cluster_file(head, place):
 def babeltune(monkeypatch, capfd, cluster_file):
     """Runs a command on that cluster, with the token: exit code, standard output, standard error."""
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)  # of this machine's user, which the head has no need of
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the cluster file counts
 
     def call(*arguments):
@@ -234,15 +235,16 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
 
 
 @pytest.mark.chaos  # with the jobs of the tests above
-def test_no_job_and_no_log_holds_the_token(head, cluster_file, place, monkeypatch):
+@pytest.mark.parametrize("secret", [TOKEN, PASSWORD], ids=["token", "password"])
+def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
     assert len(answer.json()) >= 3
-    assert TOKEN not in answer.text
+    assert secret not in answer.text
     jobs = Jobs(read_cluster(cluster_file))
-    assert not any(TOKEN in jobs.log(job.id) for job in jobs.all())
+    assert not any(secret in jobs.log(job.id) for job in jobs.all())
     stored = [path for path in (place / "storage").rglob("*") if path.is_file() and path.stat().st_size < 10**7]
-    assert not [path for path in stored if TOKEN.encode() in path.read_bytes()]
+    assert not [path for path in stored if secret.encode() in path.read_bytes()]
 
 
 def test_a_wrong_token_and_none_are_one_clear_line(babeltune, monkeypatch, tiny_file):
