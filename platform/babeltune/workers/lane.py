@@ -102,7 +102,8 @@ def lane_loop(settings: dict[str, Any]) -> None:
     """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    device = str(ray.train.torch.get_device())
+    cuda = torch.cuda.is_available()  # a cluster may count GPUs that this torch cannot use
+    device = str(ray.train.torch.get_device()) if cuda else "cpu"
     lane, group = settings["lane"], uuid.uuid4().hex
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
     try:
