@@ -56,9 +56,9 @@ def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_r
     refuse_open("cluster 'lab'", open_ray, insecure=True)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address"])
-def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch, address):
-    monkeypatch.setattr(access, "ANSWERS_WITHIN", 3.0)
+def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch):
+    address = "127.0.0.1:1"
+    monkeypatch.setattr(access, "ANSWERS_WITHIN", 2.0)
     assert takes(address, STRANGER) is None
     with pytest.raises(ClusterError, match=f"cluster 'lab' at {address} does not say whether it wants a token"):
         refuse_open(f"cluster 'lab' at {address}", address, insecure=False)

@@ -286,6 +286,7 @@ class Holder:
         return True
 
 
+@pytest.mark.chaos
 def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
     """By the tasks of the preparation, and by the lanes that cannot open."""
     monkeypatch.setattr("babeltune.workers.lanes.PLACELESS", 0.5)

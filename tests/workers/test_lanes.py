@@ -115,6 +115,7 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp
     assert follow(lanes, "after-the-bug") == ([1, 2, 3], None)
 
 
+@pytest.mark.chaos
 def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
     wait_until_free(lanes, 2)
     for name in ("bereft", "other"):
@@ -364,6 +365,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     assert left_behind() == (set(), 0, [])
 
 
+@pytest.mark.chaos
 def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path):
     """Its controller had a new placement group, of which no rank had told yet."""
     before = groups_held()
@@ -440,6 +442,7 @@ def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_c
             kill(opened)
 
 
+@pytest.mark.chaos
 def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
     """One that maps a large store does not leak."""
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
