@@ -1,4 +1,4 @@
-# make sweep | make test | make chaos | make lint | make bench        each makes the environment that it needs
+# make sweep | make test | make chaos | make long | make lint | make bench        each makes the environment that it needs
 # make table TABLE=paper1                                a table of a paper on real text, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test chaos lint bench table format clean
+.PHONY: sweep test chaos long lint bench table format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -66,9 +66,13 @@ sweep: $(INSTALLED)
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
-# Every fault of the matrix, and what each cost as a table; and the tests of clusters that take minutes.
+# Every fault of the matrix, and what each cost as a table.
 chaos: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m chaos --dist=loadgroup
+
+# What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
+long: $(DEVELOPED)
+	@$(BIN)/python -m pytest -m long --dist=loadgroup
 
 lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .

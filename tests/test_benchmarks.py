@@ -322,7 +322,7 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
         sweep_work.ours()
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
     ray_cluster, tiny_file, tmp_path, monkeypatch
 ):

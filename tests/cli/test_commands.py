@@ -398,7 +398,7 @@ def wait_for(condition, process, seconds=400):
         time.sleep(0.1)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it(
     searched, ray_cluster, tiny_file, tmp_path
 ):

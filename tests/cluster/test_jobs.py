@@ -147,7 +147,7 @@ def words(text):
     return " ".join(text.split())
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place):
     code, out, err = babeltune("submit", tiny_file)
     assert code == 0, out + err
@@ -176,7 +176,7 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 4
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, long):
     code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
     assert code == 0, out + err
@@ -207,7 +207,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     assert (json.loads(out)["job"], json.loads(out)["state"]) == (f"{long}-2", "SUCCEEDED")
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_file, long, place):
     code, out, err = babeltune("resume", long, "--detach")
     assert code == 0, out + err
@@ -234,7 +234,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     assert str(place / "storage") in findings["head: storage"]["text"]
 
 
-@pytest.mark.chaos  # with the jobs of the tests above
+@pytest.mark.long  # with the jobs of the tests above
 @pytest.mark.parametrize("secret", [TOKEN, PASSWORD], ids=["token", "password"])
 def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)

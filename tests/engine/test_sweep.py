@@ -286,7 +286,7 @@ class Holder:
         return True
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
     """By the tasks of the preparation, and by the lanes that cannot open."""
     monkeypatch.setattr("babeltune.workers.lanes.PLACELESS", 0.5)
@@ -345,7 +345,7 @@ def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
     assert [board.stage for board in seen] == ["starting"]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_cluster, tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, pairs=19200, reports=1))
@@ -403,7 +403,7 @@ def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny
     assert digests["fresh"] == digests["used"] != digests["between"]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))

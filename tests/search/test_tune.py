@@ -428,7 +428,7 @@ def test_a_desk_that_dies_is_not_noticed_by_the_search(one_lane, tmp_path):
     assert [len(Ledger(tmp_path / "results.jsonl").reports(number)) for number in range(4)] == [3] * 4
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_search_whose_desk_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
     doomed = Lanes(
         count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path

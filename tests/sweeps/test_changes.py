@@ -64,7 +64,7 @@ def test_a_difference_names_its_key_path_and_both_values():
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.chaos
+@pytest.mark.long
 def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copied, file):
     _, folder, cluster = copied
     longer = ("resume", folder.id, "--spec", file, "--set", "training.pairs=640")

@@ -25,7 +25,7 @@ from babeltune.training.checkpoint import read_reports
 from babeltune.workers.trial import standalone
 from s3_server import BUCKET
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.chaos]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 PREFIX = "team"
 
 

@@ -115,7 +115,7 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(lanes, tmp
     assert follow(lanes, "after-the-bug") == ([1, 2, 3], None)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(lanes, tmp_path):
     wait_until_free(lanes, 2)
     for name in ("bereft", "other"):
@@ -365,7 +365,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     assert left_behind() == (set(), 0, [])
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path):
     """Its controller had a new placement group, of which no rank had told yet."""
     before = groups_held()
@@ -381,7 +381,7 @@ def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path
     assert groups_held() == before
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
@@ -410,7 +410,7 @@ def follow_and_mend(lanes, name):
         seen = found["report"]["index"]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_path):
     notes = []
     settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
@@ -423,7 +423,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_pa
     assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.workers.lanes.RESPAWNS", 1)
 
@@ -442,7 +442,7 @@ def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_c
             kill(opened)
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
     """One that maps a large store does not leak."""
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
@@ -458,7 +458,7 @@ def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_pa
         assert not psutil.pid_exists(pids[0])
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_isolation_gives_every_trial_new_workers(ray_cluster, tmp_path):
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):

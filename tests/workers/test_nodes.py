@@ -12,7 +12,7 @@ from babeltune.engine.sweep import payload
 from babeltune.sweeps.ledger import SweepFolder
 from babeltune.training.checkpoint import read_reports
 
-pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.long]
 SCENES = Path(__file__).parents[1] / "several_nodes.py"
 
 
