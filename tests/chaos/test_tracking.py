@@ -107,7 +107,7 @@ def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("PostgreSQL restarted (SIGQUIT)", seconds=arena.pause())
+    note(f"PostgreSQL ({postgres.whose}) restarted (SIGQUIT)", seconds=arena.pause())
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", "study.db"])
