@@ -164,6 +164,29 @@ def test_what_the_store_refuses_does_not_hold_up_the_rest(store, tmp_path, clien
     assert len(params["long"]) == 6000
 
 
+def test_a_request_in_whose_midst_the_database_went_is_made_again(store, tmp_path, clients, monkeypatch):
+    """As MLflow says it of a connection that PostgreSQL has ended: as of a bad request."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import BAD_REQUEST
+
+    log_batch, broken = MlflowClient.log_batch, []
+
+    def break_once(client, run, metrics=(), *others):
+        if metrics and not broken:
+            broken.append(run)
+            raise MlflowException("(pg8000.exceptions.InterfaceError) network error", error_code=BAD_REQUEST)
+        return log_batch(client, run, metrics, *others)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", break_once)
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    assert tracker.close(120)
+    assert (broken, tracker.refused) == ([tracker.run_id(0)], 0)
+    assert steps(clients(store), tracker.run_id(0)) == [1, 2, 3]
+
+
 def test_a_resumed_trial_goes_on_in_its_run_and_says_what_changed(store, tmp_path, clients):
     path = tmp_path / "spool.jsonl"
     tracker = track.Tracker(store, path, "babeltune")

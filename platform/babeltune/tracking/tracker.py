@@ -61,7 +61,11 @@ RETRY_S = (0.5, 30.0)
 """The first and the longest wait after a failure; it doubles in between."""
 READ_BYTES = 1 << 20
 """Spool bytes that are sent before they are acknowledged."""
-_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST", "INVALID_STATE"})
+_UNCLEAR = "BAD_REQUEST"
+"""What MLflow also says of a request in whose midst its database has gone."""
+_AGAIN_S = (0.5, 1.0, 2.0)
+"""The waits before such a request counts as refused."""
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
 
@@ -292,12 +296,17 @@ class _Sender:
         """Makes a request; what the store refuses for good is counted, not repeated for ever."""
         from mlflow.exceptions import MlflowException
 
-        try:
-            request(*arguments)
-        except MlflowException as error:
-            if error.error_code not in _REFUSALS:
-                raise
-            self._refuse(first_line(error))
+        for wait in (*_AGAIN_S, None):
+            try:
+                request(*arguments)
+                return
+            except MlflowException as error:
+                if error.error_code not in _REFUSALS:
+                    raise
+                if wait is None or error.error_code != _UNCLEAR:
+                    self._refuse(first_line(error))
+                    return
+                time.sleep(wait)
 
     def _refuse(self, reason: str) -> None:
         self.refused += 1
