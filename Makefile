@@ -68,11 +68,11 @@ test: $(DEVELOPED)
 
 # Every fault of the matrix, and what each cost as a table.
 chaos: $(DEVELOPED)
-	@$(BIN)/python -m pytest -m chaos --dist=loadgroup
+	@$(BIN)/python -m pytest -m chaos
 
 # What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
 long: $(DEVELOPED)
-	@$(BIN)/python -m pytest -m long --dist=loadgroup
+	@$(BIN)/python -m pytest -m long
 
 lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .

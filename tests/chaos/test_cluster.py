@@ -11,7 +11,6 @@ pytestmark = [
     pytest.mark.usefixtures("loopback_only"),
     pytest.mark.timeout(900),
     pytest.mark.chaos,
-    pytest.mark.xdist_group("cluster"),
 ]
 
 

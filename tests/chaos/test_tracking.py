@@ -12,7 +12,6 @@ pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
     pytest.mark.timeout(900),
     pytest.mark.chaos,
-    pytest.mark.xdist_group("tracking"),
 ]
 DEAD = 10.0
 """Seconds that a server is away."""

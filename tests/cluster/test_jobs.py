@@ -30,7 +30,7 @@ from babeltune.errors import ClusterError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("jobs")]
+pytestmark = pytest.mark.timeout(600)
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
 
 
