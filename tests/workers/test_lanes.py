@@ -27,7 +27,18 @@ TWO_WORKERS = {
 def lanes(ray_cluster, tmp_path_factory):
     storage = tmp_path_factory.mktemp("lanes")
     with Lanes(**TWO_WORKERS, storage=storage) as opened:
+        SHARED.append(opened)
         yield opened
+
+
+SHARED: list[Lanes] = []
+
+
+@pytest.fixture
+def room(ray_cluster):
+    """Every CPU of the cluster: the lanes that the tests above share have ended."""
+    while SHARED:
+        SHARED.pop().__exit__(None, None, None)
 
 
 def offer(lanes, folder, name, **payload):
@@ -366,7 +377,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
 
 
 @pytest.mark.long
-def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path):
+def test_nothing_is_left_of_a_lane_that_was_starting_again(room, tmp_path):
     """Its controller had a new placement group, of which no rank had told yet."""
     before = groups_held()
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
@@ -382,7 +393,7 @@ def test_nothing_is_left_of_a_lane_that_was_starting_again(ray_cluster, tmp_path
 
 
 @pytest.mark.long
-def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(ray_cluster, tmp_path, monkeypatch):
+def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
@@ -411,7 +422,7 @@ def follow_and_mend(lanes, name):
 
 
 @pytest.mark.long
-def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_path):
+def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     notes = []
     settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
     with Lanes(**settings, storage=tmp_path) as opened:
@@ -424,7 +435,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(ray_cluster, tmp_pa
 
 
 @pytest.mark.long
-def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_cluster, tmp_path, monkeypatch):
+def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.workers.lanes.RESPAWNS", 1)
 
     def kill(lanes):
@@ -443,7 +454,7 @@ def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(ray_c
 
 
 @pytest.mark.long
-def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_path):
+def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
@@ -459,7 +470,7 @@ def test_a_lane_that_leaks_is_replaced_before_its_next_trial(ray_cluster, tmp_pa
 
 
 @pytest.mark.long
-def test_isolation_gives_every_trial_new_workers(ray_cluster, tmp_path):
+def test_isolation_gives_every_trial_new_workers(room, tmp_path):
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):
             offer(opened, tmp_path, name)
