@@ -56,6 +56,8 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
         ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),
         ("storage: ''\n", "c.yaml:1: storage: must not be empty"),
+        ("name: x\naddress: nonsense\n", "c.yaml:2: address: 'nonsense' must be `local`, `auto`"),
+        ("name: x\naddress: ray://10.0.0.1:10001\n", "the HOST:PORT of a head, or its dashboard's http://HOST:PORT"),
         (
             "name: x\nstorage: ${NOWHERE}/x\n",
             "c.yaml:2: storage: '${NOWHERE}/x' needs the environment variable NOWHERE",

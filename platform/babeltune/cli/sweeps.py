@@ -131,7 +131,10 @@ def run_sweep(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
         except KeyboardInterrupt:
-            err.print(f"interrupted; every trial keeps its last checkpoint: `babeltune resume {name}{where}` goes on")
+            err.print(
+                f"interrupted; `babeltune resume {name}{where}` goes on from every trial's last checkpoint "
+                "(`babeltune stop` would have saved the step that it was at)"
+            )
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,17 @@ ANSWERS_WITHIN = 60.0
 """Seconds, with a Python that has to start."""
 STRANGER = {"RAY_AUTH_MODE": "disabled"}
 OPEN = "wants no token: whoever reaches it can run programs there; start it with RAY_AUTH_MODE=token"
+
+
+def listens(address: str) -> bool:
+    """Whether something takes connections at this `host:port`; True for an address without a port."""
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def authenticate(token: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import ray
 import torch
 
-from babeltune.cluster.access import authenticate, refuse_open, shown, takes
+from babeltune.cluster.access import authenticate, listens, refuse_open, shown, takes
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
 from babeltune.workers.lanes import local_ray
@@ -38,6 +38,8 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         )
     named = f"cluster {cluster.name!r} at {cluster.address}"
     token = cluster.token()
+    if not listens(cluster.address):
+        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml")
     if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
         why = "wants a token" if token is None else "does not accept the token"
         raise ClusterError(f"{named} {why}; {cluster.token_place}")

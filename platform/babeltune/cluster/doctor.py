@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import babeltune
-from babeltune.cluster.access import OPEN, STRANGER, takes
+from babeltune.cluster.access import OPEN, STRANGER, listens, takes
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.bucket import Bucket
@@ -167,8 +166,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
 
         from babeltune.cluster.connection import connected
 
-        host, _, port = cluster.address.rpartition(":")
-        if port.isdecimal() and not _listens(host, int(port)):
+        if not listens(cluster.address):
             yield Finding("address", False, f"{cluster.address} does not answer; start Ray, or change `address`")
             return
         try:
@@ -187,11 +185,3 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         lacks = there < needs
         todo = "asked for with a sweep" if cluster.nodes_within else f"add nodes, or lower `workers` or `{key}`"
         yield Finding(name, not lacks or cluster.nodes_within > 0, f"{words}; {todo}" if lacks else words)
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=10):
-            return True
-    except OSError:
-        return False

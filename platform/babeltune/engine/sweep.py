@@ -244,7 +244,8 @@ def _run(
             no_more=lambda: time.monotonic() > last_start,
             check=courier.check,
         )
-    board.progress("done", board.ended, sweep.budget.trials)
+        board.progress("closing lanes and MLflow", board.ended, sweep.budget.trials)
+    board.progress("done" if tracking.complete else "stopped", board.ended, sweep.budget.trials)
     return tracking.complete
 
 

@@ -27,6 +27,7 @@ EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 OF_THE_HEAD = ("storage", "cache", "mlflow")
 """Those that the head of a cluster replaces where work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
+ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+")
 Isolation = Literal["lane", "process"]
 SECRETS = ("token", "password", "secret", "api_key")
 URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
@@ -169,6 +170,12 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     for key, value in (("address", cluster.address), ("storage", cluster.storage)):
         if not value:
             yield (key,), "must not be empty"
+    if cluster.address and not (cluster.by_jobs or ADDRESS.fullmatch(cluster.address)):
+        yield (
+            ("address",),
+            f"{cluster.address!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
+            "dashboard's http://HOST:PORT",
+        )
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)
