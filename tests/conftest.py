@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import struct
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -135,6 +136,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a command of babeltune's in this process: exit code, standard output, standard error."""
+    from babeltune.cli import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
 
 
 @pytest.fixture

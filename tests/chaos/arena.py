@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 
 from babeltune.engine.sweep import submit
+from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
@@ -155,6 +157,12 @@ class Arena:
     def submit(self) -> SweepFolder:
         """In this process, on its Ray."""
         return submit(self.sweep, self.cluster)
+
+    def refusal(self) -> str:
+        """What a second driver in this process is told."""
+        with pytest.raises(SweepError) as refused:
+            self.submit()
+        return str(refused.value)
 
     @contextlib.contextmanager
     def meanwhile(self, condition: Callable[[], Any], action: Callable[[], Any]) -> Iterator[list[BaseException]]:

@@ -96,4 +96,5 @@ def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
     truncate(arena.folder.path / "spool.jsonl")
     arena.submit()
     arena.check()
+    assert arena.repeated() == 0
     note("spool truncated, then resume", repeated=arena.repeated())

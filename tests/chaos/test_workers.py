@@ -56,6 +56,7 @@ def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
     arena.check(alike=False)
     (hung,) = arena.injected()
     seconds = arena.recovered(hung)
+    assert arena.repeated() == 10, "since the report at step 40"
     note("worker SIGSTOP (noticed after 5 s here, 120 s by default)", seconds=seconds, repeated=arena.repeated())
 
 
@@ -65,6 +66,7 @@ def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
     arena.submit()
     arena.check()
     seconds = arena.recovered(arena.injected()[0])
+    assert arena.repeated() == 10, "since the report at step 40"
     note("training hangs (`silence: 15`; 1800 by default)", seconds=seconds, repeated=arena.repeated())
 
 
@@ -98,6 +100,7 @@ def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
     with arena.meanwhile(arena.trained(50), lambda: the_process("ray::ResourceTrainable").kill()):
         arena.submit()
     arena.check()
+    assert arena.repeated() == 0, "who watches a trial does not train it"
     note("trial actor SIGKILL", seconds=arena.pause(), repeated=arena.repeated())
 
 
@@ -117,4 +120,5 @@ def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note)
     with arena.meanwhile(lambda: len(ranks()) == 2 and arena.steps(), kill):
         arena.submit()
     arena.check(alike=False)
+    assert arena.repeated() == 0, "it had no trial"
     note("lane crash between trials", seconds=arena.recovered(killed[0]), repeated=arena.repeated())

@@ -111,20 +111,12 @@ def cluster_file(head, place):
 
 
 @pytest.fixture
-def babeltune(monkeypatch, capfd, cluster_file):
+def babeltune(command, monkeypatch, cluster_file):
     """Runs a command on that cluster, with the token: exit code, standard output, standard error."""
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)  # of this machine's user, which the head has no need of
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:1")  # the cluster file counts
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments), "--cluster", str(cluster_file)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
+    return lambda *arguments: command(*arguments, "--cluster", cluster_file)
 
 
 @pytest.fixture(scope="module")

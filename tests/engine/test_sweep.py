@@ -31,6 +31,7 @@ from babeltune.sweeps.ledger import SweepFolder, leaderboard, outcome, read_log,
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_state, stopped_folder
 from babeltune.workers.lanes import Lanes
+from waiting import when
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
 
@@ -193,20 +194,6 @@ def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied,
         again.complete = True
     more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
     assert "3" not in {event["key"] for event in more}, "it is told once"
-
-
-def when(condition, action):
-    """Does the action once the condition holds."""
-
-    def work():
-        deadline = time.monotonic() + 240
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        action()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copied):

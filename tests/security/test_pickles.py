@@ -335,7 +335,8 @@ def test_a_studys_attributes_are_only_words(copied, pickled, mark):
     study.set_user_attr("pickle", pickled.hex())
     study._storage.set_study_system_attr(study._study_id, "cma:optimizer", pickled.hex())
     proposals = Proposals(open_study(folder.path, sweep), sweep, lambda trial: suggest(sweep.parameters, trial))
-    proposals.ask()
+    _, params = proposals.ask()
+    assert set(params) == set(sweep.parameters)
 
 
 def test_what_mining_kept_is_not_unpickled(tmp_path, monkeypatch, pickled, mark):

@@ -1,13 +1,11 @@
 """A sweep that goes on with another spec: what is taken, what is refused, and what accepting it records."""
 
 import json
-import sys
 from dataclasses import replace
 
 import mlflow
 import pytest
 
-from babeltune.cli import main
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.lease import only_driver
@@ -24,20 +22,12 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture
-def babeltune(monkeypatch, capfd, copied):
+def babeltune(command, copied):
     """Runs a command on the copied sweep's storage: exit code, standard output, standard error."""
     _, folder, cluster = copied
     file = folder.path.parents[1] / "cluster.yaml"
     file.write_text(f"storage: {cluster.storage}\nlanes: 1\n", encoding="utf-8")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments), "--cluster", str(file)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfd.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
+    return lambda *arguments: command(*arguments, "--cluster", file)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from babeltune.sweeps.places import OWNER, Places
 from babeltune.training.checkpoint import read_reports
 from babeltune.workers.trial import standalone
 from s3_server import BUCKET
+from waiting import when
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 PREFIX = "team"
@@ -71,20 +72,6 @@ def far(ray_cluster, s3_server, tiny_file, machine):
     submit(sweep, machine("one"))
     outage.join()
     return sweep, folder
-
-
-def when(condition, action):
-    """Does the action in another thread once the condition holds."""
-
-    def work():
-        deadline = time.monotonic() + 240
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        action()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def ends(folder):

@@ -11,8 +11,8 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import ray
@@ -109,40 +109,55 @@ def submit(
         if watch:
             watch(board)
         folder.set_state("running")
-
-        def look() -> None:
-            courier.check()
-            if folder.stop_request.exists():
-                raise _StopRequestedError
-
-        def progress(stage: str, done: int, of: int) -> None:
-            board.progress(stage, done, of)
-            look()
-
-        try:
-            warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
-            corpus = read_corpus(sweep, folder.path.parents[1], progress)
-            with connected(cluster):
-                prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept_changes)
-                with nodes_asked(
-                    cluster,
-                    trials=sweep.budget.trials - ended,
-                    workers=sweep.budget.workers or cluster.workers,
-                    note=folder.note,
-                    progress=progress,
-                ) as surveyed:
-                    complete = _run(sweep, prepared, cluster, folder, board, look, courier, surveyed)
-        except _StopRequestedError:
-            complete = False
-        except KeyboardInterrupt:
-            folder.set_state("interrupted")
-            raise
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
-            raise
+        with _kept_in_state(folder):
+            complete = _attempt(sweep, cluster, folder, board, courier, accept=accept_changes)
         folder.set_state("finished" if complete else "stopped")
     return folder
+
+
+@contextmanager
+def _kept_in_state(folder: SweepFolder) -> Iterator[None]:
+    """What ends the block is the sweep's state, as far as the storage takes it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        folder.set_state("interrupted")
+        raise
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
+        raise
+
+
+def _attempt(
+    sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board, courier: Courier, *, accept: bool
+) -> bool:
+    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
+
+    def look() -> None:
+        courier.check()
+        if folder.stop_request.exists():
+            raise _StopRequestedError
+
+    def progress(stage: str, done: int, of: int) -> None:
+        board.progress(stage, done, of)
+        look()
+
+    try:
+        warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
+        corpus = read_corpus(sweep, folder.path.parents[1], progress)
+        with connected(cluster):
+            prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
+            with nodes_asked(
+                cluster,
+                trials=sweep.budget.trials - board.before,
+                workers=sweep.budget.workers or cluster.workers,
+                note=folder.note,
+                progress=progress,
+            ) as surveyed:
+                return _run(sweep, prepared, cluster, folder, board, look, courier, surveyed)
+    except _StopRequestedError:
+        return False
 
 
 def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
