@@ -109,6 +109,16 @@ class PromotionError(BabeltuneError):
     """What keeps a checkpoint from being judged or registered. A refusal is a `Decision`, with exit code 3."""
 
 
+def from_system(error: BaseException) -> str:
+    """What the system said, such as `Connection refused`, where that is behind the error; else nothing."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """The words `; did you mean 'x'?`, or nothing when no allowed name is close."""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)

@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import signal
 import sqlite3
 import time
 
@@ -28,24 +29,39 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_is_resumed(make_aren
     note("driver SIGKILL, then resume", seconds=arena.recovered(began), repeated=repeated)
 
 
-def test_a_sweep_that_is_stopped_in_mid_run_goes_on_without_repeating_a_step(make_arena, note):
-    arena = make_arena()
-    arena.order("hold", at=50)
-    driver = arena.start("submit", file=True)
-    arena.until(arena.injected)
+def stop(arena, driver):
     stop = arena.start("stop")
     arena.until(arena.folder.stop_request.exists)
     arena.release()
     assert (stop.wait(), driver.wait()) == (0, 0)
     assert "stopped; nothing is lost" in driver.words()
-    nothing_is_left(driver.mark)
     assert arena.folder.state() == "stopped"
+
+
+def interrupt(arena, driver):
+    driver.process.send_signal(signal.SIGINT)
+    arena.until(lambda: "saving every trial's step" in arena.folder.log.read_text(encoding="utf-8"))
+    arena.release()
+    assert driver.wait() == 130
+    assert f"interrupted; `babeltune resume {arena.folder.id}" in driver.words()
+    assert "Traceback" not in driver.words()
+    assert arena.folder.state() == "interrupted"
+
+
+@pytest.mark.parametrize(("end", "name"), [(stop, "`stop`"), (interrupt, "Ctrl-C")])
+def test_a_sweep_that_is_stopped_in_mid_run_goes_on_without_repeating_a_step(make_arena, note, end, name):
+    arena = make_arena()
+    arena.order("hold", at=50)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.injected)
+    end(arena, driver)
+    nothing_is_left(driver.mark)
     began = time.time()
     again = arena.start("resume")
     assert again.wait() == 0, again.words()
     arena.check(marked=again.mark)
     assert arena.repeated() == 0
-    note("`stop` in mid-run, then resume", seconds=arena.recovered(began))
+    note(f"{name} in mid-run, then resume", seconds=arena.recovered(began))
 
 
 def test_of_two_submits_at_one_moment_one_drives_and_nothing_is_done_twice(make_arena, note):

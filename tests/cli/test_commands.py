@@ -73,15 +73,16 @@ def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
 
 
 def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, tiny_file):
-    code, out, _ = babeltune("plan", tiny_file, "--trials", 2, "--json")
+    code, out, _ = babeltune("plan", tiny_file, "--samples", 2, "--json")
     plan = json.loads(out)
     assert code == 0
     assert plan["id"].startswith("tiny-")
     assert len(plan["trials"]) == 2
     assert sum(plan["pairs"].values()) > 300
-    code, out, _ = babeltune("plan", tiny_file)
+    code, out, _ = babeltune("plan", tiny_file, "--trials", 7)
     assert code == 0
     assert plan["id"] in out
+    assert "trials: 7" in out
 
 
 def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babeltune, tiny_file, tmp_path):
@@ -264,8 +265,9 @@ def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, 
     assert f"sweep {folder.id} is running in another process; showing it" in " ".join(err.split())
     assert json.loads(out)["state"] == "finished"
     other = drive(folder, folder.stop_request.exists)
-    code, out, _ = babeltune("stop", folder.id, "--json")
+    code, out, err = babeltune("stop", folder.id, "--json")
     other.join(30)
+    assert f"asked sweep {folder.id} to stop" in err
     assert (code, json.loads(out)) == (0, {"sweep": folder.id, "stopped": True})
     other = drive(folder, lambda: time.monotonic() > end + 6)
     code, out, _ = babeltune("stop", folder.id, "--wait", "0")
@@ -305,12 +307,29 @@ def test_logs_tell_what_the_driver_did(babeltune, home):
     assert "t0000 finished after 2 reports dev/everyday/accuracy" in out
     assert "t0001 failed" in out
     assert out.splitlines()[-1].endswith(" finished")
-    assert babeltune("logs", "searched", "--follow")[1] == out
+    code, followed, err = babeltune("logs", "searched", "--follow")
+    assert (code, followed, err) == (0, out, f"sweep {home.id}: finished\n")
     assert json.loads(babeltune("logs", "searched", "--json")[1]) == {
         "sweep": home.id,
         "state": "finished",
         "log": out,
     }
+
+
+def test_who_follows_a_log_learns_that_its_driver_is_gone(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    folder.set_state("running")
+    code, out, err = babeltune("logs", folder.id, "--follow")
+    assert code == 0
+    assert out.splitlines()[-1].endswith(" running")
+    assert err == f"sweep {folder.id}: interrupted: its driver is gone; `babeltune resume {folder.id}` goes on\n"
+
+
+def test_a_setting_without_a_file_to_set_it_in_is_refused(babeltune, home):
+    code, _, err = babeltune("resume", home.id, "--set", "training.pairs=1")
+    assert code == 2
+    assert "--set: it changes a sweep file; name one with --spec FILE" in " ".join(err.replace("│", " ").split())
 
 
 def test_options_for_jobs_are_refused_where_no_job_is_made(babeltune, tiny_file):

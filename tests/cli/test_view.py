@@ -116,6 +116,8 @@ def test_a_terminal_shows_stage_bar_time_and_trials(searched):
         watch(board)
         time.sleep(0.8)
     assert "searching 3/4" in console.file.getvalue()
+    board.latest = "no room; waiting"
+    assert "no room; waiting" in shown(picture(board))
 
 
 def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
@@ -160,11 +162,16 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
     with live(console) as watch:
         board = Board(read_sweep(tiny_file), SweepFolder(tmp_path))
         watch(board)
+        board.note("no room; waiting")
         board.progress("encoding with the teacher", 3, 9)
         deadline = time.monotonic() + 60
         while "encoding with the teacher 3/9" not in console.file.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert "encoding with the teacher 3/9" in console.file.getvalue()
+    lines = console.file.getvalue().splitlines()
+    assert any("encoding with the teacher 3/9" in line for line in lines)
+    assert [line for line in lines if "no room; waiting" in line] == ["[0:00] no room; waiting"]
+    assert board.latest == "", "it was in another stage"
+    assert "no room; waiting" in SweepFolder(tmp_path).log.read_text(encoding="utf-8")
 
 
 def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):

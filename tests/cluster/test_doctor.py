@@ -67,7 +67,7 @@ def test_an_mlflow_that_does_not_answer_is_found_and_its_password_is_not_shown(t
     uri = "http://me:hunter2@127.0.0.1:1"
     (finding,) = tracking(Cluster(storage=str(tmp_path), mlflow=uri))
     assert not finding.ok
-    assert "does not answer" in finding.text
+    assert "does not answer: Connection refused; start it" in finding.text
     assert "hunter2" not in finding.text
 
 

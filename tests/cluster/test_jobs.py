@@ -173,6 +173,9 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
     assert code == 0, out + err
     assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-1", "state": "", "new": True}
+    code, out, err = babeltune("status", long, "--json")
+    assert code == 0, out + err
+    assert json.loads(out)["state"] in ("starting", "new", "running")
     code, out, _ = babeltune("submit", tiny_file, *LONG, "--detach")
     assert code == 0
     assert f"sweep {long} is running as job {long}-1; `babeltune logs {long} -f" in words(out)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import ray
 
-from babeltune.cluster.connection import end_when_asked
+from babeltune.cluster.connection import end_when_asked, interrupts
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
@@ -246,6 +246,26 @@ def test_sigterm_is_ctrl_c():
             signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
+    handler, heard, ended = signal.getsignal(number), [], []
+
+    def block(times):
+        with interrupts(lambda: heard.append(times)) as asked:
+            for _ in range(times):
+                signal.raise_signal(number)
+            assert asked() == (times > 0)
+            ended.append(times)
+
+    block(0)
+    for times in (1, 2):
+        with pytest.raises(KeyboardInterrupt):
+            block(times)
+    assert ended == [0, 1], "the second cuts it off"
+    assert heard == [1, 2]
+    assert signal.getsignal(number) is handler
 
 
 def test_a_stop_during_preparation_is_heard(copied):

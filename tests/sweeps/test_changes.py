@@ -131,13 +131,15 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
         ("sampler={kind: random}", "sampler.points.*: a search takes it when it begins"),
     ],
 )
-def test_what_a_study_cannot_take_is_refused_even_if_accepted(copied, file, assignment, reason):
+def test_what_a_study_cannot_take_is_refused_accepted_or_not(copied, file, assignment, reason):
     _, folder, _ = copied
     assignments = [assignment] + ["sampler.points=[]"] * assignment.startswith("parameters")
     sweep = read_sweep(file, assignments=assignments)
-    with pytest.raises(SweepError, match=reason) as caught:
-        check_unchanged(folder, deciding_facts(), accept=True, sweep=sweep)
-    assert "submit it as a new sweep" in str(caught.value)
+    for accept in (False, True):
+        with pytest.raises(SweepError, match=reason) as caught:
+            check_unchanged(folder, deciding_facts(), accept=accept, sweep=sweep)
+        assert "submit it as a new sweep" in str(caught.value)
+        assert "--accept-changes" not in str(caught.value), "it would not help"
     assert folder.accepted() == []
 
 

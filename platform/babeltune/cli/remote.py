@@ -67,7 +67,10 @@ class Remote:
 
     def show(self, arguments: Sequence[str], as_json: bool) -> None:
         """Runs a command on the head and shows what it says, ending as it ends."""
-        code, text = self.ask(*arguments, *(["--json"] if as_json else []))
+        self.tell(*self.ask(*arguments, *(["--json"] if as_json else [])), as_json)
+
+    def tell(self, code: int, text: str, as_json: bool) -> None:
+        """Shows what a command on the head has said, ending as it has ended."""
         if code:
             err.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(code)
@@ -192,13 +195,16 @@ def status_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: 
     job = remote.jobs.find(name)
     if job is not None and job.live and follow_it:
         job = follow(remote, job, to_stderr=True)
-    if job is not None:
-        err.print(f"job {job.id}: {job.state}", highlight=False)
-    remote.show(["status", *_named(job.sweep if job else name)], as_json)
-
-
-def _named(name: str | None) -> list[str]:
-    return [name] if name is not None else []
+    if job is None:
+        remote.show(["status", *((name,) if name is not None else ())], as_json)
+        return
+    err.print(f"job {job.id}: {job.state}", highlight=False)
+    code, text = remote.ask("status", job.sweep, *(["--json"] if as_json else []))
+    if code == UnknownNameError.exit_code and remote.jobs.get(job.id).live:
+        document = {"sweep": job.sweep, "state": "starting", "job": job.id}
+        say(document, as_json, lambda: out.print(f"sweep {job.sweep}: starting; it has written nothing yet"))
+        return
+    remote.tell(code, text, as_json)
 
 
 def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:

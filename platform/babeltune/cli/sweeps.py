@@ -37,6 +37,7 @@ Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although c
 Detach = Annotated[
     bool, typer.Option("--detach", help="On a cluster that takes jobs: return at once, do not follow the log.")
 ]
+Trials = Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Use a cluster that wants no token.")]
 NO_JOBS = "needs a cluster that takes jobs: --cluster with a file whose address is a dashboard's http://… or https://…"
 
@@ -46,7 +47,8 @@ def plan(
     file: File,
     with_: With = None,
     set_: Set = None,
-    trials: Annotated[int, typer.Option(help="How many trials to sample.", min=0, max=1000)] = 3,
+    trials: Trials = None,
+    samples: Annotated[int, typer.Option(help="How many trials to propose.", min=0, max=1000)] = 3,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -55,9 +57,9 @@ def plan(
     from babeltune.cli.plan import make_plan, render
     from babeltune.records import plain
 
-    sweep = read(file, with_, set_, cluster)
+    sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
-    report = make_plan(sweep, samples=trials)
+    report = make_plan(sweep, samples=samples)
     warn(about_queue(sweep, report.anchors))
     say(plain(report), as_json, lambda: out.print(render(report)))
 
@@ -66,7 +68,7 @@ def plan(
 def submit(
     file: File,
     cluster: ClusterFile = None,
-    trials: Annotated[int | None, typer.Option(help="Trials in all; replaces budget.trials.", min=1)] = None,
+    trials: Trials = None,
     with_: With = None,
     set_: Set = None,
     accept_changes: Accept = False,
@@ -131,10 +133,7 @@ def run_sweep(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
         except KeyboardInterrupt:
-            err.print(
-                f"interrupted; `babeltune resume {name}{where}` goes on from every trial's last checkpoint "
-                "(`babeltune stop` would have saved the step that it was at)"
-            )
+            err.print(f"interrupted; `babeltune resume {name}{where}` goes on where each trial was last saved")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
@@ -192,6 +191,9 @@ def logs(
     if follow and not as_json:
         for text in followed(folder):
             out.out(text, end="", highlight=False)
+        state = sweep_document(folder)["state"]
+        dead = f": its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on"
+        err.print(f"sweep {folder.id}: {state}{dead if state == 'interrupted' else ''}", soft_wrap=True)
         return
     text = read_log(folder)
     if not text:
@@ -238,6 +240,7 @@ def stop(
     if not is_driven(folder):
         raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
     Places(cluster_of(cluster)).ask_to_stop(folder)
+    err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
     deadline = time.monotonic() + wait
     while is_driven(folder) and time.monotonic() < deadline:
         time.sleep(0.3)
@@ -280,7 +283,9 @@ def resume(
     from babeltune.sweeps.board import is_driven
 
     if spec is None and (with_ or set_):
-        raise typer.BadParameter("changes a spec: add --spec FILE", param_hint="--with" if with_ else "--set")
+        raise typer.BadParameter(
+            "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
+        )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:

@@ -81,13 +81,14 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
 
 
 def picture(board: Board) -> RenderableType:
-    """The live view: stage, progress bar, time gone and left, trials."""
+    """The live view: stage, progress bar, time gone and left, what happened last, trials."""
     rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - board.started)
     left = time_left(board, rows)
     head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {gone} gone{left}")
     bar = ProgressBar(total=max(board.of, 1), completed=board.done, width=60)
-    return Group(head, bar, *([table_of(rows, board.sweep)] if rows else []))
+    latest = [Text(board.latest, style="yellow")] if board.latest else []
+    return Group(head, bar, *latest, *([table_of(rows, board.sweep)] if rows else []))
 
 
 def time_left(board: Board, rows: list[Row]) -> str:
@@ -139,10 +140,13 @@ def _lines(console: Console) -> Iterator[Callable[[Board], None]]:
     boards: list[Board] = []
 
     def work() -> None:
-        last = ("", -1.0)
+        last, told = ("", -1.0), 0
         while not ended.wait(0.5):
             for board in boards:
                 now = time.monotonic()
+                for text in board.said[told:]:
+                    console.print(f"[{minutes(now - board.started)}] {text}", markup=False, soft_wrap=True)
+                    told += 1
                 if board.stage != last[0] or now - last[1] > LINES_EVERY:
                     last = (board.stage, now)
                     head = f"[{minutes(now - board.started)}] {board.stage} {board.done}/{board.of}"

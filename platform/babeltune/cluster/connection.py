@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import ray
 import torch
@@ -14,6 +15,8 @@ from babeltune.cluster.access import authenticate, listens, refuse_open, shown, 
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
 from babeltune.workers.lanes import local_ray
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
@@ -61,3 +64,27 @@ def end_when_asked() -> None:
     """Makes of SIGTERM what Ctrl-C is; Ray, which has just started, would end this process with a dump of its stack."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextmanager
+def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Makes of the first Ctrl-C (or SIGTERM) within the block a request, of which `heard` is told and which the yielded
+    function knows; the second raises `KeyboardInterrupt`, as does the block's end after the first."""
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+        heard()
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in INTERRUPTS if main}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt

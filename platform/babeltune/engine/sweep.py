@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from babeltune.cluster.connection import connected
+from babeltune.cluster.connection import connected, interrupts
 from babeltune.cluster.tasks import fetched, ray_shards
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
@@ -45,6 +45,8 @@ from babeltune.sweeps.places import Places
 from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
+
+SAVING = "interrupted; saving every trial's step (Ctrl-C again does not)"
 
 
 def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
@@ -152,7 +154,7 @@ def _attempt(
                 cluster,
                 trials=sweep.budget.trials - board.before,
                 workers=sweep.budget.workers or cluster.workers,
-                note=folder.note,
+                note=board.note,
                 progress=progress,
             ) as surveyed:
                 return _run(sweep, prepared, cluster, folder, board, look, courier, surveyed)
@@ -223,7 +225,7 @@ def _run(
         least_workers=cluster.least_workers,
         isolation=cluster.isolation,
         silence=cluster.silence,
-        note=folder.note,
+        note=board.note,
         surveyed=surveyed,
         waiting=look,
     )
@@ -247,18 +249,19 @@ def _run(
         board.searching = time.monotonic()
         minutes = sweep.budget.minutes
         last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        tracking.complete = search(
-            sweep,
-            lanes=lanes,
-            folder=folder.path,
-            suggest=lambda trial: suggest(sweep.parameters, trial),
-            make_payload=lambda number, params: courier.sent(payload(sweep, folder, number, params)),
-            on_event=on_event,
-            trials=sweep.budget.trials,
-            stop=folder.stop_request.exists,
-            no_more=lambda: time.monotonic() > last_start,
-            check=courier.check,
-        )
+        with interrupts(lambda: board.progress(SAVING, board.ended, sweep.budget.trials)) as interrupted:
+            tracking.complete = search(
+                sweep,
+                lanes=lanes,
+                folder=folder.path,
+                suggest=lambda trial: suggest(sweep.parameters, trial),
+                make_payload=lambda number, params: courier.sent(payload(sweep, folder, number, params)),
+                on_event=on_event,
+                trials=sweep.budget.trials,
+                stop=lambda: interrupted() or folder.stop_request.exists(),
+                no_more=lambda: time.monotonic() > last_start,
+                check=courier.check,
+            )
         board.progress("closing lanes and MLflow", board.ended, sweep.budget.trials)
     board.progress("done" if tracking.complete else "stopped", board.ended, sweep.budget.trials)
     return tracking.complete

@@ -118,7 +118,7 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[K
             return [convert(item, (*key, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
             return mapping(node, key)
-        return scalar(node, place(node))
+        return scalar(node, ": ".join(part for part in (place(node), dotted(key) if lines else "") if part))
 
     def mapping(node: yaml.MappingNode, key: Key) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -390,5 +390,6 @@ def find_file(name: str | Path) -> Path:
         for root in roots
         for path in (*(root / "search_spaces").rglob("*.yaml"), *(root / "clusters").glob("*.yaml"))
     )
-    near = nearest(str(name), offered) or ";"
-    raise SpecError(f"no file {str(name)!r}{near} shipped: {', '.join(offered) or 'none'}")
+    near = nearest(str(name), offered)
+    first = [file for file in offered if file.count("/") == 1]
+    raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))

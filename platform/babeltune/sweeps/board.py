@@ -30,11 +30,22 @@ class Board:
     """How much of the trials that go on was done before this submission, in trials."""
     searching: float | None = None
     """When the search began."""
+    said: list[str] = field(default_factory=list)
+    """What happened besides, in order."""
+    latest: str = ""
+    """The last of it, if it was in this stage."""
 
     def progress(self, stage: str, done: int, of: int) -> None:
         if stage != self.stage:
             self.folder.note(stage)
+            self.latest = ""
         self.stage, self.done, self.of = stage, done, of
+
+    def note(self, text: str) -> None:
+        """Something that happened: in the sweep's log, and shown until the stage changes."""
+        self.folder.note(text)
+        self.said.append(text)
+        self.latest = text
 
 
 def is_driven(folder: SweepFolder) -> bool:

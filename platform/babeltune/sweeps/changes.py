@@ -75,13 +75,15 @@ def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
 def check_unchanged(folder: SweepFolder, facts: Mapping[str, str], *, accept: bool, sweep: Sweep | None = None) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
-    Raises `SweepError` with the diff; also for accepted changes that a study cannot take.
+    Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not.
     """
     recorded = folder.read("facts.json") or {}
     known = {name: recorded[name] for name in facts if name in recorded}
     changes = differences(known, {name: facts[name] for name in known})
     of_spec = [change for change in spec_changes(folder, sweep) if change.decides] if sweep is not None else []
     found = [*of_spec, *changes]
+    if of_spec and sweep is not None:
+        _refuse_unfit(folder, sweep, of_spec)
     if found and not accept:
         raise SweepError(
             f"sweep {folder.id} began with other settings, code, packages or data:\n"
@@ -91,7 +93,6 @@ def check_unchanged(folder: SweepFolder, facts: Mapping[str, str], *, accept: bo
         )
     news: dict[str, Any] = dict(facts)
     if of_spec and sweep is not None:
-        _refuse_unfit(folder, sweep, of_spec)
         news["spec"] = sweep_id(sweep)
     if found:
         news["accepted"] = history = _extended(folder, found)

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from babeltune.errors import from_system
+
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
@@ -114,7 +116,8 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """The error's first line, and what to do where a server did not take the login, or its own name."""
+    """What the system or else the error's first line says, and what to do where a server did not take the login, or
+    its own name."""
     if "Invalid Host header" in str(error):
         return (
             f"{first_line(error)}; start the server with this name and port in MLFLOW_SERVER_ALLOWED_HOSTS (or "
@@ -123,7 +126,7 @@ def why(error: Exception) -> str:
     code = getattr(error, "error_code", None)
     login = code in ("UNAUTHENTICATED", "PERMISSION_DENIED") or " 401 " in str(error) or " 403 " in str(error)
     todo = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" if login else ""
-    return first_line(error) + todo
+    return (from_system(error) or first_line(error)) + todo
 
 
 def quotable(text: str) -> str:

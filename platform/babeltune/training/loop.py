@@ -305,6 +305,7 @@ class Run:
                 if self.learner.stopping:
                     interval.step, interval.seconds = step + 1, time.perf_counter() - started
                     self.save_interval(interval)
+                    self.note_progress(interval.step, {}, now=True)
                     return self.reports
             trained = time.perf_counter() - started
             with self.learner.encoder.register_forward_pre_hook(lambda *_: self.show_progress()):
@@ -376,12 +377,11 @@ class Run:
         self.looked = time.monotonic()
         return self.reporter.stopped()
 
-    def note_progress(self, step: int, values: Mapping[str, float]) -> None:
-        """Leaves step and loss in `progress.json` now and then, for who looks on between reports."""
-        now = time.monotonic()
-        if self.ranks.rank or now - self.noted < PROGRESS_EVERY:
+    def note_progress(self, step: int, values: Mapping[str, float], *, now: bool = False) -> None:
+        """Leaves step and loss in `progress.json` now and then, or `now`, for who looks on between reports."""
+        if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_EVERY and not now):
             return
-        self.noted = now
+        self.noted = time.monotonic()
         with contextlib.suppress(OSError):  # a checkpoint will say what the disk refuses
             write_json(self.folder / PROGRESS, {"step": step, "steps": len(self.schedule), "loss": values.get("loss")})
 

@@ -124,6 +124,10 @@ class _BackendOfWorkers(_TorchBackend):  # type: ignore[misc]
         cuda = worker_group.execute_single(0, _sees_a_gpu)
         super().on_start(worker_group, ray.train.torch.TorchConfig(backend="nccl" if cuda else "gloo"))
 
+    def on_shutdown(self, worker_group: Any, _: _Torch) -> None:
+        """Nothing: the workers' processes end, and their process group with them. To ask each to leave it first would
+        take 30 s where one of them hangs."""
+
 
 def _sees_a_gpu() -> bool:
     return bool(ray.get_gpu_ids()) and torch.cuda.is_available()
