@@ -101,11 +101,47 @@ def test_launcher_files_pass_rays_own_validation():
 
 @pytest.mark.parametrize("path", KUBERNETES, ids=name_of)
 def test_a_manifest_has_only_fields_that_its_kind_has(path):
-    schemas = json.loads((SCHEMAS / "kubernetes.json").read_text(encoding="utf-8"))
     for manifest in documents(path):
-        kind = f"{manifest['apiVersion']}/{manifest['kind']}"
-        assert kind in schemas["kinds"], f"no schema for {kind}"
-        jsonschema.validate(manifest, {"$defs": schemas["$defs"], "$ref": schemas["kinds"][kind]})
+        check_manifest(manifest)
+
+
+def check_manifest(manifest):
+    """Against Kubernetes' own schema, or for what KubeRay adds ours, in which pods are Kubernetes' own."""
+    kind = f"{manifest['apiVersion']}/{manifest['kind']}"
+    files = [json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8")) for name in ("kubernetes", "kuberay")]
+    definitions = {name: each for file in files for name, each in file["$defs"].items()}
+    (name,) = (file["kinds"][kind] for file in files if kind in file["kinds"])
+    jsonschema.Draft202012Validator({"$defs": definitions, "$ref": f"#/$defs/{name}"}).validate(manifest)
+
+
+@pytest.mark.parametrize(
+    ("file", "wrong"),
+    [
+        ("raycluster", lambda spec: spec["headGroupSpec"]["template"]["spec"].update(volume=[])),
+        ("raycluster", lambda spec: spec["headGroupSpec"]["template"]["spec"]["containers"][0].pop("name")),
+        ("raycluster", lambda spec: spec.update(autoscaling=True)),
+        ("storage", lambda spec: spec.update(accessModes="ReadWriteMany")),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_found(file, wrong):
+    (manifest,) = documents(CLUSTERS / "kuberay" / f"{file}.yaml")
+    wrong(manifest["spec"])
+    with pytest.raises(jsonschema.ValidationError):
+        check_manifest(manifest)
+
+
+def test_every_container_says_what_it_takes():
+    for path in KUBERNETES:
+        for manifest in documents(path):
+            for container in containers_in(manifest):
+                assert {"requests", "limits"} <= container["resources"].keys(), (path, container["name"])
+
+
+def containers_in(value):
+    if isinstance(value, dict):
+        yield from value.get("containers", ())
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from containers_in(each)
 
 
 def ray_clusters():
