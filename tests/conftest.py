@@ -85,14 +85,14 @@ def loopback_only():
 @pytest.fixture(scope="session")
 def s3_port(loopback_only):
     """Where the S3 server of this session is, if a test starts it; Ray's workers know it from the beginning."""
-    from s3_server import free_port
+    from bucket_servers import free_port
 
     return free_port()
 
 
 @pytest.fixture(scope="session")
 def s3_server(s3_port):
-    from s3_server import S3, environment
+    from bucket_servers import S3, environment
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(s3_port).items():
@@ -105,7 +105,7 @@ def s3_server(s3_port):
 @pytest.fixture
 def s3(s3_server, s3_port, monkeypatch):
     """An S3 server that answers, and the environment that names it."""
-    from s3_server import environment
+    from bucket_servers import environment
 
     for name, value in environment(s3_port).items():
         monkeypatch.setenv(name, value)
@@ -115,10 +115,33 @@ def s3(s3_server, s3_port, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def gs_server(loopback_only):
+    from bucket_servers import GS
+
+    server = GS()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def gs(gs_server, monkeypatch):
+    """A Google Cloud Storage server, and the environment that names it."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gs_server.address)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # or else each client looks for Google's machines for a while
+    return gs_server
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket_server(request):
+    """Each of the two."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
     from babeltune.workers.lanes import local_ray
-    from s3_server import environment
+    from bucket_servers import environment
 
     here = Path(__file__).parent
     path = [str(here), str(here / "chaos"), *filter(None, [os.environ.get("PYTHONPATH")])]

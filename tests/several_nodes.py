@@ -21,7 +21,7 @@ from babeltune.spec.cluster import Cluster as ClusterFile
 from babeltune.workers import lanes as lanes_module
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
-from s3_server import free_port
+from bucket_servers import free_port
 
 PATIENCE = 180
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

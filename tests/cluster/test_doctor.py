@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from babeltune.cluster.doctor import examine, installed, needed, packages, python, ray_cluster, storage, tracking
 from babeltune.spec.cluster import Cluster
-from s3_server import BUCKET
+from bucket_servers import BUCKET
 
 
 def here(folder, **more):
@@ -59,6 +59,7 @@ def test_a_storage_behind_a_uri_is_written_read_and_left_as_it_was(s3, tmp_path,
     gone = next(storage(replace(far, storage="s3://nowhere/x")))
     assert (gone.ok, "is not there" in gone.text) == (False, True)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
     absent = next(storage(replace(far, storage="gs://bucket/x")))
     assert (absent.ok, "`pip install 'babeltune[gs]'` on every node" in absent.text) == (False, True)
 

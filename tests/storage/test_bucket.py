@@ -1,22 +1,25 @@
-"""A bucket on a real S3 server: what it keeps, what it refuses, and when the server is away."""
+"""A bucket on a real server of each protocol: what it keeps, what it refuses, and when the server is away."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import pytest
 
 from babeltune.errors import BucketError, ClusterError
 from babeltune.storage.bucket import Bucket
-from s3_server import BUCKET
-
-URI = f"s3://{BUCKET}"
 
 
 @pytest.fixture
-def bucket(s3, request):
-    return Bucket(f"{URI}/{request.node.name.partition('[')[0][:60]}", patience=20)
+def bucket(bucket_server, request):
+    return Bucket(f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}", patience=20)
+
+
+@pytest.fixture
+def s3_bucket(s3):
+    return Bucket(f"{s3.uri}/x", patience=20)
 
 
 def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
@@ -31,6 +34,7 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
     bucket.download("a/b/two", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"22"
     bucket.write("a/one", b"9")
+    assert all(abs(entry.modified - time.time()) < 600 for entry in there.values())
     assert bucket.entry("a/one").size == there["a/one"].size
     assert bucket.entry("a/one").tag != there["a/one"].tag, "a change of the same size in the same second is seen"
     bucket.remove("a/one")
@@ -42,20 +46,22 @@ def test_objects_are_written_listed_read_and_removed(bucket, tmp_path):
 
 
 @pytest.mark.parametrize("key", ["../up", "sweeps/../../etc/passwd", "/etc/passwd", "a//b", "a/./b", "a\\b"])
-def test_a_key_that_leaves_its_folder_is_refused_whoever_names_it(bucket, s3, key):
+def test_a_key_that_leaves_its_folder_is_refused_whoever_names_it(s3_bucket, s3, key):
+    bucket = s3_bucket
     for use in (bucket.read, bucket.remove, bucket.entry, lambda k: bucket.write(k, b"")):
         with pytest.raises(BucketError, match="leaves its folder; remove that object"):
             use(key)
-    planted = f"{bucket.uri.removeprefix(f'{URI}/')}/{key}"
+    planted = f"{bucket.uri.removeprefix(f'{s3.uri}/')}/{key}"
     s3.put(planted, b"evil")
     try:
         with pytest.raises(BucketError, match="leaves its folder; remove that object"):
             bucket.entries()
     finally:
-        s3.client.delete_object(Bucket=BUCKET, Key=planted)
+        s3.remove(planted)
 
 
-def test_a_server_that_comes_back_is_used_again(bucket, s3):
+def test_a_server_that_comes_back_is_used_again(s3_bucket, s3):
+    bucket = s3_bucket
     bucket.write("before", b"1")
     s3.door.shut()
     back = threading.Timer(2.0, s3.door.open)
@@ -65,7 +71,8 @@ def test_a_server_that_comes_back_is_used_again(bucket, s3):
     assert set(bucket.entries()) == {"before", "after"}
 
 
-def test_a_server_that_stays_away_is_named_with_what_to_do(bucket, s3):
+def test_a_server_that_stays_away_is_named_with_what_to_do(s3_bucket, s3):
+    bucket = s3_bucket
     s3.door.shut()
     bucket.patience = 0.5
     with pytest.raises(BucketError, match=rf"{bucket.uri} cannot be written at a \(.*; start it, or check its address"):
@@ -79,11 +86,17 @@ def test_a_bucket_that_is_not_there_and_credentials_that_are_missing_are_named(s
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     with pytest.raises(BucketError, match="credentials that may read and write there, in its environment"):
-        Bucket(f"{URI}/x").write("a", b"1")
+        Bucket(f"{s3.uri}/x").write("a", b"1")
+
+
+def test_a_google_bucket_that_is_not_there_is_named(gs):
+    with pytest.raises(BucketError, match=r"gs://nowhere/x is not there .*; create it"):
+        Bucket("gs://nowhere/x").write("a", b"1")
 
 
 def test_a_protocol_that_is_not_installed_or_not_known_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
     with pytest.raises(ClusterError, match=r"gs://b/x needs a package .*`pip install 'babeltune\[gs\]'` on every node"):
         Bucket("gs://b/x")
     with pytest.raises(ClusterError, match="xyz://b/x cannot be opened: Protocol not known: xyz"):

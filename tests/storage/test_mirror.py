@@ -1,4 +1,4 @@
-"""Two machines' mirrors of one bucket on a real S3 server: what reaches the other one, and what is passed over."""
+"""Two machines' mirrors of one bucket on a real server: what reaches the other one, and what is passed over."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 from babeltune.errors import BucketError
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
-from s3_server import BUCKET
 
 
 @pytest.fixture
-def mirrors(s3, request, tmp_path):
+def mirrors(bucket_server, request, tmp_path):
     """Of one machine and of another."""
-    uri = f"s3://{BUCKET}/{request.node.name.partition('[')[0][:60]}"
+    uri = f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}"
     return [Mirror(Where(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
 
 
@@ -39,12 +38,12 @@ def content(place):
     return {path.relative_to(place).as_posix(): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, s3):
+def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
     one, other = mirrors
     place = package(one, FILES)
     assert not other.pull_package("stores/tokens-1")
     one.push_package(place)
-    sealed = json.loads(s3.get(planted(one, f"stores/tokens-1/{SEAL}")))["files"]
+    sealed = json.loads(bucket_server.get(planted(one, f"stores/tokens-1/{SEAL}")))["files"]
     assert {name: facts["bytes"] for name, facts in sealed.items()} == {name: len(data) for name, data in FILES.items()}
     assert other.pull_package("stores/tokens-1")
     assert content(other.path("stores/tokens-1")) == FILES
@@ -66,14 +65,14 @@ def test_a_package_without_its_seal_is_not_there(mirrors):
 
 
 @pytest.mark.parametrize("damage", [FILES["rows.bin"][:-1], b"x" * len(FILES["rows.bin"]), None])
-def test_a_damaged_package_is_passed_over_and_renewed(mirrors, s3, damage):
+def test_a_damaged_package_is_passed_over_and_renewed(mirrors, bucket_server, damage):
     one, other = mirrors
     one.push_package(package(one, FILES))
     key = planted(one, "stores/tokens-1/rows.bin")
     if damage is None:
-        s3.client.delete_object(Bucket=BUCKET, Key=key)
+        bucket_server.remove(key)
     else:
-        s3.put(key, damage)
+        bucket_server.put(key, damage)
     assert not other.pull_package("stores/tokens-1")
     assert not other.path("stores/tokens-1").exists()
     one.push_package(one.path("stores/tokens-1"))
@@ -81,11 +80,11 @@ def test_a_damaged_package_is_passed_over_and_renewed(mirrors, s3, damage):
     assert content(other.path("stores/tokens-1")) == FILES
 
 
-def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, s3):
+def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server):
     one, other = mirrors
     one.push_package(package(one, FILES))
     seal = {"files": {"../../../evil": {"bytes": 1, "sha256": "0" * 64}}}
-    s3.put(planted(one, f"stores/tokens-1/{SEAL}"), json.dumps(seal).encode())
+    bucket_server.put(planted(one, f"stores/tokens-1/{SEAL}"), json.dumps(seal).encode())
     with pytest.raises(BucketError, match="leaves its folder"):
         other.pull_package("stores/tokens-1")
 

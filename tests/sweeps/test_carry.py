@@ -20,7 +20,7 @@ from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
 from babeltune.sweeps.carry import Sending, files_of, pull_trial, push_trial, put_files, state_of, with_files
 from babeltune.training.checkpoint import checkpoint_folder, last_good, save_checkpoint, write_reports
-from s3_server import BUCKET
+from bucket_servers import BUCKET
 
 KEY = "sweeps/a/trials/t0000"
 

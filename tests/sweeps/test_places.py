@@ -23,7 +23,7 @@ from babeltune.sweeps.ledger import SweepFolder, leaderboard, read_log
 from babeltune.sweeps.places import OWNER, Places
 from babeltune.training.checkpoint import read_reports
 from babeltune.workers.trial import standalone
-from s3_server import BUCKET
+from bucket_servers import BUCKET
 from waiting import when
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
@@ -156,7 +156,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     teacher = prepared["teacher"].removeprefix("storage:")
     seal = f"{PREFIX}/{teacher}/{SEAL}"
     kept = s3.get(seal)
-    s3.client.delete_object(Bucket=BUCKET, Key=seal)
+    s3.remove(seal)
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     where = machine("bare").mirrored
     payload = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
 """What names an object's version, by protocol."""
-TIMES = ("LastModified", "updated", "last_modified", "mtime")
+TIMES = ("LastModified", "last_modified", "mtime")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 
@@ -138,7 +139,7 @@ class Bucket:
                 raise
             except Exception as error:  # each protocol's library has its own
                 why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
-                if isinstance(error, PermissionError) or type(error).__name__ in NO_CREDENTIALS:
+                if _refused(error):
                     raise BucketError(
                         f"{why}; give this machine credentials that may read and write there, in its environment"
                     ) from error
@@ -164,7 +165,9 @@ def _opened(uri: str) -> tuple[Any, str]:
     import fsspec
 
     protocol = uri.partition("://")[0]
-    logging.getLogger("s3fs").setLevel(logging.CRITICAL)  # it warns of each try; we say what became of them
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask what kind of bucket it is
+    for chatter in ("s3fs", "gcsfs"):  # they warn of each try; we say what became of them
+        logging.getLogger(chatter).setLevel(logging.CRITICAL)
     try:
         system, root = fsspec.core.url_to_fs(
             uri, use_listings_cache=False, skip_instance_cache=True, **OPTIONS.get(protocol, {})
@@ -178,6 +181,16 @@ def _opened(uri: str) -> tuple[Any, str]:
     if protocol.startswith("s3"):
         system.retries = 1
     return system, str(root).rstrip("/")
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the store wants to know who asks, or somebody else to: each protocol's library says so in its own way."""
+    return (
+        isinstance(error, PermissionError)
+        or type(error).__name__ in NO_CREDENTIALS
+        or getattr(error, "code", None) in (401, 403)
+        or (isinstance(error, OSError) and str(error).startswith("Forbidden"))
+    )
 
 
 def _entry(info: dict[str, Any]) -> Entry:

@@ -1,4 +1,5 @@
-"""An S3 server on 127.0.0.1, behind a door that a test can shut: moto in a process of its own."""
+"""Servers of buckets on 127.0.0.1, in processes of their own: S3 (moto), behind a door that a test can shut, and Google
+Cloud Storage (gcp-storage-emulator)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from urllib.parse import quote
+
+import requests
 
 BUCKET = "babeltune"
 CREDENTIALS = {
@@ -68,19 +72,26 @@ class Door:
             self._open.discard(each)
 
 
+def started(port: int, *command: str) -> subprocess.Popen[bytes]:
+    """A Python module that serves, once it listens at this port."""
+    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            break
+        time.sleep(0.1)
+    return process
+
+
 class S3:
     """The server, its door, and the bucket as its own client sees it."""
+
+    uri = f"s3://{BUCKET}"
 
     def __init__(self, port: int) -> None:
         """`port` is the door's, which `AWS_ENDPOINT_URL` names."""
         inner = free_port()
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(inner)]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", inner), 1):
-                break
-            time.sleep(0.1)
+        self.process = started(inner, "moto.server", "-H", "127.0.0.1", "-p", str(inner))
         self.door = Door(port, inner)
         self.door.open()
         import boto3
@@ -98,8 +109,43 @@ class S3:
     def put(self, key: str, data: bytes) -> None:
         self.client.put_object(Bucket=BUCKET, Key=key, Body=data)
 
+    def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=BUCKET, Key=key)
+
     def end(self) -> None:
         self.door.shut()
+        self.process.terminate()
+        self.process.wait(30)
+
+
+class GS:
+    """The server, and the bucket as its web interface shows it."""
+
+    uri = f"gs://{BUCKET}"
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        self.process = started(
+            port, "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"
+        )
+        requests.post(f"{self.address}/storage/v1/b?project=tests", json={"name": BUCKET}, timeout=30)
+
+    def _object(self, key: str) -> str:
+        return f"{self.address}/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
+
+    def get(self, key: str) -> bytes:
+        return requests.get(f"{self._object(key)}?alt=media", timeout=30).content
+
+    def put(self, key: str, data: bytes) -> None:
+        name = f"uploadType=media&name={quote(key, safe='')}"
+        address = f"{self.address}/upload/storage/v1/b/{BUCKET}/o?{name}"
+        requests.post(address, data=data, timeout=30).raise_for_status()
+
+    def remove(self, key: str) -> None:
+        requests.delete(self._object(key), timeout=30).raise_for_status()
+
+    def end(self) -> None:
         self.process.terminate()
         self.process.wait(30)
 
