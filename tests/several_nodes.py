@@ -128,6 +128,20 @@ def shrink_and_grow(folder):
     return {"last": seen["cut"][-1], "why": reasons["cut"], "later": worlds(folder, f"b{tried}")}
 
 
+def lose_one_of_two(folder):
+    """Two elastic lanes fill a node each; one node goes, and the other lane ends both trials."""
+    notes, elastic = [], {"workers": 2, "least_workers": 1}
+    with nodes(2, 2) as (cluster, (_, second)), Lanes(**settings(folder, **elastic), note=notes.append) as lanes:
+        until(lanes, lambda: lanes.free() == 2)
+        for name in ("a", "b"):
+            offer(lanes, folder, name, steps=60, seconds=0.1)
+            assert lanes.next_report(name)["report"]["index"] == 1
+        cluster.remove_node(second, allow_graceful=False)
+        seen, reasons = ended(lanes, "a", "b")
+        count = lanes.count
+    return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "count": count, "notes": notes}
+
+
 def share_a_gpu(folder):
     """For each share of one GPU, how many lanes open on it, what is left of it, and why a trial there ended."""
     with nodes(8, gpus=1):

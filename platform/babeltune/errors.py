@@ -59,14 +59,14 @@ class StorageError(BabeltuneError):
     """A storage that is full, read-only or gone. Nothing that is on it is lost, and what was not written can be made
     again: a trial that met it has not failed."""
 
-    begins: ClassVar[str] = "the storage refuses "
-    """How every message of this kind begins, whichever process it comes from."""
+    begins: ClassVar[str] = "the storage "
+    """How every message of this kind begins, and those about buckets, whichever process they come from."""
 
     @classmethod
     def at(cls, place: Path, why: object) -> StorageError:
         return cls(
-            f"{cls.begins}{place} ({why}); free space or make it writable, then `babeltune resume`: every trial keeps "
-            "its last checkpoint"
+            f"{cls.begins}refuses {place} ({why}); free space or make it writable, then `babeltune resume`: every "
+            "trial keeps its last checkpoint"
         )
 
 

@@ -41,6 +41,7 @@ def check(
     failed: int = 0,
     like: SweepFolder | None = None,
     marked: str | None = None,
+    state: str = "finished",
 ) -> None:
     """Everything that a sweep of `asked` trials must be after a fault, of which `failed` ones failed by it.
 
@@ -48,11 +49,11 @@ def check(
     environment variable's value by which the processes of a driver of its own are known.
     """
     sweep = folder.sweep()
-    assert folder.state() == "finished"
+    assert folder.state() == state
     trials = own_trials(folder)
     finished_as_asked(trials, asked, failed)
     nothing_twice(folder, trials)
-    records_agree(folder, cluster, trials)
+    records_agree(folder, cluster, trials, state)
     steps_are_contiguous(folder, cluster, trials)
     if failed < asked:
         best_checkpoint_reproduces(folder)
@@ -98,11 +99,13 @@ def runs_of(folder: SweepFolder, cluster: Cluster) -> tuple[mlflow.MlflowClient,
     return client, parent, found
 
 
-def records_agree(folder: SweepFolder, cluster: Cluster, trials: dict[int, optuna.trial.FrozenTrial]) -> None:
+def records_agree(
+    folder: SweepFolder, cluster: Cluster, trials: dict[int, optuna.trial.FrozenTrial], state: str
+) -> None:
     lines = Ledger(folder.path / "results.jsonl").lines
     ended = {line["number"]: line["state"] for line in lines if line["event"] == "end"}
     _, parent, children = runs_of(folder, cluster)
-    assert parent.info.status == "FINISHED"
+    assert parent.info.status == state.upper()
     assert set(children) == {*map(str, trials), "untrained", "teacher"}
     for number, trial in trials.items():
         assert ended[number] == trial.state.name

@@ -1,6 +1,7 @@
 """Faults of the process that drives a sweep, and of what it left behind: killed, stopped, doubled, unreadable."""
 
 import contextlib
+import os
 import pickle
 import signal
 import sqlite3
@@ -33,13 +34,13 @@ def stop(arena, driver):
     stop = arena.start("stop")
     arena.until(arena.folder.stop_request.exists)
     arena.release()
-    assert (stop.wait(), driver.wait()) == (0, 0)
+    assert (stop.wait(), driver.wait()) == (0, 0), driver.words()
     assert "stopped; nothing is lost" in driver.words()
     assert arena.folder.state() == "stopped"
 
 
 def interrupt(arena, driver):
-    driver.process.send_signal(signal.SIGINT)
+    os.killpg(driver.process.pid, signal.SIGINT)  # as a terminal does: the driver, and whatever it has started
     arena.until(lambda: "saving every trial's step" in arena.folder.log.read_text(encoding="utf-8"))
     arena.release()
     assert driver.wait() == 130
@@ -150,11 +151,13 @@ def test_a_ledger_that_lost_its_end_is_completed_from_the_study(interrupted, not
 
 
 @pytest.mark.parametrize("days", [-400, 400])
-def test_a_clock_that_jumps_changes_nothing_but_what_clocks_say(interrupted, note, days):
-    arena = interrupted
-    arena.order("clock", at=70, days=days)
-    with clock_jump(days * DAY):
-        arena.submit()
+def test_a_clock_that_jumps_changes_nothing_but_what_clocks_say(make_arena, note, days):
+    arena = make_arena(pause=0.02)
+    arena.order("clock", at=50, days=days)
+    with contextlib.ExitStack() as later:
+        jump = clock_jump(days * DAY)
+        with arena.meanwhile(arena.trained(130), lambda: later.enter_context(jump)):
+            arena.submit()
     arena.check()
     assert arena.repeated() == 0
     note(f"clock {'back' if days < 0 else 'ahead'} by {abs(days)} days in mid-sweep")

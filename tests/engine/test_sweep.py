@@ -19,6 +19,7 @@ import ray
 
 from babeltune.cluster.connection import end_when_asked, interrupts
 from babeltune.data.prepared import read_prepared, write_prepared
+from babeltune.data.store import sha256_of
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
 from babeltune.engine.lease import only_driver, this_driver
@@ -29,7 +30,7 @@ from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
 from babeltune.sweeps.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.tracking.tracker import Tracker
-from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_state, stopped_folder
+from babeltune.training.checkpoint import checkpoint_folder, read_state, stopped_folder
 from babeltune.workers.lanes import Lanes
 from waiting import when
 
@@ -378,7 +379,7 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
                 assert lanes.next_report(name) == {"ended": None}
     assert not stopped_folder(cut).exists()
     for tensors in ("student", "optimizer"):
-        one, other = (digest_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
+        one, other = (sha256_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
         assert one == other
 
 
@@ -406,7 +407,7 @@ def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny
             assert [lanes.next_report(name)["report"]["index"] for _ in range(2)] == [1, 2]
             assert lanes.next_report(name) == {"ended": None}
             last = checkpoint_folder(place, 2)
-            digests[name] = [digest_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
+            digests[name] = [sha256_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
     assert digests["fresh"] == digests["used"] != digests["between"]
 
 
@@ -443,5 +444,5 @@ def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_kil
                 ranks[1].kill()
     assert reports == {name: [1, 2, 3, 4] for name in names}
     for tensors in ("student", "optimizer"):
-        one, other = (digest_of(checkpoint_folder(places[name], 4) / f"{tensors}.safetensors") for name in names)
+        one, other = (sha256_of(checkpoint_folder(places[name], 4) / f"{tensors}.safetensors") for name in names)
         assert one == other

@@ -21,7 +21,7 @@ from babeltune.spec.sweep_file import read_data
 from babeltune.sweeps.ledger import winner
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
-from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports, write_reports
+from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process")]
 LINEAGE = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
@@ -97,7 +97,7 @@ def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypa
     place = checkpoint_folder(trial, best.best)
     shuffle_words(place / "student.safetensors")
     manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
-    manifest["files"]["student.safetensors"] = digest_of(place / "student.safetensors")
+    manifest["files"]["student.safetensors"] = sha256_of(place / "student.safetensors")
     (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     name = f"{folder.id}/{best.name}"
     honest = {k: v for k, v in promote(name, cluster).dev.items() if not k.endswith("xsim_flipped")}

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from babeltune.cli import app
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
+from babeltune.data.store import sha256_of
 from babeltune.errors import CheckpointError, PromotionError, SweepError, TeacherError, UnknownNameError
 from babeltune.losses.gather import Ranks
 from babeltune.models.hub import open_model
@@ -27,7 +28,7 @@ from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.ledger import winner
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
-from babeltune.training.checkpoint import checkpoint_folder, digest_of, read_reports
+from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.loop import Run
 
 pytestmark = [
@@ -176,7 +177,7 @@ def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
     assert float(found.tags["metric.dev/everyday/accuracy"]) == pytest.approx(decision.dev["dev/everyday/accuracy"])
     model = fetch(cluster.mlflow, "models:/searched@champion", tmp_path)
     weights = "model.safetensors"
-    assert digest_of(next(Path(model).rglob(weights))) == digest_of(next(out.rglob(weights)))
+    assert sha256_of(next(Path(model).rglob(weights))) == sha256_of(next(out.rglob(weights)))
     before = next(Path(model).rglob(weights)).stat().st_mtime_ns
     assert fetch(cluster.mlflow, "models:/searched@champion", tmp_path) == model
     assert next(Path(model).rglob(weights)).stat().st_mtime_ns == before, "files that are there are not fetched again"
@@ -255,10 +256,10 @@ def files_in(folder):
 
 def test_an_out_folder_that_exists_is_left_alone(promoted):
     _, cluster, _, out = promoted
-    before = digest_of(out / "README.md")
+    before = sha256_of(out / "README.md")
     with pytest.raises(PromotionError, match="exists already"):
         promote(None, cluster, out=out)
-    assert digest_of(out / "README.md") == before
+    assert sha256_of(out / "README.md") == before
 
 
 def registered_nothing(cluster):
@@ -277,7 +278,7 @@ def alter(folder, *, fix_manifest):
     save_file(tensors, path)
     if fix_manifest:
         manifest = json.loads((place / "manifest.json").read_text(encoding="utf-8"))
-        manifest["files"][path.name] = digest_of(path)
+        manifest["files"][path.name] = sha256_of(path)
         (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 

@@ -99,6 +99,28 @@ def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_p
     assert following == Proposals(undamaged, SWEEP, suggest).ask(), "what comes next is the same, too"
 
 
+def test_a_trial_that_was_being_drawn_is_drawn_afresh(tmp_path):
+    """A driver that dies between two parameters of a trial leaves one of them in the study."""
+
+    def both(trial):
+        return {name: trial.suggest_float(name, 0, 1) for name in ("x", "y")}
+
+    def first(trial):
+        raise KeyboardInterrupt(trial.suggest_float("x", 0, 1))
+
+    proposals, ledger = Proposals(open_study(tmp_path, SWEEP), SWEEP, both), Ledger(tmp_path / "results.jsonl")
+    _, params = proposals.ask()
+    ledger.add("propose", 0, params=params)
+    with pytest.raises(KeyboardInterrupt):
+        Proposals(open_study(tmp_path, SWEEP), SWEEP, first).ask()
+    resumed = Proposals(sound_study(tmp_path, SWEEP, ledger, both), SWEEP, both)
+    assert sorted(resumed.trials()) == [0]
+    number, params = resumed.ask()
+    ledger.add("propose", number, params=params)
+    assert searcher.replay(ledger.lines, SWEEP, both)[number] == params
+    assert len(list(tmp_path.glob("study.db.unusable-*"))) == 1
+
+
 def as_recorded(study):
     proposals = Proposals(study, SWEEP, suggest)
 

@@ -20,7 +20,7 @@ import babeltune
 import babeltune_methods
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
-from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged
+from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged, sha256_of
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
 from babeltune.mining.kept import Kept
@@ -33,7 +33,6 @@ from babeltune.spec.space import suggest
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import (
     checkpoint_folder,
-    digest_of,
     last_good,
     load_checkpoint,
     read_reports,
@@ -294,7 +293,7 @@ def test_a_checkpoint_of_pickles_is_not_loaded_even_with_their_digests(tmp_path,
     for name in ("student.safetensors", "state.json", "evil.pt", "evil.bin"):
         whole = {path.name: path.read_bytes() for path in place.iterdir()}
         (place / name).write_bytes(pickled)
-        files = {path.name: digest_of(path) for path in place.iterdir() if path.name != "manifest.json"}
+        files = {path.name: sha256_of(path) for path in place.iterdir() if path.name != "manifest.json"}
         (place / "manifest.json").write_text(json.dumps({"files": files}))
         if name.startswith("evil"):
             assert load_checkpoint(place)[0].keys() == {"student"}

@@ -11,6 +11,7 @@ import pytest
 
 from babeltune.errors import ClusterError, SpecError
 from babeltune.spec.cluster import Cluster, read_cluster
+from babeltune.spec.secrets import without_password
 from babeltune.storage.where import Where
 
 
@@ -81,7 +82,10 @@ def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
         ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
         ("storage: s3://me:hunter2@bucket/x", "c.yaml:2: storage: a secret does not belong"),
         ("storage: s3://hunter2@bucket/x", "c.yaml:2: storage: what follows s3:// must be a bucket and a prefix alone"),
-        ("storage: s3://bucket/x?secret=hunter2", "credentials and the endpoint belong in the environment (AWS_…"),
+        ("storage: s3://bucket/x?secret=hunter2", "c.yaml:2: storage: a secret does not belong"),
+        ("storage: s3://bucket/x?endpoint=hunter2", "credentials and the endpoint belong in the environment (AWS_…"),
+        ("mlflow: postgresql://host/db?user=me&password=hunter2", "c.yaml:2: mlflow: a secret does not belong"),
+        ("mlflow: postgresql://me:a@hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
     ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expected):
@@ -89,6 +93,23 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expect
         read_cluster(written(tmp_path, f"name: x\n{line}\n"), environ={})
     assert expected in str(caught.value)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://me:hunter2@host/db",
+        "postgresql://me:a@hunter2@host/db",
+        "postgresql://hunter2@host/db",
+        "postgresql+pg8000://host/db?user=me&password=hunter2&sslmode=require",
+        "https://host/x?api_key=hunter2",
+    ],
+)
+def test_an_address_is_shown_without_what_is_secret_in_it(uri):
+    shown = without_password(f"{uri} does not answer")
+    assert "hunter2" not in shown
+    assert "host/" in shown
+    assert "does not answer" in shown
 
 
 def test_a_password_may_come_from_a_variable(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
@@ -220,17 +221,27 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
 
 def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machine):
     sweep, folder = far
-    one = machine("one")
+    one, state = machine("one"), folder.path / "state.json"
+    kept, before = state.read_bytes(), state.stat()
     with Courier(one, folder) as courier:
         owner = json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))
         other = {**owner, "session": "another", "host": "elsewhere", "folder": "/x"}
+        s3.door.shut()
+        state.write_bytes(b"its own, which waits")
+        when(lambda: courier.trouble is not None, lambda: None).join()
         s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps(other).encode())
+        s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", b"the other's")
+        s3.door.open()
         deadline = time.monotonic() + 60
         while courier.lost is None and time.monotonic() < deadline:
             time.sleep(0.05)
         with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
             courier.check()
     assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}")) == other
+    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/state.json") == b"the other's"
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", kept)
+    state.write_bytes(kept)
+    os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
     s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "beat": 0}).encode())
     with Courier(one, folder):
         assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"

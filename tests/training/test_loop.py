@@ -325,6 +325,23 @@ def test_a_long_evaluation_gives_signs_of_life(tiny, tmp_path, monkeypatch):
     assert seen.looks >= 2, "one in each of two evaluations"
 
 
+def test_a_trial_stopped_in_an_evaluation_repeats_no_step(tiny, tmp_path, monkeypatch):
+    whole = run(*tiny, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr("babeltune.training.loop.PROGRESS_EVERY", 0.0)
+        patch.setattr("babeltune.training.loop.LOOK_EVERY", math.inf)
+        assert run(*tiny, tmp_path / "cut", Collect(stop_at=1)) == []
+    assert read_state(stopped_folder(tmp_path / "cut"))["interval"]["step"] == 10
+    assert json.loads((tmp_path / "cut" / "progress.json").read_text(encoding="utf-8"))["step"] == 10
+    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
+    cut = run(*tiny, tmp_path / "cut", seen := Collect())
+    assert seen.looks == 10, "the steps of the second half"
+    assert same(weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2))
+    assert [r["metrics"]["dev/everyday/accuracy"] for r in whole] == [
+        r["metrics"]["dev/everyday/accuracy"] for r in cut
+    ]
+
+
 @pytest.mark.parametrize("fault", ["damaged", "unwritten"])
 def test_a_stop_without_a_good_checkpoint_repeats_the_steps_since_the_report(tiny, tmp_path, monkeypatch, fault):
     run(*tiny, tmp_path / "whole")

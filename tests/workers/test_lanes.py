@@ -342,6 +342,31 @@ def test_a_desk_keeps_its_state_in_a_file(tmp_path):
     assert asyncio.run(asyncio.wait_for(steps(), 5))["trial"] == "u"
 
 
+def test_who_watches_a_trial_anew_hears_of_its_last_report_again():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group")
+        last = {"index": 1, "last": True}
+        waiting = asyncio.ensure_future(desk.report("t", last))
+        assert await desk.next_report("t", 0) == {"report": last}
+        assert await waiting
+        assert await desk.leave("lane", "t", 0, 1, "done", "")
+        assert await desk.next_report("t", 1) == {"ended": None}
+        return await desk.next_report("t", 0), await desk.next_report("t", 1)
+
+    assert in_desk(steps) == ({"report": {"index": 1, "last": True}}, {"ended": None})
+
+
+def test_a_trial_alone_cannot_blame_a_peer():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group")
+        go_on = await desk.leave("lane", "t", 0, 1, "peer", "RuntimeError: gloo is not a kind of glue")
+        return go_on, await desk.next_report("t", 0)
+
+    assert in_desk(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
+
+
 def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path):
     file = tmp_path / "desk.json"
 

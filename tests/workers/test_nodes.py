@@ -64,6 +64,14 @@ def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later
     assert scores[1] == pytest.approx(scores[0], rel=1e-4, abs=1e-4)
 
 
+def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tmp_path):
+    saw = play("lose_one_of_two", tmp_path)
+    assert saw["last"] == {"a": 60, "b": 60}
+    assert saw["why"] == {"a": None, "b": None}
+    assert saw["count"] == 1
+    assert any("has lost its node" in note for note in saw["notes"])
+
+
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     assert play("share_a_gpu", tmp_path) == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
 

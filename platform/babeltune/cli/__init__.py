@@ -6,15 +6,23 @@ from rich.markup import escape
 
 from babeltune.cli import filtering, health, mining, models, sweeps, transfer
 from babeltune.cli.common import app, err
-from babeltune.errors import BabeltuneError
+from babeltune.errors import REFUSALS, BabeltuneError
 
 __all__ = ["app", "filtering", "health", "main", "mining", "models", "sweeps", "transfer"]
 
 
 def main() -> None:
-    """Runs a command; an error of ours is one message without a traceback, and its exit code."""
+    """Runs a command; an error of ours, or what the system refuses, is one message without a traceback, and its exit
+    code."""
     try:
         app()
     except BabeltuneError as error:
-        err.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-        raise SystemExit(error.exit_code) from None
+        words, code = str(error), error.exit_code
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        words, code = f"{error.filename or 'a file'}: {error.strerror}; make it usable, or name another", 1
+    else:
+        return
+    err.print(f"[bold red]error:[/] {escape(words)}", soft_wrap=True)
+    raise SystemExit(code)

@@ -88,7 +88,8 @@ def ui(
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only."""
-    from babeltune.tracking.mlflow_store import artifact_folder, serve_command, without_password
+    from babeltune.spec.secrets import without_password
+    from babeltune.tracking.mlflow_store import artifact_folder, serve_command
 
     chosen = cluster_of(cluster)
     uri, shown = chosen.mlflow, without_password(chosen.mlflow)

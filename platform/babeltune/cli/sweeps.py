@@ -115,6 +115,7 @@ def run_sweep(
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
     from babeltune.engine.sweep import driven_folder, submit
+    from babeltune.errors import SweepError
     from babeltune.spec.sweep_file import sweep_id
     from babeltune.sweeps.board import sweep_document
 
@@ -126,7 +127,13 @@ def run_sweep(
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
         folder = attach(running, err)
-    else:
+        document = sweep_document(folder)
+        if document["state"] == "failed":
+            raise SweepError(f"sweep {folder.id} failed: {document['reason']}")
+        if document["state"] == "interrupted":
+            err.print(f"the driver of sweep {folder.id} is gone; going on with it")
+            running = None
+    if running is None:
         try:
             with live(err) as watch:
                 folder = submit(

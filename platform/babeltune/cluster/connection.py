@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import ray
@@ -69,7 +69,7 @@ def end_when_asked() -> None:
 @contextmanager
 def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """Makes of the first Ctrl-C (or SIGTERM) within the block a request, of which `heard` is told and which the yielded
-    function knows; the second raises `KeyboardInterrupt`, as does the block's end after the first."""
+    function knows; the second raises `KeyboardInterrupt`."""
     asked = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -77,7 +77,8 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         if asked:
             signal.default_int_handler(number, frame)
         asked = True
-        heard()
+        with suppress(OSError):  # such as a full disk, on which nothing can be noted
+            heard()
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in INTERRUPTS if main}
@@ -86,5 +87,3 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if asked:
-        raise KeyboardInterrupt

@@ -17,9 +17,10 @@ import babeltune
 from babeltune.cluster.access import OPEN, STRANGER, listens, takes
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
+from babeltune.spec.secrets import without_password
 from babeltune.storage.bucket import Bucket
 from babeltune.storage.where import Where
-from babeltune.tracking.mlflow_store import open_client, why, without_password
+from babeltune.tracking.mlflow_store import open_client, why
 
 PYTHON = (3, 11)
 LOOKED_AT = ("ray", "torch", "transformers", "sentence-transformers", "optuna", "mlflow")

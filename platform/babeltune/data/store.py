@@ -177,10 +177,10 @@ def _build(
         }
         record = building / "store.json"
         record.write_text(json.dumps({**values, "seal": key_of(values)}, indent=1), encoding="utf-8")
-        _sync(record)
-        _sync(building)
+        sync(record)
+        sync(building)
         building.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -225,11 +225,12 @@ def _check_fits(array: Array, files: dict[str, dict[str, Any]], folder: Path) ->
 
 
 def _seal(path: Path) -> dict[str, Any]:
-    _sync(path)
+    sync(path)
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Has the system put the file, or a folder's list of names, on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -56,6 +56,11 @@ TURN = 10.0
 """Seconds to wait for who looks at the sweep on this machine."""
 
 
+def awake() -> float:
+    """Seconds of this machine, those included in which it slept."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class Courier:
     """A driver's errands, from `with` to the end of its block; none where the storage is a folder."""
 
@@ -67,7 +72,7 @@ class Courier:
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._places = Places(cluster)
-        self._since = 0.0
+        self._since = self._heard = 0.0
         self._sent: dict[Path, float] = {}
         self._session = uuid.uuid4().hex
         self._changed, self._ending = threading.Event(), threading.Event()
@@ -113,6 +118,10 @@ class Courier:
         try:
             if self.lost is None:
                 self._insist(self._finish, LAST_WORDS if kind else self.where.patience)
+        except SweepError as lost:
+            if kind is None:
+                raise
+            self.folder.note(str(lost))
         except BucketError as unsent:
             if kind is None:
                 raise ClusterError(self._words(unsent)) from unsent
@@ -146,11 +155,11 @@ class Courier:
         self._mine.parent.mkdir(parents=True, exist_ok=True)
         before = [owner["session"]] if owner else []
         self._mine.write_text(" ".join([*before, self._session]), encoding="utf-8")
+        mirror.bucket.remove(f"{self._prefix}/stop")
         self._beat()
         found = self._owner()
         if found is None or found["session"] != self._session:
             raise SweepError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
-        mirror.bucket.remove(f"{self._prefix}/stop")
 
     def _speaks(self, owner: dict[str, Any]) -> bool:
         """Whether another word of that driver comes before it is held to be dead, by this machine's clock alone."""
@@ -184,6 +193,7 @@ class Courier:
         data = json.dumps(word).encode()
         (self.folder.path / OWNER).write_bytes(data)
         self._mirror.bucket.write(f"{self._prefix}/{OWNER}", data)
+        self._heard = awake()
 
     def _fetch(self, store: Path) -> None:
         """Brings a store that another sweep or machine has built already."""
@@ -235,17 +245,15 @@ class Courier:
                 self._stumble(error)
 
     def _work(self) -> None:
-        beaten = time.monotonic()
         while not self._ending.is_set():
             self._changed.wait(BEAT)
             self._changed.clear()
             if self._ending.is_set():
                 return
             try:
-                self._send(final=False)
-                if self.trouble is not None or time.monotonic() - beaten >= BEAT:
+                if self.trouble is not None or awake() - self._heard >= BEAT:
                     self._listen()
-                    beaten = time.monotonic()
+                self._send(final=False)
                 if self.trouble is not None:
                     self.folder.note(f"the storage {self._mirror.bucket.uri} takes what is sent again")
                     self.trouble = None
@@ -258,6 +266,8 @@ class Courier:
 
     def _send(self, *, final: bool) -> None:
         for path in records_in(self.folder.path):
+            if awake() - self._heard >= SILENT / 2:  # another driver may have come meanwhile, whose records these are
+                self._listen()
             now = time.monotonic()
             due = self._sent.get(path, -1e9)
             if not final and path.name not in URGENT and due > now:
@@ -293,6 +303,7 @@ class Courier:
     # At the end
 
     def _finish(self) -> None:
+        self._listen()
         self._send(final=True)
         self._beat(ended=True)
 

@@ -21,8 +21,8 @@ from babeltune.sweeps.ledger import State, SweepFolder, condition_of, outcome, r
 from babeltune.tracking.tracker import Status, Told, Tracker
 from babeltune.training.checkpoint import read_reports
 
-LAST_WAIT = 60.0
-"""Seconds that a sweep waits at its end for MLflow to take everything."""
+LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
+"""Seconds that a sweep waits at its end for MLflow to take everything, and after Ctrl-C."""
 
 
 def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
@@ -41,9 +41,9 @@ def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
     return tags
 
 
-def close_tracker(tracker: Tracker, folder: SweepFolder) -> None:
-    """Waits a minute for MLflow and records what it has not taken."""
-    tracker.flush(LAST_WAIT)
+def close_tracker(tracker: Tracker, folder: SweepFolder, wait: float = LAST_WAIT) -> None:
+    """Waits so many seconds for MLflow and records what it has not taken."""
+    tracker.flush(wait)
     unsent, trouble = tracker.waiting(), tracker.trouble
     try:
         folder.write("tracking.json", {"unsent_bytes": unsent, "refused": tracker.refused, "trouble": trouble})
@@ -105,7 +105,9 @@ class Tracking:
         raised = error[1]
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
         self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if raised is None else "FAILED")
-        close_tracker(self.tracker, self.folder)
+        close_tracker(
+            self.tracker, self.folder, INTERRUPTED_WAIT if isinstance(raised, KeyboardInterrupt) else LAST_WAIT
+        )
 
     def catch_up(self) -> None:
         """Tells what the ledger has and nobody has told: a driver died, or its disk was full, between the two."""

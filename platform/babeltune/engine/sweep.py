@@ -92,6 +92,7 @@ def submit(
         only_driver(folder),
         ExitStack() as shared,
     ):
+        folder.stop_request.unlink(missing_ok=True)  # from now on it is for this driver
         if cluster.address != "local" or ray.is_initialized():
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
@@ -105,7 +106,6 @@ def submit(
         if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished":
             send_rest(sweep, cluster, folder)
             return folder
-        folder.stop_request.unlink(missing_ok=True)
         ended = ended_trials(folder)
         board = Board(sweep, folder, ended=ended, before=ended)
         if watch:
@@ -146,6 +146,7 @@ def _attempt(
         look()
 
     try:
+        look()
         warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
         corpus = read_corpus(sweep, folder.path.parents[1], progress)
         with connected(cluster):
@@ -262,6 +263,8 @@ def _run(
                 no_more=lambda: time.monotonic() > last_start,
                 check=courier.check,
             )
+        if interrupted() and not tracking.complete:
+            raise KeyboardInterrupt
         board.progress("closing lanes and MLflow", board.ended, sweep.budget.trials)
     board.progress("done" if tracking.complete else "stopped", board.ended, sweep.budget.trials)
     return tracking.complete

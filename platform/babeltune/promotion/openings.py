@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
-from babeltune.data.store import digest_of_texts, key_of
+from babeltune.data.store import digest_of_texts, key_of, sha256_of
 from babeltune.sweeps.ledger import sweep_folders
-from babeltune.training.checkpoint import digest_of
 
 FILE = "openings.jsonl"
 
@@ -74,7 +73,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
 
 def weights_digest(folder: Path) -> str:
     """SHA-256 over the names and bytes of the weights in a model's folder."""
-    return key_of({str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*.safetensors"))})
+    return key_of({str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*.safetensors"))})
 
 
 def _who() -> str:

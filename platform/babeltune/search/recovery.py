@@ -71,7 +71,18 @@ def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
             return f"it lacks trial {line['number']}"
         if line["event"] == "end" and (trial.state.name, trial.values) != (line["state"], line["values"]):
             return f"it has another end of trial {line['number']}"
-    return ""
+    return _half_drawn(known, ledger)
+
+
+def _half_drawn(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
+    """The study's last trial, where it began while its parameters were drawn and nothing else is unknown to the ledger:
+    to draw the rest of them would not lead to what an undisturbed search draws."""
+    told = {event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")}
+    new = known.keys() - told["propose"]
+    ended = {number for number, trial in known.items() if trial.state.is_finished()}
+    if len(new) != 1 or new != {max(known)} or ended - told["end"] or known[max(known)].intermediate_values:
+        return ""
+    return f"trial {max(known)} was being drawn"
 
 
 def _put_aside(folder: Path) -> None:

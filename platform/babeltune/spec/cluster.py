@@ -19,6 +19,7 @@ from babeltune.errors import ClusterError, SpecError
 from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import expand, find_file, read_document, validate
+from babeltune.spec.secrets import holds_password
 from babeltune.storage.where import Where
 
 DEFAULT = "clusters/local.yaml"
@@ -239,7 +240,7 @@ def _is_dashboard(address: object) -> bool:
 
 def _is_secret(key: str, value: object) -> bool:
     """Whether a key, or the password inside an address, gives away a secret; one from a variable does not."""
-    return key in SECRETS or (isinstance(value, str) and re.match(r"[a-z0-9+]+://[^/@:]*:[^/@$]+@", value) is not None)
+    return key in SECRETS or (isinstance(value, str) and "://" in value and holds_password(value))
 
 
 def _secret(key: str) -> str:

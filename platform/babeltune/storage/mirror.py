@@ -5,7 +5,7 @@ one that is written last and holds the size and SHA-256 of each, so an unsealed 
 and one that differs from its seal is passed over. A *record* is a file that one process changes; it is pushed when it
 has changed, and a pull never replaces one whose own changes wait to be pushed.
 
-    <folder>/.seals/<key>.json     what the bucket has of a package
+    <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and of which versions of them
     <folder>/.synced/<key>.json    which version of a record it has
 """
 
@@ -81,14 +81,13 @@ class Mirror:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         kept = self.folder / ".seals" / f"{self.key(folder)}.json"
-        stats = {name: path.stat() for name, path in paths.items()}
-        files: dict[str, dict[str, Any]]
-        if kept.exists() and kept.stat().st_mtime_ns > max((s.st_mtime_ns for s in stats.values()), default=0):
-            files = json.loads(kept.read_bytes())["files"]
-            if {name: facts["bytes"] for name, facts in files.items()} == {n: s.st_size for n, s in stats.items()}:
-                return files
-        files = {name: {"bytes": stats[name].st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
-        _write(kept, _document({"files": files}))
+        versions = {name: _version(path) for name, path in paths.items()}
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            known = json.loads(kept.read_bytes())
+            if known["versions"] == versions:
+                return dict(known["files"])
+        files = {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
+        _write(kept, _document({"files": files, "versions": versions}))
         return files
 
     def pull_package(self, key: str) -> bool:
@@ -143,7 +142,6 @@ class Mirror:
             draft.rename(folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        _write(self.folder / ".seals" / f"{key}.json", seal)
         return None
 
     def drop_packages(self, keys: Iterable[str], there: Iterable[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from babeltune.records import Sweep, plain
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
@@ -51,12 +52,14 @@ class Board:
 def is_driven(folder: SweepFolder) -> bool:
     """Whether a driver holds the sweep's lock now, or was heard on another machine a moment ago."""
     folder.refresh()
-    lock = FileLock(folder.path / "driver.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
+    with suppress(OSError):  # there is no such file yet, or it may not be read
+        lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # whoever looks on may not be able to write
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
     return driven_elsewhere(folder)
 
 

@@ -189,7 +189,10 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
     if mirror.push(folder / REPORTS) and mine:
         there = mirror.bucket.entries(f"{key}/checkpoints")
         keep = {path.name for path in mine}
-        old = {at.removeprefix(f"{key}/checkpoints/").partition("/")[0] for at in there} - keep
+        names = {at.removeprefix(f"{key}/checkpoints/").partition("/")[0] for at in there}
+        latest = max((path.name for path in mine if path.name.isdigit()), default="")
+        # A later one is of another worker, whom a new driver has given the trial.
+        old = {name for name in names - keep if not name.isdigit() or name < latest}
         mirror.drop_packages([f"{key}/checkpoints/{name}" for name in old], there)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import from_system
+from babeltune.spec.secrets import without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -132,10 +133,6 @@ def why(error: Exception) -> str:
 def quotable(text: str) -> str:
     """The text without what would end a string in MLflow's search language."""
     return text.replace("'", "_")
-
-
-def without_password(uri: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", uri)
 
 
 def slices(items: Sequence[Any], size: int) -> list[Sequence[Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
+from babeltune.spec.secrets import without_password
 from babeltune.tracking.mlflow_store import (
     METRICS_PER_BATCH,
     SWEEP,
@@ -22,7 +23,6 @@ from babeltune.tracking.mlflow_store import (
     slices,
     text_of,
     why,
-    without_password,
 )
 
 if TYPE_CHECKING:

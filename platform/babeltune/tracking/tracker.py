@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from babeltune.records import Point
+from babeltune.spec.secrets import without_password
 from babeltune.tracking.mlflow_store import (
     ENTRIES_PER_BATCH,
     METRICS_PER_BATCH,
@@ -40,7 +41,6 @@ from babeltune.tracking.mlflow_store import (
     slices,
     text_of,
     why,
-    without_password,
 )
 from babeltune.tracking.spool import Spool
 

@@ -10,7 +10,6 @@ The number of a checkpoint is the report's. The best one by the first objective 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,18 +21,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from babeltune.data.store import sha256_of, sync
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.records import Report, plain, report_from
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 REPORTS = "reports.jsonl"
-
-
-def digest_of(path: Path) -> str:
-    """The file's SHA-256."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
@@ -50,10 +44,13 @@ def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: 
                 {k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, temporary / f"{name}.safetensors"
             )
         (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
-        files = {path.name: digest_of(path) for path in sorted(temporary.iterdir())}
+        files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
+        for path in (*temporary.iterdir(), temporary):
+            sync(path)
         shutil.rmtree(folder, ignore_errors=True)
         temporary.replace(folder)
+        sync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise StorageError.at(folder, getattr(error, "strerror", None) or error) from error
     finally:
@@ -65,7 +62,7 @@ def verify_checkpoint(folder: Path) -> None:
     try:
         files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
         for name, expected in files.items():
-            found = digest_of(folder / name)
+            found = sha256_of(folder / name)
             if found != expected:
                 raise CheckpointError(f"checkpoint file {folder / name} has SHA-256 {found}, recorded was {expected}")
     except (OSError, ValueError, KeyError) as error:

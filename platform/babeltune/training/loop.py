@@ -74,6 +74,10 @@ class Reporter(Protocol):
         ...
 
 
+class EvaluationLeftError(Exception):
+    """An evaluation was told to stop. All ranks raise it."""
+
+
 def dev_scores(
     encoder: Encoder | FrozenEncoder,
     method: Method,
@@ -83,7 +87,9 @@ def dev_scores(
     device: torch.device,
 ) -> dict[str, float]:
     """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
-    unique sentences and get all the scores."""
+    unique sentences and get all the scores.
+
+    Raises `EvaluationLeftError` on all ranks where the encoder's forward pass raises it on any."""
     frozen = isinstance(encoder, FrozenEncoder)
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
@@ -93,7 +99,11 @@ def dev_scores(
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
         started = time.perf_counter()
-        own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        own = None
+        with contextlib.suppress(EvaluationLeftError):
+            own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        if ranks.sum_scalars({"left": torch.tensor(float(own is None), device=device)})["left"] or own is None:
+            raise EvaluationLeftError
         speeds.append(len(mine) / (time.perf_counter() - started))
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
@@ -303,15 +313,15 @@ class Run:
             for step in range(interval.step, end):
                 self.one_step(step, interval.meter, flush=step + 1 == end)
                 if self.learner.stopping:
-                    interval.step, interval.seconds = step + 1, time.perf_counter() - started
-                    self.save_interval(interval)
-                    self.note_progress(interval.step, {}, now=True)
-                    return self.reports
+                    return self.leave(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
-            with self.learner.encoder.register_forward_pre_hook(lambda *_: self.show_progress()):
-                metrics = dev_scores(
-                    self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
-                )
+            try:
+                with self.learner.encoder.register_forward_pre_hook(lambda *_: self.look_up()):
+                    metrics = dev_scores(
+                        self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
+                    )
+            except EvaluationLeftError:
+                return self.leave(interval, end, trained)
             spent += time.perf_counter() - started
             pairs = int(schedule.seen[end - 1])
             points = interval.meter.take()
@@ -334,6 +344,13 @@ class Run:
             done = end
             if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
                 break
+        return self.reports
+
+    def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
+        """Keeps where a stop met the trial: after this step. Returns all reports."""
+        interval.step, interval.seconds = step, seconds
+        self.save_interval(interval)
+        self.note_progress(step, {}, now=True)
         return self.reports
 
     def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
@@ -364,11 +381,12 @@ class Run:
             give_back_memory()
             self.cleaned = time.monotonic()
 
-    def show_progress(self) -> None:
-        """Rank 0's sign of life while it evaluates; whether to stop it asks again at its next step."""
+    def look_up(self) -> None:
+        """Rank 0's sign of life while it evaluates; `EvaluationLeftError` when it is told to stop."""
         if self.ranks.rank == 0 and time.monotonic() - self.looked > PROGRESS_EVERY:
             self.looked = time.monotonic()
-            self.reporter.stopped()
+            if self.reporter.stopped():
+                raise EvaluationLeftError
 
     def told_to_stop(self) -> bool:
         """Rank 0's look whether to stop; the others learn of it with the loss."""

@@ -28,6 +28,8 @@ GRACE = 5.0
 """Seconds that one failed rank waits for the others before its lane is restarted."""
 POLL = 10.0
 """Seconds after which an idle lane's question is answered with nothing, so that its ranks stay in touch."""
+WATCHED = 8
+"""Ended trials whose last report is kept, for who watches them anew."""
 KEPT = 100
 """Ended trials that are remembered, for those who have not heard of their end."""
 
@@ -150,12 +152,16 @@ class Desk:
         """Lets the trial go on past report `after` and waits for the next: `{"report": …}` or `{"ended": reason}`."""
         work = self._works[trial]
         work.allowed = max(work.allowed, after)
-        work.reports = [report for report in work.reports if report["index"] > after]
+        # The last one stays: who watches the trial may die before anybody else has heard of it.
+        work.reports = [report for report in work.reports if report["index"] > after or report.get("last")]
         await self._tell()
-        await self._until(lambda: bool(work.reports) or work.ended)
-        if not work.reports:
+
+        def news() -> dict[str, Any] | None:
+            return next((report for report in work.reports if report["index"] > after), None)
+
+        await self._until(lambda: news() is not None or work.ended)
+        if (report := news()) is None:
             return {"ended": work.reason}
-        report = work.reports[0]
         if report.get("last") and work.allowed < report["index"]:
             work.allowed = report["index"]
             await self._tell()
@@ -264,7 +270,10 @@ class Desk:
         if not self._pending:
             return {}
         self._assigned[lane] = self._pending.popleft()
-        for trial in [name for name, work in self._works.items() if work.ended][:-KEPT]:
+        ended = [name for name, work in self._works.items() if work.ended]
+        for trial in ended[:-WATCHED]:
+            self._works[trial].reports.clear()
+        for trial in ended[:-KEPT]:
             del self._works[trial]
         self._write()
         return self._assignment(lane)
@@ -345,7 +354,8 @@ class Desk:
         kinds = {ending for ending, _ in attempt.endings.values()}
         agreed = len(attempt.endings) == world and (world == 1 or kinds in ({"done"}, {"refused"}))
         attempt.go_on = agreed and lane not in self._renewed
-        own = [why for ending, why in attempt.endings.values() if ending in ("refused", "raised")]
+        blamed = ("refused", "raised", "peer") if world == 1 else ("refused", "raised")  # alone, one has no peer
+        own = [why for ending, why in attempt.endings.values() if ending in blamed]
         if own:
             self._end(lane, own[0])
         elif agreed:

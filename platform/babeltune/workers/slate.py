@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch.backends import cuda, cudnn
@@ -52,6 +53,8 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     (lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
     (Path.cwd, os.chdir),
+    (np.geterr, lambda value: np.seterr(**value)),
+    (lambda: torch.cuda.current_device() if torch.cuda.is_available() else -1, torch.cuda.set_device),
 )
 """How each global switch is read in a new process, and put back; those that cannot be read have a known beginning."""
 

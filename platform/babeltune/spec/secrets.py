@@ -1,0 +1,24 @@
+"""What gives away a secret in a URI: the password before its host, or one in its query."""
+
+from __future__ import annotations
+
+import re
+
+USER = re.compile(r"(?<=//)([^/\s]*)@")
+"""Whatever stands before the last `@` of a URI's first part; a password may hold one itself."""
+QUERY = re.compile(r"\b((?:password|passwd|pwd|passfile|token|secret|api_?key)=)([^&\s'\"]+)", re.IGNORECASE)
+VARIABLE = "${"
+"""Begins a value that is somewhere else."""
+
+
+def without_password(text: str) -> str:
+    """The text with no user, password or token that a URI in it may hold."""
+    return QUERY.sub(r"\1…", USER.sub("…@", text))
+
+
+def holds_password(uri: str) -> bool:
+    """Whether a password is written out in it; one from a variable is not."""
+    user = USER.search(uri)
+    password = user[1].partition(":")[2] if user else ""
+    found = [password, *(match[2] for match in QUERY.finditer(uri))]
+    return any(each and not each.startswith(VARIABLE) for each in found)
