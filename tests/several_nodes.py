@@ -239,5 +239,5 @@ def offer(lanes, folder, name, **payload):
 
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
-    scenes = (come_and_go, shrink_and_grow, from_none, share_a_gpu, fill_a_gpu)
+    scenes = (come_and_go, shrink_and_grow, lose_one_of_two, from_none, share_a_gpu, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

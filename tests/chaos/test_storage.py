@@ -50,6 +50,11 @@ def test_a_storage_that_becomes_read_only_ends_the_sweep_in_words_and_costs_no_t
         lock = read_only(disk)
         with refused(arena), arena.meanwhile(arena.trained(150), lambda: until_mended.enter_context(lock)):
             arena.submit()
+        looks = {command: arena.start(command) for command in ("status", "resume")}
+        assert {command: driver.wait() for command, driver in looks.items()} == {"status": 0, "resume": 1}
+        assert f"sweep {arena.folder.id}: interrupted" in looks["status"].words()
+        assert "error: the storage refuses" in looks["resume"].words()
+        assert not any("Traceback" in driver.words() for driver in looks.values())
     began = time.time()
     arena.submit()
     arena.check()

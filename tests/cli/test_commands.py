@@ -16,7 +16,7 @@ import ray
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from babeltune.cli import app, main
+from babeltune.cli import app, main, view
 from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import only_driver
@@ -274,6 +274,38 @@ def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, 
     other.join(30)
     assert code == 1
     assert "has not yet" in " ".join(out.split())
+
+
+def test_who_watched_a_sweep_ends_as_it_did_or_goes_on_with_it(babeltune, copied, tiny_file, monkeypatch):
+    sweep, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    again = tiny_file.parent / "again.yaml"
+    again.write_text(spec_yaml(sweep), encoding="utf-8")
+
+    watching, attach = threading.Event(), view.attach
+
+    def told(*arguments):
+        watching.set()
+        return attach(*arguments)
+
+    monkeypatch.setattr(view, "attach", told)
+
+    def watched(state, **more):
+        watching.clear()
+        other = drive(folder, watching.is_set)
+        folder.set_state(state, **more)
+        found = babeltune("submit", again)
+        other.join(30)
+        return found
+
+    code, out, err = watched("failed", reason="all of the first 5 trials failed")
+    assert code == 1
+    assert f"sweep {folder.id} failed: all of the first 5 trials failed" in " ".join(err.split())
+    assert "promote" not in out
+    code, out, err = watched("running")
+    assert code == 0, err
+    assert f"the driver of sweep {folder.id} is gone; going on with it" in " ".join(err.split())
+    assert folder.state() == "finished"
 
 
 def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
