@@ -27,7 +27,7 @@ TRIALS, PART, REPORTS = 1000, 100, 5
 GROWTH_MIB = 64
 """Allowed between the first hundred trials and the last."""
 SLOWER = 2.0
-"""How much longer the last hundred may take than the first that TPE proposed."""
+"""How much longer the last hundred, and each of their proposals, may take than the second hundred's."""
 SAVING = 1.0
 """Seconds that saving a trial's state may take at most."""
 
@@ -98,6 +98,9 @@ def main() -> None:
         broken.append(f"memory grew by {growth:.0f} MiB, allowed {GROWTH_MIB}")
     if max(watch.saved) > SAVING:
         broken.append(f"saving a trial took {max(watch.saved):.2f} s, allowed {SAVING:g}")
+    proposals = [statistics.median(watch.proposed[start : start + PART]) for start in (PART, TRIALS - PART)]
+    if proposals[1] > SLOWER * proposals[0]:
+        broken.append(f"a proposal took {proposals[1] / proposals[0]:.2f} times as long at the end, allowed {SLOWER:g}")
     if last > SLOWER * first:
         broken.append(f"the last hundred took {last / first:.2f} times as long as the second, allowed {SLOWER:g}")
     print(f"thousand_trials last hundred {last:.1f} s, second hundred {first:.1f} s, ratio {last / first:.2f}")

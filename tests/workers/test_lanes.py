@@ -1,14 +1,17 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 
 import psutil
 import pytest
 import ray
+import torch
 
 from babeltune.errors import ClusterError
+from babeltune.workers import slate as slates
 from babeltune.workers.desk import Desk
 from babeltune.workers.lanes import Lanes, lanes_that_fit
 from babeltune.workers.trainer import ENVIRONMENT
@@ -479,6 +482,15 @@ def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(room,
 
 
 @pytest.mark.long
+def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(slates, "FIRST", 64 * 2**20)
+    slate = slates.Slate(threads)
+    assert slate.leak() == ""
+    kept = slates.Slate(threads), torch.ones(700, 2**18)
+    assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
+
+
 def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
     with Lanes(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:

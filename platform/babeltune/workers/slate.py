@@ -21,6 +21,8 @@ from babeltune.machine import give_back_memory
 
 LEAK = 512 * 2**20
 """Bytes kept after a trial, of the machine's memory or the GPU's, that make a process leaky."""
+FIRST = 2 * 2**30
+"""Bytes of the machine's memory that the first trial may keep besides: it imports and reads what all need."""
 
 
 def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
@@ -69,6 +71,7 @@ class Slate:
         self._environment = dict(os.environ)
         self._kept = _gpu_memory()
         """What is no leak, by kind: of the GPU's memory, what is held before the first trial."""
+        self._bound = own_memory() + FIRST
 
     def clean(self, seed: int) -> None:
         """Puts random and global state where a new process would have it."""
@@ -92,7 +95,7 @@ class Slate:
         """
         self._give_back()
         held = {"memory": own_memory(), **_gpu_memory()}
-        self._kept = {**held, **self._kept}
+        self._kept = {**held, "memory": min(held["memory"], self._bound), **self._kept}
         grown = {kind: held[kind] - before for kind, before in self._kept.items()}
         return ", ".join(f"{size >> 20} MiB of {kind}" for kind, size in grown.items() if size > LEAK)
 
