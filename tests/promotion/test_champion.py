@@ -111,6 +111,8 @@ def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypa
     assert decision["verdict"] == "refuse"
     assert decision["contest"]["overall"][0]["high"] < 0
     assert any("worse" in reason for reason in decision["reasons"])
+    result = CliRunner().invoke(app, ["promote", name, "--dry-run"])
+    assert (result.exit_code, "dry run: this is what would be decided" in result.output) == (3, True)
     assert champion_of(cluster.mlflow, "searched", "champion").version == before
 
 

@@ -37,17 +37,18 @@ def looks(study):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A finished, a failed and a running trial: the ledger, and what the study must be."""
+    """A failed, a finished, a pruned and a running trial: the ledger, and what the study must be."""
     study, ledger = open_study(tmp_path, SWEEP), Ledger(tmp_path / "results.jsonl")
     proposals = Proposals(study, SWEEP, suggest)
-    for number in range(3):
+    for number in range(4):
         asked, params = proposals.ask()
         ledger.add("propose", asked, params=params)
         proposals.report(number, 1, [params["x"]])
         proposals.note(number, {"checkpoint": "000001"})
         ledger.add("report", number, index=1, values=[params["x"]], checkpoint="000001")
-        if number < 2:
-            state, values = (TrialState.COMPLETE, [params["x"]]) if number else (TrialState.FAIL, None)
+        if number < 3:
+            state = (TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED)[number]
+            values = [params["x"]] if state == TrialState.COMPLETE else None
             reason = {} if number else {"reason": "the loss is nan"}
             proposals.note(number, reason)
             proposals.tell(number, state, values)

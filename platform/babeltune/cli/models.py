@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
 
 
 @app.command()
@@ -40,6 +40,8 @@ def promote(
     chosen = cluster_of(cluster)
     decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
+    if dry_run:
+        err.print("dry run: this is what would be decided; nothing was registered")
     if decision.verdict == "refuse":
         raise typer.Exit(3)
 

@@ -245,7 +245,10 @@ def stop(
         return
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):
-        raise SweepError(f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}")
+        raise SweepError(
+            f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}; if it was started just "
+            "now, try again in a few seconds"
+        )
     Places(cluster_of(cluster)).ask_to_stop(folder)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
     deadline = time.monotonic() + wait

@@ -240,9 +240,9 @@ def _run(
             courier.see(kind, number, info)
             attributes = tracking.on_event(kind, number, info)
             courier.nudge()
-            if kind == "end":
+            if kind == "end" and info["state"] in ENDED:
                 board.ended += 1
-                board.progress("searching", board.ended, sweep.budget.trials)
+                board.progress(board.stage, board.ended, sweep.budget.trials)
             return attributes
 
         board.progress("searching", board.ended, sweep.budget.trials)

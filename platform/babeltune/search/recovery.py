@@ -69,7 +69,10 @@ def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
         trial = known.get(line["number"])
         if trial is None:
             return f"it lacks trial {line['number']}"
-        if line["event"] == "end" and (trial.state.name, trial.values) != (line["state"], line["values"]):
+        if line["event"] != "end":
+            continue
+        values = trial.values if line["state"] == "COMPLETE" else None  # of a pruned one Optuna keeps the last report's
+        if (trial.state.name, values) != (line["state"], line["values"]):
             return f"it has another end of trial {line['number']}"
     return _half_drawn(known, ledger)
 

@@ -383,7 +383,7 @@ def find_file(name: str | Path) -> Path:
         if candidate.is_dir():
             inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
             raise SpecError(
-                f"{candidate} is a folder; name a file in it, such as {', '.join(inside) or 'none: no .yaml'}"
+                f"{candidate} is a folder; name a file in it" + ", such as " * bool(inside) + ", ".join(inside)
             )
     offered = sorted(
         str(path.relative_to(root))
