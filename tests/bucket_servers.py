@@ -14,6 +14,8 @@ from urllib.parse import quote
 
 import requests
 
+from ports import free_port, listens
+
 BUCKET = "babeltune"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -21,12 +23,6 @@ CREDENTIALS = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class Door:
@@ -76,9 +72,7 @@ def started(port: int, *command: str) -> subprocess.Popen[bytes]:
     """A Python module that serves, once it listens at this port."""
     process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            break
+    while time.monotonic() < deadline and process.poll() is None and not listens(port):
         time.sleep(0.1)
     return process
 

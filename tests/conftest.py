@@ -85,7 +85,7 @@ def loopback_only():
 @pytest.fixture(scope="session")
 def s3_port(loopback_only):
     """Where the S3 server of this session is, if a test starts it; Ray's workers know it from the beginning."""
-    from bucket_servers import free_port
+    from ports import free_port
 
     return free_port()
 

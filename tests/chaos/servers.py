@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -24,22 +23,10 @@ from typing import Any
 import psutil
 
 from babeltune.tracking.mlflow_store import serve_command
+from ports import free_port, listens
 
 OWNER = "nobody"
 """Runs PostgreSQL where the tests are root's, as whom it refuses to run."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-    return port
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as one:
-        one.settimeout(1)
-        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:

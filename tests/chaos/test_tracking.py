@@ -6,7 +6,8 @@ import pytest
 
 from babeltune.engine import events
 from chaos.faults import sqlite_locked
-from chaos.servers import Mlflow, Postgres, Proxy, free_port
+from chaos.servers import Mlflow, Postgres, Proxy
+from ports import free_port
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import only_driver
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.ledger import SweepFolder, sweep_folders
+from ports import free_port
 from toy_trials import groups_held
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
@@ -506,12 +506,6 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
 def reports_of(sweep: SweepFolder):
     lines = (sweep.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["metrics"]["dev/everyday/accuracy"] for line in lines]
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):

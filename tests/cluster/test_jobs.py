@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,19 +28,10 @@ from babeltune.cluster.wheel import build_wheel
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
+from ports import free_port, listens
 
 pytestmark = pytest.mark.timeout(600)
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
-
-
-def free_ports(number):
-    held = [socket.socket() for _ in range(number)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +46,7 @@ def head(loopback_only, place):
     token = place / "token"
     token.touch(mode=0o600)
     token.write_text(TOKEN)
-    port, dashboard, agent, agent_rpc, client = free_ports(5)
+    port, dashboard, agent, agent_rpc, client = (free_port() for _ in range(5))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "HF_HUB_OFFLINE": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "RAY_worker_niceness": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
@@ -72,7 +62,7 @@ def head(loopback_only, place):
     process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     address = f"http://127.0.0.1:{dashboard}"
     try:
-        wait_until(lambda: process.poll() is not None or answers(dashboard), 120)
+        wait_until(lambda: process.poll() is not None or listens(dashboard), 120)
         assert process.poll() is None, (place / "head.log").read_text()
         yield address
     finally:  # `ray start --block` takes half a minute to end by SIGTERM
@@ -84,12 +74,6 @@ def head(loopback_only, place):
         process.wait(30)
         said.close()
         shutil.rmtree(own, ignore_errors=True)
-
-
-def answers(port):
-    with socket.socket() as asking:
-        asking.settimeout(1)
-        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition, seconds):
@@ -317,7 +301,7 @@ def test_a_dashboard_that_refuses_who_has_no_token_is_closed(open_dashboard, sta
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):
-    cluster = read_cluster(written(tmp_path, f"address: http://127.0.0.1:{free_ports(1)[0]}\nstorage: /x\n"))
+    cluster = read_cluster(written(tmp_path, f"address: http://127.0.0.1:{free_port()}\nstorage: /x\n"))
     with pytest.raises(ClusterError, match="does not answer") as caught:
         Jobs(cluster)
     assert "\n" not in str(caught.value)

@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ from babeltune.engine.sweep import submit
 from babeltune.records import Point
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_store import open_client, serve_command
+from ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 CLUSTERS = Path(__file__).parents[2] / "clusters"
@@ -44,9 +44,7 @@ def allowed_hosts(**chosen):
 def server(loopback_only, tmp_path_factory):
     """The address and folder of an MLflow server behind its auth app, configured as `clusters/mlflow/serve.sh` does."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder / "auth.ini").write_text(
         "[mlflow]\ndefault_permission = NO_PERMISSIONS\nauth_cache_ttl_seconds = 60\n"
         f"database_uri = sqlite:///{folder}/auth.db\n"

@@ -1,7 +1,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from babeltune.errors import PromotionError
 from babeltune.records import Point
 from babeltune.tracking import mlflow_store, registry, spool
 from babeltune.tracking import tracker as track
+from ports import free_port
 
 DEAD = "http://127.0.0.1:9"  # the discard port: nothing listens
 
@@ -268,9 +268,7 @@ class Server:
     """`mlflow server` in a session of its own, so that it can be killed with its worker by process group."""
 
     def __init__(self, folder):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
 
     def start(self):
