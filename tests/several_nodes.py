@@ -21,7 +21,7 @@ from babeltune.spec.cluster import Cluster as ClusterFile
 from babeltune.workers import lanes as lanes_module
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
-from bucket_servers import free_port
+from ports import free_port
 
 PATIENCE = 180
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -142,6 +142,25 @@ def lose_one_of_two(folder):
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "count": count, "notes": notes}
 
 
+class Holder:
+    """An actor that holds what it was given."""
+
+
+def wait_for_room(folder):
+    """Two lanes where something else holds one of two nodes: one trains, and the other waits, the same all the time."""
+    notes = []
+    with nodes(1, 1):
+        held = ray.remote(num_cpus=1)(Holder).remote()
+        ray.get(held.__ray_ready__.remote())
+        with Lanes(**settings(folder, count=2, workers=1), note=notes.append) as lanes:
+            names, ends = set(lanes._lanes), time.monotonic() + 6
+            until(lanes, lambda: time.monotonic() > ends)
+            same = set(lanes._lanes) == names
+            ray.kill(held)
+            until(lanes, lambda: lanes.free() == 2)
+    return {"notes": notes, "same": same}
+
+
 def share_a_gpu(folder):
     """For each share of one GPU, how many lanes open on it, what is left of it, and why a trial there ended."""
     with nodes(8, gpus=1):
@@ -239,5 +258,5 @@ def offer(lanes, folder, name, **payload):
 
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
-    scenes = (come_and_go, shrink_and_grow, lose_one_of_two, from_none, share_a_gpu, fill_a_gpu)
+    scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, from_none, share_a_gpu, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

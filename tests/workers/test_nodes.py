@@ -72,6 +72,10 @@ def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tm
     assert any("has lost its node" in note for note in saw["notes"])
 
 
+def test_a_lane_that_has_never_had_a_place_waits_for_one(tmp_path):
+    assert play("wait_for_room", tmp_path) == {"notes": [], "same": True}
+
+
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     assert play("share_a_gpu", tmp_path) == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
 

@@ -206,6 +206,10 @@ class Desk:
         await self._tell()
         return trial
 
+    async def holding(self) -> list[str]:
+        """The lanes that have a trial."""
+        return list(self._assigned)
+
     async def broken(self) -> dict[str, str]:
         """The lanes that cannot train at all, with reasons."""
         return dict(self._broken)

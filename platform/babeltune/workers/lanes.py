@@ -204,8 +204,7 @@ class Lanes:
         self._lanes[lane] = replace(self._lanes[lane], **counts)
 
     def _survey(self) -> None:
-        """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room. A lane
-        that lost its node keeps waiting while there is room for its fewest workers, or else gives its trial away."""
+        """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
         while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares)):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
@@ -213,9 +212,11 @@ class Lanes:
         for name, lane in self._lanes.items():
             lane.homeless = None if name in ranks else lane.homeless or now
         lost = [n for n, lane in self._lanes.items() if lane.homeless is not None and now - lane.homeless > HOMELESS]
-        room = room_for(self._resources) >= self._least
-        keep = max(1, _held(self._least, *self._shares) if room else len(ranks))
-        for name in lost[: max(0, len(self._lanes) - keep)]:
+        gone = lost[: max(0, len(self._lanes) - max(1, _held(self._least, *self._shares)))]
+        if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
+            holding = ray.get(self._desk.holding.remote())
+            gone += [name for name in lost if name in holding and name not in gone]
+        for name in gone:
             trial = ray.get(self._desk.retire.remote(name))
             self._end([name])
             self._note(f"lane {name} has lost its node; {f'{trial} goes on in another' if trial else 'it was idle'}")
