@@ -212,7 +212,7 @@ def render(report: PlanReport) -> Group:
     return Group(
         Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
         heading(f"id {report.id}"),
-        heading("sampled trials"),
+        heading("the default, and examples of what may be tried (the search makes its own proposals)"),
         _trials_table(report),
         heading("rows after each cleaning step"),
         *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
