@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -109,12 +110,19 @@ class PromotionError(BabeltuneError):
     """What keeps a checkpoint from being judged or registered. A refusal is a `Decision`, with exit code 3."""
 
 
-def from_system(error: BaseException) -> str:
-    """What the system said, such as `Connection refused`, where that is behind the error; else nothing."""
+NETWORK = frozenset(
+    {errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPIPE}
+)
+"""What a system says of a server that it cannot reach."""
+
+
+def from_network(error: BaseException) -> str:
+    """What the system said of the network, such as `Connection refused`, where that is behind the error; else
+    nothing."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
+        if isinstance(cause, OSError) and (isinstance(cause, socket.gaierror) or cause.errno in NETWORK):
+            return str(cause.strerror)
         cause = cause.__cause__ or cause.__context__
     return ""
 

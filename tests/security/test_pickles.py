@@ -160,8 +160,9 @@ def planted(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_the_planted_model_loads_as_long_as_nothing_is_planted(planted, use):
-    use(planted())
+def test_the_planted_model_loads_as_long_as_nothing_is_planted(planted, mark, use):
+    assert use(planted()) is not None
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("use", USES)

@@ -31,7 +31,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from babeltune.cluster.wheel import build_wheel
-from babeltune.errors import BabeltuneError, ClusterError, from_system
+from babeltune.errors import BabeltuneError, ClusterError, from_network
 from babeltune.spec.cluster import Cluster
 
 LIVE = ("PENDING", "RUNNING")
@@ -325,5 +325,5 @@ def without_variables(names: Sequence[str]) -> Iterator[None]:
 
 def _shortly(error: BaseException) -> str:
     """What the system or else the error's first line says, without the traceback that a server may have put behind."""
-    text = from_system(error) or str(error).replace("\\n", "\n").strip()
+    text = from_network(error) or str(error).replace("\\n", "\n").strip()
     return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -382,9 +382,8 @@ def find_file(name: str | Path) -> Path:
             return candidate
         if candidate.is_dir():
             inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
-            raise SpecError(
-                f"{candidate} is a folder; name a file in it" + ", such as " * bool(inside) + ", ".join(inside)
-            )
+            such = f", such as {', '.join(inside)}" if inside else ""
+            raise SpecError(f"{candidate} is a folder; name a file in it{such}")
     offered = sorted(
         str(path.relative_to(root))
         for root in roots

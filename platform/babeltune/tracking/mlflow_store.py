@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from babeltune.errors import from_system
+from babeltune.errors import from_network
 from babeltune.spec.secrets import without_password
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def why(error: Exception) -> str:
     code = getattr(error, "error_code", None)
     login = code in ("UNAUTHENTICATED", "PERMISSION_DENIED") or " 401 " in str(error) or " 403 " in str(error)
     todo = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" if login else ""
-    return (from_system(error) or first_line(error)) + todo
+    return (from_network(error) or first_line(error)) + todo
 
 
 def quotable(text: str) -> str:
