@@ -23,7 +23,7 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import TeacherModel, build_teacher_store, load_teacher
 from babeltune.records import Sweep, Trial
 from babeltune.spec.space import make_trial
-from babeltune.training.loop import Meter
+from babeltune.training.meter import Meter
 from babeltune.training.reader import Reader
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, part_of, prepare_text, start, texts_of

@@ -30,7 +30,8 @@ from babeltune.models.encoder import Encoder
 from babeltune.promotion.export import export
 from babeltune.records import Trial
 from babeltune.spec.space import make_trial
-from babeltune.training.loop import Meter, Run
+from babeltune.training.loop import Run
+from babeltune.training.meter import Meter
 from babeltune.training.reader import token_set
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of

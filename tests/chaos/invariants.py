@@ -19,8 +19,8 @@ from babeltune.search.searcher import Ledger, replay
 from babeltune.spec.space import suggest
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports
+from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import dev_scores
 from chaos.leftovers import leftovers
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, read_state, stopped_folder
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner
-from babeltune.training.loop import Meter, Run, train
+from babeltune.training.loop import Run, train
+from babeltune.training.meter import Meter
 from babeltune.training.reader import make_reader
 from every_method import SETTINGS, assignments
 

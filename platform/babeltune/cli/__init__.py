@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from babeltune.cli import filtering, health, mining, models, sweeps, transfer
+from babeltune.cli import filtering, health, looks, mining, models, sweeps, transfer
 from babeltune.cli.common import app, err
 from babeltune.errors import REFUSALS, BabeltuneError
 
-__all__ = ["app", "filtering", "health", "main", "mining", "models", "sweeps", "transfer"]
+__all__ = ["app", "filtering", "health", "looks", "main", "mining", "models", "sweeps", "transfer"]
 
 
 def main() -> None:

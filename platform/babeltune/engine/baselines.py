@@ -13,8 +13,8 @@ from babeltune.data.store import open_matrix
 from babeltune.evaluation.evaluate import evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.records import Trial
+from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import dev_scores
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,20 +11,17 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from babeltune.data.store import open_ragged, write_json
+from babeltune.data.store import write_json
 from babeltune.errors import CheckpointError, StorageError, TrainingError
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.machine import give_back_memory
-from babeltune.method import Method, load_method, make_config
-from babeltune.models.encoder import Encoder, FrozenEncoder, TextIds, encode_all
+from babeltune.method import load_method, make_config
 from babeltune.records import Point, Report, Scalar, Trial, plain
 from babeltune.training.checkpoint import (
     PROGRESS,
@@ -41,13 +38,13 @@ from babeltune.training.checkpoint import (
     stopped_folder,
     write_reports,
 )
+from babeltune.training.dev_scores import EvaluationLeftError, dev_scores
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner, step_seed
-from babeltune.training.reader import make_reader, token_set
-from babeltune.training.sampler import Schedule, local_sizes, own_rows
+from babeltune.training.meter import Interval, Meter
+from babeltune.training.reader import make_reader
+from babeltune.training.sampler import Schedule, own_rows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from babeltune.data.prepared import Prepared
 
 POINTS_PER_REPORT = 20
@@ -72,101 +69,6 @@ class Reporter(Protocol):
         """Whether the trial was told to stop since its last report; rank 0, if it does not hang, asks about once a
         second."""
         ...
-
-
-class EvaluationLeftError(Exception):
-    """An evaluation was told to stop. All ranks raise it."""
-
-
-def dev_scores(
-    encoder: Encoder | FrozenEncoder,
-    method: Method,
-    trial: Trial,
-    prepared: Prepared,
-    ranks: Ranks,
-    device: torch.device,
-) -> dict[str, float]:
-    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
-    unique sentences and get all the scores.
-
-    Raises `EvaluationLeftError` on all ranks where the encoder's forward pass raises it on any."""
-    frozen = isinstance(encoder, FrozenEncoder)
-    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
-    languages = prepared.text_languages()
-    speeds: list[float] = []
-
-    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        order = np.random.default_rng(0).permutation(len(ids))
-        mine = ids[own_rows(order, ranks.rank, ranks.world)]
-        started = time.perf_counter()
-        own = None
-        with contextlib.suppress(EvaluationLeftError):
-            own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
-        if ranks.sum_scalars({"left": torch.tensor(float(own is None), device=device)})["left"] or own is None:
-            raise EvaluationLeftError
-        speeds.append(len(mine) / (time.perf_counter() - started))
-        ranks.set_sizes(local_sizes(len(ids), ranks.world))
-        with torch.no_grad():
-            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
-            vectors = ranks(finished).cpu().numpy()
-        restored = np.empty_like(vectors)
-        restored[order] = vectors
-        return restored
-
-    kept = [encoder, *method.layers().values()]
-    size = sum(parameter.numel() for module in kept for parameter in module.parameters())
-    scores = evaluate(prepared.tasks, embed)
-    return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
-
-
-@dataclass
-class Meter:
-    """Means of the training values since the last point, the least of those named `…_least`, and the points since the
-    last report."""
-
-    every: int
-    points: list[Point] = field(default_factory=list)
-    since: dict[str, list[float]] = field(default_factory=dict)
-    count: int = 0
-
-    def add(self, step: int, values: Mapping[str, float], learning_rate: float, *, flush: bool) -> None:
-        for key, value in values.items():
-            self.since.setdefault(key, []).append(value)
-        self.count += 1
-        if self.count >= self.every or flush:
-            found = {
-                f"train/{key}": min(those) if key.endswith("_least") else sum(those) / self.count
-                for key, those in self.since.items()
-            }
-            found["train/learning_rate"] = learning_rate
-            self.points.append(Point(step=step, time_ms=int(time.time() * 1000), values=found))
-            self.since, self.count = {}, 0
-
-    def take(self) -> tuple[Point, ...]:
-        points, self.points = tuple(self.points), []
-        return points
-
-
-@dataclass
-class Interval:
-    """The training between two reports."""
-
-    step: int
-    """Steps of the trial that are done."""
-    meter: Meter
-    seconds: float = 0.0
-    """Spent on the steps done before a stop."""
-
-    def plain(self) -> dict[str, Any]:
-        """All of it as JSON."""
-        values: dict[str, Any] = plain({"step": self.step, "seconds": self.seconds, "meter": self.meter})
-        return values
-
-    @staticmethod
-    def read(values: Mapping[str, Any]) -> Interval:
-        """What `plain` wrote."""
-        points = [Point(**point) for point in values["meter"]["points"]]
-        return Interval(**{**values, "meter": Meter(**{**values["meter"], "points": points})})
 
 
 class Run:

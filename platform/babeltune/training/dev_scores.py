@@ -1,0 +1,70 @@
+"""The scores of a student on the dev sets, in the midst of its training: the ranks share the sentences."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.data.store import open_ragged
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
+from babeltune.losses.gather import Ranks
+from babeltune.method import Method
+from babeltune.models.encoder import Encoder, FrozenEncoder, TextIds, encode_all
+from babeltune.records import Trial
+from babeltune.training.reader import token_set
+from babeltune.training.sampler import local_sizes, own_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.prepared import Prepared
+
+
+class EvaluationLeftError(Exception):
+    """An evaluation was told to stop. All ranks raise it."""
+
+
+def dev_scores(
+    encoder: Encoder | FrozenEncoder,
+    method: Method,
+    trial: Trial,
+    prepared: Prepared,
+    ranks: Ranks,
+    device: torch.device,
+) -> dict[str, float]:
+    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
+    unique sentences and get all the scores.
+
+    Raises `EvaluationLeftError` on all ranks where the encoder's forward pass raises it on any."""
+    frozen = isinstance(encoder, FrozenEncoder)
+    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    languages = prepared.text_languages()
+    speeds: list[float] = []
+
+    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        order = np.random.default_rng(0).permutation(len(ids))
+        mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        started = time.perf_counter()
+        own = None
+        with contextlib.suppress(EvaluationLeftError):
+            own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        if ranks.sum_scalars({"left": torch.tensor(float(own is None), device=device)})["left"] or own is None:
+            raise EvaluationLeftError
+        speeds.append(len(mine) / (time.perf_counter() - started))
+        ranks.set_sizes(local_sizes(len(ids), ranks.world))
+        with torch.no_grad():
+            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
+            vectors = ranks(finished).cpu().numpy()
+        restored = np.empty_like(vectors)
+        restored[order] = vectors
+        return restored
+
+    kept = [encoder, *method.layers().values()]
+    size = sum(parameter.numel() for module in kept for parameter in module.parameters())
+    scores = evaluate(prepared.tasks, embed)
+    return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
