@@ -51,6 +51,19 @@ def test_the_same_corpus_gives_the_same_bytes(tmp_path):
     assert [(first / name).read_bytes() for name in names] == [(second / name).read_bytes() for name in names]
 
 
+def test_of_characters_that_are_as_rare_the_same_are_kept_every_time(tmp_path):
+    rare = "".join(map(chr, range(0xAC00, 0xAC00 + 200)))
+    texts = [*TEXTS, *rare]
+    folders = [train_tokenizer(texts, 60, folder=tmp_path / str(number)) for number in range(5)]
+    assert len({(folder / "tokenizer.json").read_bytes() for folder in folders}) == 1
+    loaded = AutoTokenizer.from_pretrained(folders[0])
+    assert loaded.tokenize("e") == ["▁", "e"]  # common ones are kept
+    few = train_tokenizer(["a"] * 3 + list(rare), 21, folder=tmp_path / "few")
+    kept = set(AutoTokenizer.from_pretrained(few).get_vocab())
+    assert {"▁", "a", *rare[:6]} <= kept
+    assert rare[6] not in kept
+
+
 def test_above_the_limit_a_seeded_sample_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "TRAINING_TEXTS", 4)
     folders = [train_tokenizer(TEXTS[:7], 300, folder=tmp_path / str(i), seed=seed) for i, seed in enumerate((0, 0, 1))]

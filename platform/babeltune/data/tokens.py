@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -55,9 +56,13 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int, *, folder: Path, seed
         chosen = sorted(random.Random(seed).sample(range(len(texts)), TRAINING_TEXTS))
         texts = [texts[i] for i in chosen]
     tokenizer = _untrained()
-    alphabet = max(1, (vocabulary - len(SPECIAL)) // 2)
+    alphabet = commonest_characters(tokenizer, texts, max(1, (vocabulary - len(SPECIAL)) // 2))
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=list(SPECIAL), limit_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     if tokenizer.get_vocab_size() < vocabulary:
@@ -67,6 +72,15 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int, *, folder: Path, seed
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder
+
+
+def commonest_characters(tokenizer: Tokenizer, texts: Sequence[str], limit: int) -> list[str]:
+    """At most `limit` characters of the normalized texts, the commonest, of two as common the one with the lower code
+    point. The trainer's own limit takes any of those, another at each run."""
+    counts = Counter({"▁": len(texts)})
+    for text in texts:
+        counts.update(tokenizer.normalizer.normalize_str(text).replace(" ", "▁"))
+    return sorted(sorted(counts), key=lambda character: -counts[character])[:limit]
 
 
 def _untrained() -> Tokenizer:
@@ -91,6 +105,7 @@ def build_tokenizer(root: Path, texts: Sequence[str], vocabulary: int, *, seed: 
         "seed": seed,
         "training_texts": TRAINING_TEXTS,
         "pipeline": _untrained().to_str(),
+        "alphabet": "by count, then by code point",
     }
 
     def write(folder: Path) -> Contents:
