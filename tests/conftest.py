@@ -240,7 +240,7 @@ name: searched
 parameters:
   temperature: {log_float: [0.03, 0.2]}
   training.learning_rate: {choice: [3e-3, 1e-3, 1e30]}
-training: {pairs: 1280, reports: 2, global_batch: 32, clip: null, warmup: 0.0}
+training: {pairs: 3840, reports: 2, global_batch: 32, clip: null, warmup: 0.0}
 sampler:
   kind: random
   points:

@@ -148,12 +148,12 @@ def test_dev_metrics_stand_at_the_steps_of_their_reports(searched):
     history = sorted(client.get_metric_history(run, "dev/everyday/accuracy"), key=lambda m: m.step)
     expected = [(r["step"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
     assert [(m.step, m.value) for m in history] == expected
-    assert [m.step for m in history] == [20, 40]
+    assert [m.step for m in history] == [60, 120]
     losses = client.get_metric_history(run, "train/loss")
     assert len(losses) >= 20
     assert all(math.isfinite(m.value) for m in losses)
     memory = client.get_metric_history(run, "system/process_memory_usage_megabytes")
-    assert [m.step for m in memory] == [20, 40]
+    assert [m.step for m in memory] == [60, 120]
     assert all(100 < m.value < 100_000 for m in memory)
 
 
@@ -190,7 +190,7 @@ def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied,
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
     assert (run.info.status, run.data.tags["babeltune.state"]) == ("FINISHED", "finished")
-    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == [20, 40]
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == [60, 120]
     size = spool.stat().st_size
     with Tracking(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
         again.complete = True
