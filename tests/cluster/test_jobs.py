@@ -20,6 +20,7 @@ import psutil
 import pytest
 import ray
 import requests
+from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
 from babeltune.cli import main
@@ -200,6 +201,23 @@ def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_fil
     assert code == 1
     assert f"its driver does not hear (is late); ending job {long}-" in words(err)
     wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live, 120)
+
+
+@pytest.mark.long
+def test_the_job_of_another_program_is_left_alone(babeltune, head, cluster_file, long, monkeypatch):
+    client = JobSubmissionClient(head, headers={"Authorization": f"Bearer {TOKEN}"})
+    theirs = client.submit_job(entrypoint="sleep 600", submission_id="nightly-2024050112-3")
+    try:
+        wait_until(lambda: client.get_job_status(theirs) == "RUNNING", 120)
+        code, _, err = babeltune("stop")
+        assert (code, f"sweep {long} is not running" in words(err)) == (1, True)
+        code, _, err = babeltune("stop", "nightly")
+        assert (code, "no sweep 'nightly'" in words(err)) == (2, True)
+        code, out, _ = babeltune("status", "--json")
+        assert (code, json.loads(out)["sweep"]) == (0, long)
+        assert client.get_job_status(theirs) == "RUNNING"
+    finally:
+        client.stop_job(theirs)
 
 
 def test_the_doctor_looks_here_and_at_the_head(babeltune, place):

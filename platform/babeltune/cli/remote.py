@@ -111,7 +111,7 @@ def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: 
     from babeltune.spec.space import within_grid
     from babeltune.spec.sweep_file import sweep_id
 
-    file = f"{sweep.name}.yaml"
+    file = sent_as(sweep)
     arguments = ["submit", file, *_accepting(accept_changes)]
     run_there(remote, sweep_id(within_grid(sweep)), arguments, {file: spec_yaml(sweep)}, detach, as_json)
 
@@ -132,9 +132,14 @@ def continue_there(
 
     sweep = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []
-    files = {f"{spec.name}.yaml": spec_yaml(spec)} if spec is not None else {}
+    files = {sent_as(spec): spec_yaml(spec)} if spec is not None else {}
     more += [word for file in files for word in ("--spec", file)]
     run_there(remote, sweep, [command, sweep, *more, *_accepting(accept_changes)], files, detach, as_json)
+
+
+def sent_as(sweep: Sweep) -> str:
+    """The file's name there, beside the cluster file, whose name may be the sweep's."""
+    return f"sweeps/{sweep.name}.yaml"
 
 
 def _accepting(changes: bool) -> list[str]:

@@ -2,7 +2,8 @@
 
 A job runs one of babeltune's own commands on the head, with this code as a wheel and the files that the command names
 beside it. It asks for no CPU and no GPU, so Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray
-refuses an id that it has ever seen, so each attempt has the next number.
+refuses an id that it has ever seen, so each attempt has the next number. That it is one, its metadata say: jobs of
+others on the same cluster may have such ids, too.
 
 The token is sent as a header of each request and stands in no job.
 """
@@ -36,7 +37,8 @@ from babeltune.spec.cluster import Cluster
 
 LIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
-ATTEMPT = re.compile(r"(?P<sweep>.+)-(?P<number>[0-9]+)")
+SWEEP = "babeltune.sweep"
+"""The key of a job's metadata under which its sweep's id is."""
 QUESTION = "babeltune-asks-"
 """Begins the id of a job that answers one question and is then forgotten."""
 BEGIN = re.compile(r"^Running entrypoint for job [^\n]*\n", re.MULTILINE)
@@ -69,21 +71,17 @@ class Job:
     exit_code: int | None = None
     """Of the command, once it has ended."""
     message: str = ""
+    sweep: str = ""
+    """The id of the sweep that it runs; nothing for another kind of job."""
 
     @property
     def live(self) -> bool:
         return self.state in LIVE
 
     @property
-    def sweep(self) -> str:
-        """The id of the sweep that it runs; nothing for another kind of job."""
-        found = ATTEMPT.fullmatch(self.id)
-        return found["sweep"] if found else ""
-
-    @property
     def attempt(self) -> int:
-        found = ATTEMPT.fullmatch(self.id)
-        return int(found["number"]) if found else 0
+        """Which one at its sweep."""
+        return int(self.id.rpartition("-")[2])
 
 
 class Jobs:
@@ -161,7 +159,7 @@ class Jobs:
 
     def find(self, name: str | None) -> Job | None:
         """The latest attempt at a sweep with this id, the beginning of one, or this name; at any, without a name."""
-        latest = [job for job in reversed(self.all()) if job.sweep and not job.id.startswith(QUESTION)]
+        latest = [job for job in reversed(self.all()) if job.sweep]
         for match in (
             lambda job: name is None or name in (job.id, job.sweep, job.sweep.rpartition("-")[0]),
             lambda job: job.sweep.startswith(name),
@@ -176,14 +174,15 @@ class Jobs:
 
         `arguments` are babeltune's, run on the head; `files` are put where they name them.
         """
+        attempt = 0
         for _ in range(TRIES):
             before = self.of_sweep(sweep)
             for job in before:
                 if job.live:
                     return job, False
-            attempt = before[-1].attempt + 1 if before else 1
+            attempt = max([attempt, *(job.attempt for job in before)]) + 1
             try:
-                return self._submit(f"{sweep}-{attempt}", arguments, files), True
+                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep), True
             except _TakenError:
                 continue
         raise ClusterError(f"{self.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
@@ -202,7 +201,7 @@ class Jobs:
                 with self._spoken():
                     self._client.delete_job(job.id)
 
-    def _submit(self, job: str, arguments: Sequence[str], files: Mapping[str, str]) -> Job:
+    def _submit(self, job: str, arguments: Sequence[str], files: Mapping[str, str], sweep: str = "") -> Job:
         with tempfile.TemporaryDirectory() as place:
             wheel, beside = build_wheel(Path(place)), Path(place) / "files"
             for name, text in files.items():
@@ -222,8 +221,9 @@ class Jobs:
                             entrypoint=shlex.join(["python", "-m", "babeltune.cli", *arguments]),
                             submission_id=job,
                             runtime_env=dict(environment),
+                            metadata={SWEEP: sweep} if sweep else {},
                         )
-                    return Job(job, "PENDING")
+                    return Job(job, "PENDING", sweep=sweep)
                 except ClusterError as error:
                     if "already" in str(error):
                         raise _TakenError from error
@@ -287,7 +287,8 @@ async def _next(pieces: Any) -> str | None:
 
 
 def _job(details: Any) -> Job:
-    return Job(details.submission_id, str(details.status.value), details.driver_exit_code, details.message or "")
+    sweep = (details.metadata or {}).get(SWEEP, "")
+    return Job(details.submission_id, str(details.status.value), details.driver_exit_code, details.message or "", sweep)
 
 
 def exit_code(job: Job) -> int:
