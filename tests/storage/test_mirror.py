@@ -80,6 +80,27 @@ def test_a_damaged_package_is_passed_over_and_renewed(mirrors, bucket_server, da
     assert content(other.path("stores/tokens-1")) == FILES
 
 
+@pytest.mark.parametrize("damage", ["truncated", "missing", "altered"])
+def test_a_package_that_was_damaged_here_is_downloaded_again(mirrors, damage):
+    one, other = mirrors
+    store = package(one, FILES)
+    one.push_package(store)
+    key = one.key(store)
+    for mirror in (one, other):
+        assert mirror.pull_package(key)
+        path = next(each for each in sorted(mirror.path(key).rglob("*")) if each.is_file())
+        whole, times = path.read_bytes(), path.stat()
+        path.touch()
+        assert mirror.pull_package(key)
+        assert path.stat().st_ino == times.st_ino, "what was only touched is left"
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(whole[:-1] if damage == "truncated" else whole[:-1] + b"?")
+        assert mirror.pull_package(key)
+        assert path.read_bytes() == whole
+
+
 def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server):
     one, other = mirrors
     one.push_package(package(one, FILES))

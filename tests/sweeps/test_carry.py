@@ -18,8 +18,16 @@ from babeltune.errors import BucketError
 from babeltune.records import Report
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
-from babeltune.sweeps.carry import Sending, files_of, pull_trial, push_trial, put_files, state_of, with_files
-from babeltune.training.checkpoint import checkpoint_folder, last_good, save_checkpoint, write_reports
+from babeltune.sweeps.carry import Sending, files_of, pull_trial, push_trial, put_files, with_files
+from babeltune.training.checkpoint import (
+    checkpoint_folder,
+    last_good,
+    read_state,
+    save_checkpoint,
+    state_of,
+    stopped_folder,
+    write_reports,
+)
 from bucket_servers import BUCKET
 
 KEY = "sweeps/a/trials/t0000"
@@ -78,6 +86,35 @@ def test_a_damaged_last_checkpoint_leaves_the_one_before(nodes, s3):
     s3.put(key, s3.get(key)[:-1])
     pull_trial(other, other.path(KEY))
     assert len(last_good(other.path(KEY))) == 2
+
+
+def test_a_checkpoint_that_was_damaged_here_is_not_sent_and_comes_back_from_the_bucket(nodes):
+    one, other = nodes
+    folder = train(one, 3, {2, 3})
+    push_trial(one, folder)
+    truncated = checkpoint_folder(folder, 3) / "student.safetensors"
+    whole = truncated.read_bytes()
+    truncated.write_bytes(whole[:-1])
+    push_trial(one, folder)
+    assert len(last_good(folder)) == 2
+    pull_trial(other, other.path(KEY))
+    assert len(last_good(other.path(KEY))) == 3, "the bucket's is whole"
+    pull_trial(one, folder)
+    assert truncated.read_bytes() == whole
+
+
+def test_of_two_checkpoints_of_a_stop_the_one_that_goes_further_counts(nodes):
+    one, other = nodes
+    for mirror, step in ((other, 45), (one, 55)):
+        folder = train(mirror, 1, {1})
+        between = stopped_folder(folder)
+        save_checkpoint(between, {"student": {"w": torch.ones(5)}}, {"reports": 1, "interval": {"step": step}})
+        push_trial(mirror, folder)
+    pull_trial(other, other.path(KEY))
+    assert read_state(stopped_folder(other.path(KEY)))["interval"]["step"] == 55
+    save_checkpoint(between, {"student": {"w": torch.ones(5)}}, {"reports": 1, "interval": {"step": 60}})
+    pull_trial(one, folder)  # it could not be sent
+    assert read_state(between)["interval"]["step"] == 60
 
 
 def test_a_checkpoint_between_two_reports_travels_too_and_goes_with_the_next_report(nodes):

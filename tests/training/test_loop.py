@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,13 +19,21 @@ from hypothesis import strategies as st
 
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.errors import TrainingError
+from babeltune.errors import StorageError, TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.method import available, load_method, make_config
 from babeltune.records import Training, plain
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, read_state, stopped_folder
+from babeltune.training.checkpoint import (
+    checkpoint_folder,
+    last_good,
+    load_checkpoint,
+    read_reports,
+    read_state,
+    state_of,
+    stopped_folder,
+)
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner
 from babeltune.training.loop import Run, train
 from babeltune.training.meter import Meter
@@ -365,25 +376,33 @@ def test_a_stop_without_a_good_checkpoint_repeats_the_steps_since_the_report(tin
 
 RANKS = """
 import json, multiprocessing, sys
+from pathlib import Path
 import torch
 import torch.distributed as dist
+from babeltune.training import loop
+from babeltune.training.checkpoint import read_state, stopped_folder
 from babeltune.workers.trial import run
 
 class Until:
-    def __init__(self, reports):
-        self.left = reports
+    def __init__(self, reports, left):
+        self.left, self.stop = reports, left
 
     def report(self, report):
+        assert not self.stop, "a report of an evaluation that it shall leave"
         self.left -= 1
         return self.left > 0
 
     def stopped(self):
-        return False
+        return self.stop
 
 def train(rank, world, store, job):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    run(job, Until(job.pop("reports", 100)), rank, world, "cpu")
+    if left := job.pop("left", False):  # looks up in evaluations only, and always
+        loop.LOOK_EVERY, loop.PROGRESS_EVERY = float("inf"), 0.0
+    run(job, Until(job.pop("reports", 100), left), rank, world, "cpu")
+    if left:
+        assert read_state(stopped_folder(Path(job["folder"])))["interval"]["step"], "what was trained is kept"
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -411,7 +430,8 @@ CHUNKED = ("lealla", "translation_ranking")
 
 
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
-    """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit."""
+    """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
+    a stop in an evaluation, of which rank 0 alone hears and which all leave."""
     jobs, changes = [], {"pairs": 190, "reports": 2, "global_batch": 31, "epsilon": 1e-4}
     more = {"laser3_co co": ("config.variant=co",), "bilingual_aligner": ("config.dropout=0",)}
     for name, worlds in WORLDS.items():
@@ -427,14 +447,38 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
         if name == "laser3_co":
             cut = {**job, "world": 4, "folder": str(tmp_path / "cut")}
             jobs += [{**cut, "reports": 1}, cut]
+            left = {**job, "world": 4, "folder": str(tmp_path / "left")}
+            jobs += [{**left, "left": True}, left]
     subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
-    assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / "cut", 2))
+    for folder in ("cut", "left"):
+        assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / folder, 2))
     for name, world in ((name, world) for name, worlds in WORLDS.items() for world in worlds):
         alone, shared = weights(tmp_path / f"{name} 1", 2), weights(tmp_path / f"{name} {world}", 2)
         for part in {"student", "method"} & alone.keys():
             for key, value in alone[part].items():
                 at = f"{key} of {name} at {world} ranks"
                 torch.testing.assert_close(shared[part][key], value, rtol=2e-3, atol=2e-5, msg=at)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_rank_goes_on_from_what_rank_0_sees_or_not_at_all(tiny, tmp_path, monkeypatch, shown):
+    """A shared folder may show a checkpoint later on another node."""
+    monkeypatch.setattr("babeltune.training.loop.SHOWN_WITHIN", 60.0 if shown else 1.0)
+    there, here = tmp_path / "there", tmp_path / "here"
+    run(*tiny, there)
+    shutil.copytree(there, here)
+    (here / "checkpoints" / "000002").rename(here / "late")
+    ranks = SimpleNamespace(world=2, rank=1, of_first=lambda value, device: state_of(there))
+    rank = SimpleNamespace(ranks=ranks, folder=here, device=CPU)
+    if shown:
+        threading.Timer(1.0, lambda: (here / "late").rename(here / "checkpoints" / "000002")).start()
+        Run.see_the_same(rank)
+        assert len(last_good(here)) == 2
+    else:
+        with pytest.raises(
+            StorageError, match=r"^the storage shows rank 1 other checkpoints in .* than rank 0 for 1 s"
+        ):
+            Run.see_the_same(rank)
 
 
 def test_every_need_of_a_method_reaches_its_batch(tiny):

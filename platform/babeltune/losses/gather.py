@@ -98,6 +98,14 @@ class Ranks:
         sizes = self.sizes if self.sizes is not None else self._sizes(torch.empty(local))
         return list(accumulate(sizes, initial=0))[self.rank]
 
+    def of_first(self, value: int, device: torch.device | str) -> int:
+        """Rank 0's value, a signed 64-bit number, on every rank."""
+        if self.world == 1:
+            return value
+        shared = torch.tensor([value], device=device)
+        dist.broadcast(shared, 0)
+        return int(shared.item())
+
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replaces every gradient by its sum over the ranks; a missing one counts as zeros, on one rank too."""
         bucket: list[Tensor] = []

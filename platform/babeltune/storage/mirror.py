@@ -65,7 +65,7 @@ class Mirror:
     def push_package(self, folder: Path) -> None:
         """Uploads the folder unless the bucket has it as it is; the seal comes last."""
         key = self.key(folder)
-        files = self._sealed(folder)
+        files = self.sealed(folder)
         seal = _document({"files": files})
         there = self.bucket.entries(key)
         names = {name: f"{key}/{name}" for name in files}
@@ -77,17 +77,16 @@ class Mirror:
         _together(self.bucket.remove, there.keys() - set(names.values()) - {f"{key}/{SEAL}"})
         self.bucket.write(f"{key}/{SEAL}", seal)
 
-    def _sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
+    def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        kept = self.folder / ".seals" / f"{self.key(folder)}.json"
         versions = {name: _version(path) for name, path in paths.items()}
         with contextlib.suppress(OSError, ValueError, KeyError):
-            known = json.loads(kept.read_bytes())
+            known = json.loads(self._seal_of(folder).read_bytes())
             if known["versions"] == versions:
                 return dict(known["files"])
         files = {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
-        _write(kept, _document({"files": files, "versions": versions}))
+        self._keep_seal(folder, files, versions)
         return files
 
     def pull_package(self, key: str) -> bool:
@@ -96,11 +95,14 @@ class Mirror:
         One that differs from its seal is refused and its seal removed, so that the next push renews it.
         """
         folder = self.path(key)
-        if folder.exists():
+        if folder.exists() and not self._altered(folder):
             return True
         with self.lock(key):
             if folder.exists():
-                return True
+                if not self._altered(folder):
+                    return True
+                log.warning("%s was altered: it is downloaded again", folder)
+                shutil.rmtree(folder)
             for left in range(TRIES, 0, -1):
                 seal = self.bucket.read(f"{key}/{SEAL}")
                 if seal is None:
@@ -111,6 +113,30 @@ class Mirror:
                 log.warning("%s/%s is damaged (%s): %s", self.bucket.uri, key, fault, "again" if left > 1 else "left")
             self.bucket.remove(f"{key}/{SEAL}")
         return False
+
+    def _altered(self, folder: Path) -> bool:
+        """Whether a file is no more what it was when the folder was sealed here; where none has changed since, none is
+        read."""
+        try:
+            known = json.loads(self._seal_of(folder).read_bytes())
+            files, versions = known["files"], known["versions"]
+        except (OSError, ValueError, KeyError):
+            return False  # it was never sealed
+        try:
+            now = {name: _version(folder / name) for name in files}
+            if now != versions and any(sha256_of(folder / name) != facts["sha256"] for name, facts in files.items()):
+                return True
+        except FileNotFoundError:
+            return True
+        if now != versions:
+            self._keep_seal(folder, files, now)
+        return False
+
+    def _seal_of(self, folder: Path) -> Path:
+        return self.folder / ".seals" / f"{self.key(folder)}.json"
+
+    def _keep_seal(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
+        _write(self._seal_of(folder), _document({"files": files, "versions": versions}))
 
     def _download(self, key: str, seal: bytes, folder: Path) -> str | None:
         """Puts the package in its place if it is as its seal says; else says what is wrong."""
@@ -140,6 +166,8 @@ class Mirror:
                 return faults[0]
             folder.parent.mkdir(parents=True, exist_ok=True)
             draft.rename(folder)
+            sealed = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
+            self._keep_seal(folder, sealed, {name: _version(folder / name) for name in files})
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None

@@ -6,7 +6,8 @@ the ledger before it reports. Tasks of the preparation carry their files with th
 
 from __future__ import annotations
 
-import hashlib
+import json
+import logging
 import shutil
 import tempfile
 import threading
@@ -17,15 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from torch import distributed
-
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import BucketError, StoreError
+from babeltune.losses.gather import Ranks
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
 from babeltune.sweeps.places import bring_stores
-from babeltune.training.checkpoint import MANIFEST, PROGRESS, REPORTS, checkpoint_folder, last_good, read_reports
+from babeltune.training.checkpoint import (
+    MANIFEST,
+    PROGRESS,
+    REPORTS,
+    checkpoint_folder,
+    last_good,
+    read_reports,
+    read_state,
+    state_of,
+    stopped_folder,
+)
 
 SHORTLY = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
@@ -33,6 +42,7 @@ LONGER = 2.0
 """Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
 PROGRESS_EVERY = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
+log = logging.getLogger(__name__)
 
 
 class Reports(Protocol):
@@ -136,9 +146,7 @@ def settle(mirror: Mirror, folder: Path, patience: float, rank: int, world: int,
             patiently(lambda: push_trial(mirror, folder), LONGER * patience)
     if world == 1:
         return
-    state = torch.tensor([state_of(folder) if rank == 0 else 0], device=device)
-    distributed.broadcast(state, 0)
-    wanted = int(state.item())
+    wanted = Ranks().of_first(state_of(folder) if rank == 0 else 0, device)
     if rank and state_of(folder) != wanted:
         with mirror.lock(key):
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
@@ -149,19 +157,15 @@ def settle(mirror: Mirror, folder: Path, patience: float, rank: int, world: int,
             raise BucketError(f"{mirror.bucket.uri}/{key} does not have the checkpoint from which rank 0 goes on")
 
 
-def state_of(folder: Path) -> int:
-    """Equal for two nodes from which a trial goes on alike."""
-    reports, digest = last_good(folder), hashlib.sha256()
-    last = [checkpoint_folder(folder, reports[-1].index)] if reports else []
-    for place in [*last, *(path for path in _checkpoints(folder) if not path.name.isdigit())]:
-        digest.update((place / MANIFEST).read_bytes())
-    return int.from_bytes(digest.digest()[:7], "big")
-
-
 def pull_trial(mirror: Mirror, folder: Path) -> None:
-    """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over."""
-    key, have = mirror.key(folder), len(last_good(folder))
+    """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over, and
+    those that were damaged here are replaced."""
+    key = mirror.key(folder)
     data = mirror.bucket.read(f"{key}/{REPORTS}") or b""
+    for path in _checkpoints(folder):
+        if not _sound(mirror, path) or (path == stopped_folder(folder) and _goes_further(mirror, path)):
+            shutil.rmtree(path)
+    have = len(last_good(folder))
     draft = mirror.folder / ".pulling" / key.replace("/", "-")
     draft.mkdir(parents=True, exist_ok=True)
     try:
@@ -181,10 +185,12 @@ def pull_trial(mirror: Mirror, folder: Path) -> None:
 
 
 def push_trial(mirror: Mirror, folder: Path) -> None:
-    """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here."""
+    """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here. One that was
+    damaged here is not sent: the bucket may have it whole."""
     key, mine = mirror.key(folder), _checkpoints(folder)
     for path in mine:
-        mirror.push_package(path)
+        if _sound(mirror, path):
+            mirror.push_package(path)
     mirror.push(folder / PROGRESS)
     if mirror.push(folder / REPORTS) and mine:
         there = mirror.bucket.entries(f"{key}/checkpoints")
@@ -199,6 +205,31 @@ def push_trial(mirror: Mirror, folder: Path) -> None:
 def _checkpoints(folder: Path) -> list[Path]:
     place = folder / "checkpoints"
     return sorted(path for path in place.iterdir() if (path / MANIFEST).exists()) if place.exists() else []
+
+
+def _sound(mirror: Mirror, checkpoint: Path) -> bool:
+    """Whether the checkpoint is as its manifest says. Files that did not change since they were sealed are not read."""
+    found = {name: facts["sha256"] for name, facts in mirror.sealed(checkpoint).items() if name != MANIFEST}
+    try:
+        wanted = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError):
+        wanted = None
+    if found != wanted:
+        log.warning("the checkpoint %s is damaged", checkpoint)
+    return bool(found == wanted)
+
+
+def _goes_further(mirror: Mirror, stopped: Path) -> bool:
+    """Whether the bucket's checkpoint of a stop is of a later step than this one."""
+    theirs = mirror.bucket.read(f"{mirror.key(stopped)}/state.json")
+    with suppress(ValueError, AttributeError):
+        return theirs is not None and _place(json.loads(theirs)) > _place(read_state(stopped))
+    return False
+
+
+def _place(state: dict[str, Any]) -> tuple[int, int]:
+    """How far a trial was when it stopped: its reports, and its step."""
+    return state.get("reports", 0), state.get("interval", {}).get("step", 0)
 
 
 def _checkpoints_there(mirror: Mirror, key: str) -> set[str]:

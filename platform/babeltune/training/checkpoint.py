@@ -10,6 +10,7 @@ The number of a checkpoint is the report's. The best one by the first objective 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -134,6 +135,16 @@ def last_good(trial_folder: Path) -> list[Report]:
     while reports and not is_good(checkpoint_folder(trial_folder, reports[-1].index)):
         reports.pop()
     return reports
+
+
+def state_of(trial_folder: Path) -> int:
+    """Equal for two nodes that go on alike with the trial: from the same report, or the same step after it. 56 bits."""
+    reports, digest = last_good(trial_folder), hashlib.sha256()
+    last = [checkpoint_folder(trial_folder, reports[-1].index)] if reports else []
+    for place in (*last, stopped_folder(trial_folder)):
+        if (manifest := place / MANIFEST).exists():
+            digest.update(manifest.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")
 
 
 def best_report(reports: list[Report], metric: str, goal: str) -> Report | None:

@@ -35,6 +35,7 @@ from babeltune.training.checkpoint import (
     read_state,
     restore_optimizer,
     save_checkpoint,
+    state_of,
     stopped_folder,
     write_reports,
 )
@@ -52,6 +53,8 @@ LOOK_EVERY = 1.0
 """Seconds between two looks whether the trial was told to stop."""
 PROGRESS_EVERY = 2.0
 """Seconds between notes of how far a trial is."""
+SHOWN_WITHIN = 90.0
+"""Seconds within which a shared folder shows every node what another wrote: NFS looks again after 60."""
 CLEAN_EVERY = 20.0
 """Seconds between returns of freed memory."""
 COLLAPSED = 0.99
@@ -121,6 +124,7 @@ class Run:
 
     def resume(self) -> list[Report]:
         """Puts back the newest good checkpoint; returns the reports made up to it."""
+        self.see_the_same()
         reports = last_good(self.folder)
         checkpoint, cut = stopped_folder(self.folder), is_good(stopped_folder(self.folder))
         if not cut or read_state(checkpoint)["reports"] != len(reports):
@@ -136,6 +140,23 @@ class Run:
         if cut:
             self.interval = Interval.read(state["interval"])
         return reports
+
+    def see_the_same(self) -> None:
+        """Waits until this rank sees the checkpoints that rank 0 sees: a shared folder may show them later elsewhere.
+
+        Raises `StorageError` where it does not within `SHOWN_WITHIN` seconds.
+        """
+        if self.ranks.world == 1:
+            return
+        wanted = self.ranks.of_first(state_of(self.folder), self.device)
+        deadline = time.monotonic() + SHOWN_WITHIN
+        while state_of(self.folder) != wanted:
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"{StorageError.begins}shows rank {self.ranks.rank} other checkpoints in {self.folder} than rank 0 "
+                    f"for {SHOWN_WITHIN:g} s; check that all nodes mount the same folder, then `babeltune resume`"
+                )
+            time.sleep(0.5)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
