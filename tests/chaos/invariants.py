@@ -114,6 +114,7 @@ def records_agree(
         assert outcome["state"] == ours
         run = children[str(number)]
         assert (run.info.status, run.data.tags["babeltune.state"]) == (theirs, ours)
+        assert trial.user_attrs.get("mlflow_run", run.info.run_id) == run.info.run_id  # it lacks while MLflow is dead
     assert folder.read("tracking.json") == {"unsent_bytes": 0, "refused": 0, "trouble": None}
 
 

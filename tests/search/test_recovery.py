@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -46,6 +47,8 @@ def recorded(tmp_path):
         proposals.report(number, 1, [params["x"]])
         proposals.note(number, {"checkpoint": "000001"})
         ledger.add("report", number, index=1, values=[params["x"]], checkpoint="000001")
+        proposals.note(number, {"mlflow_run": f"run {number}"})
+        ledger.add("note", number, attributes={"mlflow_run": f"run {number}"})
         if number < 3:
             state = (TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED)[number]
             values = [params["x"]] if state == TrialState.COMPLETE else None
@@ -64,7 +67,7 @@ def damage(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def replace(path):
+def overwrite(path):
     path.write_bytes(b"this is no database" * 100)
 
 
@@ -86,7 +89,7 @@ def lose(path):
     path.unlink()
 
 
-@pytest.mark.parametrize("how", [damage_nothing, damage, replace, empty, age, tear, lose])
+@pytest.mark.parametrize("how", [damage_nothing, damage, overwrite, empty, age, tear, lose])
 def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_path, how):
     ledger, expected = recorded
     how(tmp_path / "study.db")
@@ -98,6 +101,16 @@ def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_p
     undamaged = optuna.create_study(direction="maximize")
     searcher.follow(ledger.lines, Proposals(undamaged, SWEEP, suggest), as_recorded(undamaged))
     assert following == Proposals(undamaged, SWEEP, suggest).ask(), "what comes next is the same, too"
+
+
+def test_reports_of_several_objectives_that_the_ledger_lost_come_back_from_the_study(tmp_path):
+    sweep = replace(SWEEP, objectives=(Objective(metric="dev/score"), Objective(metric="dev/other")))
+    proposals = Proposals(open_study(tmp_path, sweep), sweep, suggest)
+    number, _ = proposals.ask()
+    for index in (1, 2, 3):
+        proposals.report(number, index, [index / 10, -index / 10])
+    (trial,) = proposals.trials().values()
+    assert searcher.reported(trial) == {index: [index / 10, -index / 10] for index in (1, 2, 3)}
 
 
 def test_a_trial_that_was_being_drawn_is_drawn_afresh(tmp_path):

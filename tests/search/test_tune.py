@@ -3,6 +3,7 @@ import math
 import os
 import signal
 import threading
+from types import SimpleNamespace
 
 import optuna
 import pytest
@@ -141,6 +142,30 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert trials[3].intermediate_values == {1: pytest.approx(0.1 / 3)}
     assert "asha" in trials[3].user_attrs["reason"]
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
+
+
+def test_what_the_scheduler_decided_at_the_report_of_a_stop_is_done_when_the_search_goes_on(one_lane, tmp_path):
+    points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
+    sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
+    run(tmp_path / "whole", one_lane, sweep, 6)
+    asked, events = threading.Event(), Events()
+
+    def listen(event, number, info):
+        if (event, number) == ("report", 3):
+            asked.set()
+
+    assert not run(tmp_path / "cut", one_lane, sweep, 6, listen, stop=asked.is_set)
+    assert states(tmp_path / "cut", sweep)[3] == TrialState.RUNNING
+    assert run(tmp_path / "cut", one_lane, sweep, 6, events)
+    assert states(tmp_path / "cut", sweep) == states(tmp_path / "whole", sweep)
+    assert events.all[0][:2] == ("start", 3)
+    assert events.all[1] == (
+        "end",
+        3,
+        {"state": "pruned", "reason": "stopped by asha at report 1", "values": [0.1 / 3]},
+    )
+    starts = (tmp_path / "cut" / "t0003" / "starts.jsonl").read_text().splitlines()
+    assert len(starts) == 1, "it is not trained again"
 
 
 def test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on(one_lane, tmp_path):
@@ -341,9 +366,12 @@ def test_a_trials_seed_depends_on_the_sweep_and_its_number_only():
 def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=2))
     scheduler = scheduler_for(sweep, lambda: 1)
-    for name, value in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
-        prime(scheduler, name, [{"index": 1, "values": [value]}])
-    late = type("Late", (), {"trial_id": "late"})()
+    lines = []
+    for number, value in enumerate((0.9, 0.8, 0.7)):
+        lines += [{"event": "propose", "number": number}]
+        lines += [{"event": "report", "number": number, "index": 1, "values": [value]}]
+    assert prime(scheduler, lines) == {1, 2}, "each is judged by those before it"
+    late = SimpleNamespace(trial_id="late", config={"number": 7})
     scheduler.on_trial_add(None, late)
     assert scheduler.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "STOP"
     fresh = scheduler_for(sweep, lambda: 1)

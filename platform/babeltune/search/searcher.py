@@ -1,7 +1,8 @@
 """The proposals of a sweep: an Optuna study that lasts, the order in which results came, and Tune's view of both.
 
 study.db        Optuna's storage: every trial with its parameters, state, values and attributes
-results.jsonl   proposals, reports and ends in the order in which they happened; replaying it proposes the same
+results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened; replaying it
+                proposes the same
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Map
 LOCKED = 60.0
 """Seconds to wait for a study in which another process writes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+REPORT = "report "
+"""With a report's index, the user attribute that holds it where there are several objectives."""
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
 WORDS: dict[TrialState, Literal["finished", "pruned", "failed"]] = {
@@ -70,6 +73,7 @@ class Ledger:
         self._path = path
         self.lines: list[dict[str, Any]] = []
         self._reports: dict[int, list[dict[str, Any]]] = {}
+        self._notes: dict[int, dict[str, Any]] = {}
         end_on_a_line(path)
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -91,10 +95,16 @@ class Ledger:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))
 
+    def noted(self, number: int) -> dict[str, Any]:
+        """The trial's attributes that listeners gave it last."""
+        return self._notes.get(number, {})
+
     def _remember(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
         if line["event"] == "report":
             self._reports.setdefault(line["number"], []).append(line)
+        elif line["event"] == "note":
+            self._notes[line["number"]] = line["attributes"]
 
 
 class Proposals:
@@ -150,6 +160,8 @@ class Proposals:
         trial = self._running(number)
         if len(values) == 1:
             trial.report(values[0], index)
+        else:
+            trial.set_user_attr(f"{REPORT}{index}", values)
         trial.set_user_attr("values", values)
         trial.set_user_attr("reports", index)
 
@@ -162,6 +174,14 @@ class Proposals:
     def tell(self, number: int, state: TrialState, values: list[float] | None) -> None:
         """Ends a trial; `values` only when it is complete."""
         self._study.tell(number + self._offset, values=values if state == TrialState.COMPLETE else None, state=state)
+
+
+def reported(trial: FrozenTrial) -> dict[int, list[float]]:
+    """A trial's intermediate results, the objectives of each report by its index."""
+    several = {name.removeprefix(REPORT): v for name, v in trial.user_attrs.items() if name.startswith(REPORT)}
+    return {int(index): list(values) for index, values in several.items()} or {
+        index: [value] for index, value in trial.intermediate_values.items()
+    }
 
 
 def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> Any:
@@ -190,6 +210,8 @@ def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Calla
         elif line["event"] == "report":
             proposals.report(number, line["index"], line["values"])
             proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
+        elif line["event"] == "note":
+            proposals.note(number, line["attributes"])
         elif line["event"] == "end":
             if line.get("reason"):
                 proposals.note(number, {"reason": line["reason"]})
@@ -211,13 +233,15 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         trials: int,
         stop: Callable[[], bool],
         no_more: Callable[[], bool],
-        prime: Callable[[str, list[dict[str, Any]]], None],
+        judged: Collection[int] = (),
     ) -> None:
+        """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
         self._sweep, self._proposals, self._ledger, self._lanes = sweep, proposals, ledger, lanes
-        self._make_payload, self._on_event, self._prime = make_payload, on_event, prime
+        self._make_payload, self._on_event = make_payload, on_event
         self._budget, self._stop, self._no_more = trials, stop, no_more
-        self._resumed = sorted(proposals.trials(TrialState.RUNNING))
+        self._judged = sorted(judged)
+        self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
         self._numbers: dict[str, int] = {}
         self.trouble: BaseException | None = None
         self._catch_up()
@@ -248,9 +272,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             if number not in proposed:
                 self._ledger.add("propose", number, params=trial.params)
             told = {line["index"] for line in self._ledger.reports(number)}
-            for index, value in sorted(trial.intermediate_values.items()):
+            for index, objectives in sorted(reported(trial).items()):
                 if index not in told:
-                    self._ledger.add("report", number, index=index, values=[value])
+                    self._ledger.add("report", number, index=index, values=objectives)
             if number not in ended and trial.state.is_finished():
                 values = trial.values if trial.state == TrialState.COMPLETE else None
                 self._ledger.add("end", number, state=trial.state.name, values=values)
@@ -259,9 +283,13 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
         if self.trouble is not None or self._stop():
             return str(Searcher.FINISHED)
-        if self._no_more() or (not self._resumed and len(self._proposals.trials()) >= self._budget):
-            return str(Searcher.FINISHED)
         try:
+            while self._judged:
+                number = self._judged.pop(0)
+                self._tell("start", number, {})
+                self._prune(number)
+            if self._no_more() or (not self._resumed and len(self._proposals.trials()) >= self._budget):
+                return str(Searcher.FINISHED)
             # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
             free = len(self._numbers) < self._lanes.count and self._lanes.free()
             return self._propose(trial_id) if free else None
@@ -270,12 +298,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             return str(Searcher.FINISHED)
 
     def _propose(self, trial_id: str) -> dict[str, Any]:
-        reports: list[dict[str, Any]] = []
         if self._resumed:
             number = self._resumed.pop(0)
             params = self._proposals.again(number)
-            reports = self._ledger.reports(number)
-            self._prime(trial_id, reports)
         else:
             number, params = self._proposals.ask()
             self._ledger.add("propose", number, params=params)
@@ -287,8 +312,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _tell(self, event: Literal["start", "report", "end"], number: int, info: dict[str, Any]) -> None:
         attributes = self._on_event(event, number, info)
-        if attributes and event != "end":
+        if attributes and event != "end" and attributes != self._ledger.noted(number):
             self._proposals.note(number, attributes)
+            self._ledger.add("note", number, attributes=attributes)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Records a report; a listener's exception stops the sweep and is raised by `search`."""
@@ -348,7 +374,18 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._tell("end", number, {"state": "stopped", "reason": "", "values": values})
             return
         else:
-            state, reason = TrialState.PRUNED, f"stopped by {self._sweep.scheduler.kind} at report {len(reports)}"
+            self._prune(number)
+            return
+        self._finish(number, state, reason)
+
+    def _prune(self, number: int) -> None:
+        """Ends a trial as the scheduler said at its last report."""
+        made = len(self._ledger.reports(number))
+        self._finish(number, TrialState.PRUNED, f"stopped by {self._sweep.scheduler.kind} at report {made}")
+
+    def _finish(self, number: int, state: TrialState, reason: str | None) -> None:
+        reports = self._ledger.reports(number)
+        values = reports[-1]["values"] if reports else None
         if reason:
             self._proposals.note(number, {"reason": reason})
         told = values if state == TrialState.COMPLETE else None

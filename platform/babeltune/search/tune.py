@@ -13,13 +13,14 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
 import ray
+from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
@@ -79,10 +80,14 @@ def register_methods() -> list[str]:
 
 
 @dataclass(frozen=True)
-class _StandIn:
-    """The part of a Tune trial that a scheduler looks at, for reports that were made before a resume."""
+class _Numbered:
+    """The part of a Tune trial that a scheduler looks at, under the trial's number: a resumed trial is the same one."""
 
     trial_id: str
+
+
+def _numbered(trial: Any) -> _Numbered:
+    return trial if isinstance(trial, _Numbered) else _Numbered(str(trial.config["number"]))
 
 
 class _Brakes(tune.Stopper):  # type: ignore[misc]
@@ -123,7 +128,20 @@ class _Fifo(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
 
 
 class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
-    """Stops, at its rungs, those that are not among the best."""
+    """Stops, at its rungs, those that are not among the best. It knows each trial by its number."""
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._trial_info[_numbered(trial).trial_id] = self._trial_info.pop(trial.trial_id)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        return str(super().on_trial_result(controller, _numbered(trial), result))
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        super().on_trial_complete(controller, _numbered(trial), result)
+
+    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+        super().on_trial_remove(controller, _numbered(trial))
 
 
 def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
@@ -141,12 +159,19 @@ def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
     )
 
 
-def prime(scheduler: TrialScheduler, trial_id: str, reports: list[dict[str, Any]]) -> None:
-    """Shows the scheduler a trial's recorded reports, as if it had just made them."""
-    stand_in = _StandIn(trial_id)
-    scheduler.on_trial_add(None, stand_in)
-    for report in reports:
-        scheduler.on_trial_result(None, stand_in, {"reports": report["index"], "objective": report["values"][0]})
+def prime(scheduler: TrialScheduler, lines: Iterable[dict[str, Any]]) -> set[int]:
+    """Shows the scheduler the ledger's reports in their order, as if they were made now; returns the trials that it
+    stops at their last one."""
+    stopped: set[int] = set()
+    for line in lines:
+        trial = _Numbered(str(line["number"]))
+        if line["event"] == "propose":
+            scheduler.on_trial_add(None, trial)
+        elif line["event"] == "report":
+            result = {"reports": line["index"], "objective": line["values"][0]}
+            verdict = scheduler.on_trial_result(None, trial, result)
+            (stopped.add if verdict == TrialScheduler.STOP else stopped.discard)(line["number"])
+    return stopped
 
 
 def search(
@@ -174,6 +199,8 @@ def search(
     ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
     proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
     scheduler = scheduler_for(sweep, lambda: lanes.count)
+    running = proposals.trials(TrialState.RUNNING)
+    stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < sweep.training.reports}
     searcher = OptunaSearcher(
         sweep=sweep,
         proposals=proposals,
@@ -184,11 +211,8 @@ def search(
         trials=trials,
         stop=stop,
         no_more=no_more,
-        prime=lambda trial_id, reports: prime(scheduler, trial_id, reports),
+        judged=stopped & running.keys(),
     )
-    for number, trial in proposals.trials().items():
-        if trial.state.is_finished():
-            prime(scheduler, f"before-{number}", ledger.reports(number))
     try:
         _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop, check)
     finally:
