@@ -20,7 +20,7 @@ from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import only_driver
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.ledger import SweepFolder, sweep_folders
+from babeltune.sweeps.ledger import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held
 
@@ -359,6 +359,9 @@ def test_who_follows_a_log_learns_that_its_driver_is_gone(babeltune, copied, mon
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     folder.set_state("running")
+    outcome(folder.trial(0), "running")
+    rows = json.loads(babeltune("status", folder.id, "--json")[1])["leaderboard"]
+    assert {row["name"]: row["state"] for row in rows}["t0000"] == "stopped"
     code, out, err = babeltune("logs", folder.id, "--follow")
     assert code == 0
     assert out.splitlines()[-1].endswith(" running")

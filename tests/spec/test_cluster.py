@@ -73,6 +73,26 @@ def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
     assert expected in str(caught.value)
 
 
+def test_mistakes_of_several_kinds_are_named_at_once(tmp_path):
+    text = "token: hunter2\nmlflow: https://me:hunter2@${NOWHERE}\nstorage: ${NOWHERE}/x\nlanes: many\n"
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text), environ={})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text.replace("lanes: many", "lanes: 0")), environ={})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+
+
+def test_a_sweep_file_is_no_cluster_file(tmp_path):
+    with pytest.raises(
+        SpecError, match=r"c.yaml: this is a sweep file, not a cluster file; `babeltune submit .*c.yaml`"
+    ):
+        read_cluster(written(tmp_path, "name: x\nmethod: lealla\n"))
+    with pytest.raises(SpecError, match=r"no file 'clusters/loca.yaml'; did you mean 'clusters/local.yaml'\?"):
+        read_cluster("clusters/loca.yaml")
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -125,7 +145,9 @@ def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
         named.token({})
     secret = tmp_path / "token"
     filed = Cluster(token_file=str(secret))
-    with pytest.raises(ClusterError, match="cannot be read"):
+    with pytest.raises(
+        ClusterError, match=r"cannot be read \(No such file or directory\); put the cluster's token there"
+    ):
         filed.token()
     secret.touch(mode=0o600)
     secret.write_text("\n")

@@ -742,6 +742,10 @@ def test_files_are_found_by_path_then_in_the_checkout(tmp_path, monkeypatch):
     assert find_file("search_spaces/quickstart.yaml").resolve() == mine
     with pytest.raises(SpecError, match=r"no file 'quikstart.yaml'; did you mean 'search_spaces/quickstart.yaml'\?"):
         find_file("quikstart.yaml")
+    with pytest.raises(
+        SpecError, match=r"local.yaml: this is a cluster file, not a sweep file; it goes behind --cluster"
+    ):
+        read_sweep("clusters/local.yaml")
 
 
 def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):

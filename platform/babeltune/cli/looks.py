@@ -116,9 +116,9 @@ def runs(
     from babeltune.cli.advice import about_order
     from babeltune.cli.view import show_comparison, show_front, show_leaderboard, show_sweeps
     from babeltune.records import plain
-    from babeltune.sweeps.board import sweep_document
+    from babeltune.sweeps.board import standing, sweep_document
     from babeltune.sweeps.ledger import front as front_of
-    from babeltune.sweeps.ledger import leaderboard, sweep_folders
+    from babeltune.sweeps.ledger import sweep_folders
     from babeltune.sweeps.places import Places
     from babeltune.sweeps.table import compare
 
@@ -149,7 +149,7 @@ def runs(
         return
     if name is not None:
         folder = folder_of(name, cluster)
-        rows = leaderboard(folder, sort)
+        rows = standing(folder, sort)
         warn(about_order(sort))
         say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
         return

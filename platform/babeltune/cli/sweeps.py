@@ -111,17 +111,19 @@ def run_sweep(
 ) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
     goes on with this spec."""
+    from babeltune.spec.sweep_file import sweep_id
+
+    name = into or sweep_id(sweep)
+    err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
-    from babeltune.spec.sweep_file import sweep_id
     from babeltune.sweeps.board import sweep_document
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
-    name = into or sweep_id(sweep)
     running = driven_folder(name, cluster)
     if running is not None:
         err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
@@ -139,7 +141,7 @@ def run_sweep(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
         except KeyboardInterrupt:
-            err.print(f"interrupted; `babeltune resume {name}{where}` goes on where each trial was last saved")
+            err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:

@@ -24,7 +24,7 @@ from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
 from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
-from babeltune.sweeps.board import Board, is_driven
+from babeltune.sweeps.board import Board, is_driven, standing
 from babeltune.sweeps.changes import accepted_lines
 from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard
 from babeltune.sweeps.table import Comparison, cells, footnote
@@ -190,7 +190,7 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
 
 
 def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
-    console.print(table_of(leaderboard(folder, metric), folder.sweep(), metric))
+    console.print(table_of(standing(folder, metric), folder.sweep(), metric))
     for line in accepted_lines(folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

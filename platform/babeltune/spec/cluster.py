@@ -126,7 +126,10 @@ class Cluster(Strict):
             mode = stat.S_IMODE(found.st_mode)
             token = path.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise ClusterError(f"cluster {self.name!r}: token_file {path} cannot be read: {error.strerror}") from error
+            raise ClusterError(
+                f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
+                "there, for you alone (`chmod 600`), or name another file"
+            ) from error
         if mode & 0o077:
             raise ClusterError(
                 f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
@@ -144,20 +147,26 @@ class Cluster(Strict):
 
 def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Cluster:
     """The cluster of that file, or the local one. Raises `SpecError` naming every problem with file and line."""
-    document = read_document(find_file(DEFAULT if path is None else path))
-    lines = [document.error((key,), _secret(key)) for key, value in document.values.items() if _is_secret(key, value)]
-    if lines:
-        raise SpecError("\n".join(lines))
+    file = find_file(DEFAULT if path is None else path, "clusters")
+    document = read_document(file)
+    if {"method", "data"} & document.values.keys():
+        raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
+    wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
     for key in EXPANDED:
         value = document.values.get(key)
         if isinstance(value, str) and not (key in OF_THE_HEAD and _is_dashboard(document.values.get("address"))):
             try:
                 document.values[key] = expand(value, environ)
             except SpecError as error:
-                lines.append(document.error((key,), str(error)))
-    if not lines:
+                wrong.setdefault(key, str(error))
+    lines = [document.error((key,), problem) for key, problem in wrong.items()]
+    for key in wrong.keys() - EXPANDED:
+        del document.values[key]  # a secret in a key that there is not
+    try:
         cluster = validate(document, Cluster)
-        lines = [document.error(key, problem) for key, problem in _problems(cluster)]
+    except SpecError as error:
+        raise SpecError("\n".join([*lines, str(error)])) from error
+    lines += [document.error(key, problem) for key, problem in _problems(cluster) if key[0] not in wrong]
     if lines:
         raise SpecError("\n".join(lines))
     if cluster.mlflow or cluster.by_jobs:

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -373,8 +373,9 @@ def repository() -> Path | None:
     return root if (root / "platform" / "babeltune").is_dir() and (root / "pyproject.toml").is_file() else None
 
 
-def find_file(name: str | Path) -> Path:
-    """A file named by a user: as a path, then in the checkout, then among the files shipped with the package."""
+def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "search_spaces") -> Path:
+    """A file named by a user: as a path, then in the checkout, then among the files shipped with the package. For a
+    name that is none of them the nearest in the shipped folder `among` is offered."""
     shipped = Path(babeltune.__file__).resolve().parent / "shipped"
     roots = [root for root in (repository(), shipped) if root is not None]
     for candidate in (Path(name).expanduser(), *(root / name for root in roots)):
@@ -384,11 +385,8 @@ def find_file(name: str | Path) -> Path:
             inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
             such = f", such as {', '.join(inside)}" if inside else ""
             raise SpecError(f"{candidate} is a folder; name a file in it{such}")
-    offered = sorted(
-        str(path.relative_to(root))
-        for root in roots
-        for path in (*(root / "search_spaces").rglob("*.yaml"), *(root / "clusters").glob("*.yaml"))
-    )
+    files = "*.yaml" if among == "clusters" else "**/*.yaml"  # what is deeper in clusters/ is for other programs
+    offered = sorted(str(path.relative_to(root)) for root in roots for path in (root / among).glob(files))
     near = nearest(str(name), offered)
     first = [file for file in offered if file.count("/") == 1]
     raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))

@@ -76,7 +76,10 @@ def read_sweep(
     and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
     stands in the sweep in place of `models:/NAME@ALIAS`. Raises `SpecError` naming every problem.
     """
-    document = read_document(find_file(path))
+    file = find_file(path)
+    document = read_document(file)
+    if {"address", "storage"} & document.values.keys() and "method" not in document.values:
+        raise SpecError(f"{file}: this is a cluster file, not a sweep file; it goes behind --cluster")
     for overlay in overlays:
         _overlay(document, read_document(find_file(overlay)))
     for assignment in assignments:

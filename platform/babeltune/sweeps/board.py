@@ -6,11 +6,11 @@ import fcntl
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from babeltune.records import Sweep, plain
-from babeltune.sweeps.ledger import SweepFolder, leaderboard
+from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard
 from babeltune.sweeps.places import driven_elsewhere
 
 
@@ -63,6 +63,15 @@ def is_driven(folder: SweepFolder) -> bool:
     return driven_elsewhere(folder)
 
 
+def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
+    """The leaderboard as those who look on see it: a trial whose driver died is stopped."""
+    driven = is_driven(folder)
+    rows = leaderboard(folder, metric)
+    if driven:
+        return rows
+    return [replace(row, state="stopped", loss=None) if row.state == "running" else row for row in rows]
+
+
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     """What the commands say of a sweep in JSON."""
     state, driven = folder.state(), is_driven(folder)
@@ -75,5 +84,5 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
         "folder": str(folder.path),
         "driver": folder.read("driver.json") if driven else None,
         "accepted_changes": folder.accepted(),
-        "leaderboard": [plain(row) for row in leaderboard(folder)],
+        "leaderboard": [plain(row) for row in standing(folder)],
     }
