@@ -39,7 +39,7 @@ def nodes(*cpus, gpus=0, **head):
             address=cluster.address,
             log_to_driver=False,
             logging_level="ERROR",
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(PATH)}},
+            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(PATH), "ONE_NODE": os.environ.get("ONE_NODE", "")}},
         )
         yield cluster, workers
     finally:
@@ -161,6 +161,36 @@ def wait_for_room(folder):
     return {"notes": notes, "same": same}
 
 
+def stop_without_nodes(folder):
+    """The only node goes, and then the sweep is to stop."""
+    notes = []
+    with nodes(1) as (cluster, (only,)), Lanes(**settings(folder, count=1, workers=1), note=notes.append) as lanes:
+        offer(lanes, folder, "a", steps=600, seconds=0.1)
+        assert lanes.next_report("a")["report"]["index"] == 1
+        cluster.remove_node(only, allow_graceful=False)
+        until(lanes, lambda: any("waiting for one" in note for note in notes))
+        lanes.stop("a")
+        _, reasons = ended(lanes, "a")
+    return {"why": reasons, "notes": notes}
+
+
+def one_bad_node(folder):
+    """Of two nodes one cannot load what its lane shall run."""
+    notes = []
+    os.environ["ONE_NODE"] = str(folder / "good")
+    with (
+        nodes(1, 1),
+        Lanes(**settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append) as lanes,
+    ):
+        until(lanes, lambda: lanes.count == 1 and lanes.free() == 1)
+        offer(lanes, folder, "a", steps=5)
+        seen, reasons = ended(lanes, "a")
+        ends = time.monotonic() + 5
+        until(lanes, lambda: time.monotonic() > ends)
+        count = lanes.count
+    return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": notes}
+
+
 def share_a_gpu(folder):
     """For each share of one GPU, how many lanes open on it, what is left of it, and why a trial there ended."""
     with nodes(8, gpus=1):
@@ -258,5 +288,6 @@ def offer(lanes, folder, name, **payload):
 
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
-    scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, from_none, share_a_gpu, fill_a_gpu)
+    scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
+    scenes += (from_none, share_a_gpu, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

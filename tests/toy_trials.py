@@ -136,3 +136,18 @@ def train_for_real(payload, desk, rank, world, device):
 def groups_held():
     """The placement groups that hold something."""
     return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
+
+
+def __getattr__(name):
+    """`on_one_node` is `train` on the node that asks first and cannot be imported on another."""
+    if name != "on_one_node":
+        raise AttributeError(name)
+    mine, first = ray.get_runtime_context().get_node_id(), Path(os.environ["ONE_NODE"])
+    try:
+        with first.open("x") as file:
+            file.write(mine)
+    except FileExistsError:
+        time.sleep(0.5)  # it is being written
+        if first.read_text() != mine:
+            raise ImportError("not on this node") from None
+    return train

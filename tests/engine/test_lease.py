@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from babeltune.engine import lease as leases
 from babeltune.engine.lease import heard, leased, only_driver, refuse_heard
 from babeltune.engine.sweep import folder_in, submit
 from babeltune.errors import SweepError
+from babeltune.spec.sweep_file import sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.ledger import SweepFolder
 from babeltune.sweeps.places import OWNER
@@ -88,13 +90,16 @@ def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
 def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT", 0.05)
     folder = SweepFolder(tmp_path)
-    with heard(folder):
+    with heard(folder, "10.0.0.1:6379"):
         first = folder.read(OWNER)["beat"]
         assert not is_driven(folder), "on its own machine the lock counts"
         monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
         assert is_driven(folder)
         with pytest.raises(SweepError, match=r"is being run by another process.*where that machine is gone, try again"):
             refuse_heard(folder)
+        with pytest.raises(SweepError, match=r"is being run by another process"):
+            refuse_heard(folder, "10.0.0.2:6379")
+        refuse_heard(folder, "10.0.0.1:6379")  # the lease of that Ray has fallen
         deadline = time.monotonic() + 60
         while folder.read(OWNER)["beat"] == first:
             assert time.monotonic() < deadline, "it is heard once only"
@@ -106,3 +111,42 @@ def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_pat
     assert is_driven(folder)
     folder.write(OWNER, {**folder.read(OWNER), "beat": time.time() - 61})
     assert not is_driven(folder), "it was killed a minute ago"
+
+
+def test_of_two_drivers_that_do_not_see_one_anothers_lock_one_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 0.1)
+    folder = SweepFolder(tmp_path)
+    with heard(folder) as first, heard(folder) as second:
+        deadline = time.monotonic() + 60
+        ended = []
+        while not ended:
+            assert time.monotonic() < deadline, "both go on"
+            for check in (first, second):
+                try:
+                    check()
+                except SweepError as error:
+                    ended.append((check, str(error)))
+            time.sleep(0.05)
+        ((loser, words),) = ended
+        assert f"is being run on {socket.gethostname()}, too" in words
+        time.sleep(0.5)
+        (second if loser is first else first)()
+    assert folder.read(OWNER)["ended"], "the other one said the last word"
+
+
+def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copied, monkeypatch):
+    sweep, _, cluster = copied
+    monkeypatch.setattr(leases, "BEAT", 0.2)
+    longer = replace(sweep, budget=replace(sweep.budget, trials=6), training=replace(sweep.training, pairs=38400))
+
+    def another(board):
+        def come():
+            while board.searching is None:
+                time.sleep(0.1)
+            folder_in(cluster, sweep_id(longer)).write(OWNER, {"host": "far", "session": "x", "beat": time.time()})
+
+        threading.Thread(target=come, daemon=True).start()
+
+    with pytest.raises(SweepError, match="is being run on far, too, which said so last; this driver ends"):
+        submit(longer, cluster, watch=another)
+    assert folder_in(cluster, sweep_id(longer)).state() == "running", "as the other one left it"

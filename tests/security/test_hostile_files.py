@@ -222,6 +222,21 @@ def test_a_variable_is_put_in_as_text_and_once(tiny_file, mark, monkeypatch):
         assert sweep.description == words
 
 
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "api_key", "GH_PAT"])
+@pytest.mark.parametrize("key", ["teacher.model", "data.root", "data.train.0.path"])
+def test_a_secret_of_the_environment_does_not_leave_it(tiny_file, monkeypatch, name, key):
+    monkeypatch.setenv(name, "s3cr3t")
+    with pytest.raises(
+        SpecError, match=f"would put the secret of the environment variable {name} into files"
+    ) as caught:
+        read_sweep(tiny_file, assignments=[f"{key}=org/${{{name}}}"], reach=True)
+    assert "s3cr3t" not in str(caught.value)
+    monkeypatch.setenv("KEYBOARD", "qwerty")
+    assert (
+        read_sweep(tiny_file, assignments=["teacher.model=org/${KEYBOARD}"], check=False).teacher.model == "org/qwerty"
+    )
+
+
 @pytest.mark.parametrize(
     "model", ["evil/model", "../evil", "$(touch x)", "file:///etc/passwd", "http://127.0.0.1/x", "-x"]
 )

@@ -76,6 +76,20 @@ def test_a_lane_that_has_never_had_a_place_waits_for_one(tmp_path):
     assert play("wait_for_room", tmp_path) == {"notes": [], "same": True}
 
 
+def test_a_trial_whose_lane_has_no_node_any_more_stops_when_it_is_told_to(tmp_path):
+    saw = play("stop_without_nodes", tmp_path)
+    assert saw["why"] == {"a": None}
+    assert saw["notes"][0] == "no node holds a lane any more; waiting for one"
+    assert saw["notes"][-1] == "a cannot hear that it shall stop; it goes on from its last checkpoint"
+
+
+def test_a_node_that_cannot_train_is_left_out(tmp_path):
+    saw = play("one_bad_node", tmp_path)
+    assert (saw["last"], saw["why"], saw["count"]) == (5, {"a": None}, 1)
+    (note,) = saw["notes"]
+    assert "cannot load toy_trials:on_one_node: ImportError: not on this node; the sweep goes on without it" in note
+
+
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     assert play("share_a_gpu", tmp_path) == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
 

@@ -62,7 +62,7 @@ class Contents:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes JSON beside its place, then moves it there, so that a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     temporary.write_text(json.dumps(plain(value), ensure_ascii=False), encoding="utf-8")
     temporary.replace(path)
 

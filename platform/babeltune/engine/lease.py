@@ -1,8 +1,8 @@
 """One driver for each sweep: a lock on its folder, and on a cluster that several machines share a lease besides.
 
 A file lock may not hold where the storage is NFS, and does not where two drivers see other storages. So the driver
-also says in the folder, every few seconds, that it lives; and the lease is an actor of the sweep's name that belongs
-to the driver's Ray job: Ray gives a name once, and it falls with the job.
+also says in the folder, every few seconds, that it lives, and ends where another has said so since; and the lease is
+an actor of the sweep's name that belongs to the driver's Ray job: Ray gives a name once, and it falls with the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -31,6 +32,10 @@ FALLS_WITHIN = 15.0
 """Seconds to wait for the lease of a driver that has just died."""
 DIES_WITHIN = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
+
+
+class OvertakenError(SweepError):
+    """Another driver runs the sweep: what its folder says is that one's to write."""
 
 
 def this_driver() -> dict[str, Any]:
@@ -64,35 +69,60 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
         lock.release()
 
 
-def refuse_heard(folder: SweepFolder) -> None:
-    """Raises `SweepError` where a driver on another machine was heard a moment ago."""
-    if driven_elsewhere(folder):
+def refuse_heard(folder: SweepFolder, ray_at: str = "") -> None:
+    """Raises `SweepError` where a driver on another machine was heard a moment ago; not where its Ray is the one at
+    `ray_at`, whose lease says whether it lives."""
+    word = folder.read(OWNER) or {}
+    if driven_elsewhere(folder) and not (ray_at and word.get("ray") == ray_at):
         who = running_elsewhere(folder.id, folder.read("driver.json") or {})
         raise SweepError(f"{who}; where that machine is gone, try again in a minute")
 
 
 @contextmanager
-def heard(folder: SweepFolder) -> Iterator[None]:
-    """Says that this driver lives, for machines that do not see its lock."""
-    ending = threading.Event()
+def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]:
+    """Says that this driver lives, for machines that do not see its lock.
+
+    What it gives raises `OvertakenError` once another driver has said so since: one machine slept while the other
+    began, or both began at the same moment.
+    """
+    ending, session = threading.Event(), uuid.uuid4().hex
+    others: list[dict[str, Any]] = []
 
     def say(*, ended: bool = False) -> None:
         with suppress(OSError):  # a full disk stops no sweep here
-            folder.write(OWNER, {**here(folder), "beat": time.time(), "ended": ended})
+            folder.write(
+                OWNER, {**here(folder), "session": session, "ray": ray_at, "beat": time.time(), "ended": ended}
+            )
+
+    def listen() -> None:
+        with suppress(OSError, ValueError):
+            word = folder.read(OWNER) or {}
+            if word.get("session") != session and not word.get("ended"):
+                others.append(word)
 
     def work() -> None:
-        while not ending.wait(BEAT):
-            say()
+        while not ending.wait(BEAT) and not others:
+            listen()
+            if not others:
+                say()
+
+    def check() -> None:
+        if others:
+            raise OvertakenError(
+                f"sweep {folder.id} is being run on {others[0].get('host', 'another machine')}, too, which said so "
+                "last; this driver ends, and that one goes on"
+            )
 
     say()
     thread = threading.Thread(target=work, name="babeltune-heard", daemon=True)
     thread.start()
     try:
-        yield
+        yield check
     finally:
         ending.set()
         thread.join()
-        say(ended=True)
+        if not others:
+            say(ended=True)
 
 
 class Lease:

@@ -27,7 +27,7 @@ from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
-from babeltune.engine.lease import heard, leased, only_driver, refuse_heard, this_driver
+from babeltune.engine.lease import OvertakenError, heard, leased, only_driver, refuse_heard, this_driver
 from babeltune.errors import ClusterError, storage_refusals
 from babeltune.records import Scalar, Sweep, plain, trial_from
 from babeltune.search.recovery import study_refusals
@@ -93,13 +93,14 @@ def submit(
         ExitStack() as shared,
     ):
         folder.stop_request.unlink(missing_ok=True)  # from now on it is for this driver
+        ray_at, check = "", courier.check
         if cluster.address != "local" or ray.is_initialized():
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
-        elif courier.where is None:
-            refuse_heard(folder)
-        if courier.where is None:  # or else the courier says so in the bucket
-            shared.enter_context(heard(folder))
+            ray_at = ray.get_runtime_context().gcs_address
+        if courier.where is None:  # or else the courier says and hears it in the bucket
+            refuse_heard(folder, ray_at)
+            check = shared.enter_context(heard(folder, ray_at))
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
         folder.write("sweep.json", sweep)
@@ -112,7 +113,7 @@ def submit(
             watch(board)
         folder.set_state("running")
         with _kept_in_state(folder):
-            complete = _attempt(sweep, cluster, folder, board, courier, accept=accept_changes)
+            complete = _attempt(sweep, cluster, folder, board, courier, check, accept=accept_changes)
         folder.set_state("finished" if complete else "stopped")
     return folder
 
@@ -125,6 +126,8 @@ def _kept_in_state(folder: SweepFolder) -> Iterator[None]:
     except KeyboardInterrupt:
         folder.set_state("interrupted")
         raise
+    except OvertakenError:
+        raise
     except BaseException as error:
         with contextlib.suppress(OSError):
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
@@ -132,12 +135,20 @@ def _kept_in_state(folder: SweepFolder) -> Iterator[None]:
 
 
 def _attempt(
-    sweep: Sweep, cluster: Cluster, folder: SweepFolder, board: Board, courier: Courier, *, accept: bool
+    sweep: Sweep,
+    cluster: Cluster,
+    folder: SweepFolder,
+    board: Board,
+    courier: Courier,
+    check: Callable[[], None],
+    *,
+    accept: bool,
 ) -> bool:
-    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
+    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop. `check`
+    raises where this driver cannot go on."""
 
     def look() -> None:
-        courier.check()
+        check()
         if folder.stop_request.exists():
             raise _StopRequestedError
 
@@ -158,7 +169,7 @@ def _attempt(
                 note=board.note,
                 progress=progress,
             ) as surveyed:
-                return _run(sweep, prepared, cluster, folder, board, look, courier, surveyed)
+                return _run(sweep, prepared, cluster, folder, board, look, courier, check, surveyed)
     except _StopRequestedError:
         return False
 
@@ -209,6 +220,7 @@ def _run(
     board: Board,
     look: Callable[[], None],
     courier: Courier,
+    check: Callable[[], None],
     surveyed: Callable[[int], None],
 ) -> bool:
     """The search; True when the budget's trials are all there."""
@@ -261,7 +273,7 @@ def _run(
                 trials=sweep.budget.trials,
                 stop=lambda: interrupted() or folder.stop_request.exists(),
                 no_more=lambda: time.monotonic() > last_start,
-                check=courier.check,
+                check=check,
             )
         if interrupted() and not tracking.complete:
             raise KeyboardInterrupt

@@ -31,6 +31,7 @@ from babeltune.search.searcher import ENDED, Ledger, OnEvent, OptunaSearcher, Pr
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes
+from babeltune.workers.trainer import own_node
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -259,7 +260,8 @@ def _run_tune(
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(
-            tune.with_resources(LaneTrainable, {"memory": 1}),  # Tune wants to be given something
+            # Tune wants to be given something; and who watches a trial shall not die with a node that trains.
+            tune.with_resources(LaneTrainable, {"memory": 1, own_node(): 1e-4}),
             name=f"run-{uuid.uuid4().hex[:8]}",
             config={"desk": lanes.desk_name, "objectives": [objective.metric for objective in sweep.objectives]},
             search_alg=searcher,

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 import babeltune
 from babeltune.errors import SpecError, nearest
 from babeltune.records import Parameter
+from babeltune.spec.secrets import NAME
 
 Key = tuple[str | int, ...]
 Record = TypeVar("Record")
@@ -365,6 +366,17 @@ def expand(text: str, environ: Mapping[str, str] | None = None) -> str:
         return value
 
     return VARIABLE.sub(replace, text)
+
+
+def expand_open(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """`expand` for text that is recorded, shown and sent: `SpecError` for a variable that holds a secret, too."""
+    for match in VARIABLE.finditer(text):
+        if NAME.search(match[1]):
+            raise SpecError(
+                f"{text!r} would put the secret of the environment variable {match[1]} into files that are shared; "
+                "name another variable: libraries find credentials in the environment by themselves"
+            )
+    return expand(text, environ)
 
 
 def repository() -> Path | None:

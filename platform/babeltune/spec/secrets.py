@@ -7,6 +7,8 @@ import re
 USER = re.compile(r"(?<=//)([^/\s]*)@")
 """Whatever stands before the last `@` of a URI's first part; a password may hold one itself."""
 QUERY = re.compile(r"\b((?:password|passwd|pwd|passfile|token|secret|api_?key)=)([^&\s'\"]+)", re.IGNORECASE)
+NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)(KEY|PAT|PWD)(_|$)|APIKEY", re.IGNORECASE)
+"""In the name of a variable: its value is a secret."""
 VARIABLE = "${"
 """Begins a value that is somewhere else."""
 

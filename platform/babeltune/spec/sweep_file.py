@@ -26,7 +26,7 @@ from babeltune.spec.document import (
     Key,
     assign,
     describe,
-    expand,
+    expand_open,
     find_file,
     read_document,
     repository,
@@ -145,7 +145,7 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
     written = sweep.data.root
     if written == BUNDLED_ROOT:
         return Path(babeltune.__file__).resolve().parent / "bundled"
-    root = ((repository() or Path.cwd()) / Path(expand(written, environ)).expanduser()).resolve()
+    root = ((repository() or Path.cwd()) / Path(expand_open(written, environ)).expanduser()).resolve()
     if not root.is_dir():
         raise SpecError(
             f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
@@ -231,7 +231,7 @@ def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[s
         here = (*key, part)
         if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
             try:
-                value[part] = expand(item, environ)
+                value[part] = expand_open(item, environ)
             except SpecError as error:
                 lines.append(document.error(here, str(error)))
         elif key[-1] == "columns" and isinstance(item, int) and not isinstance(item, bool):

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -224,7 +225,7 @@ class Mirror:
             return
         path = self.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.pulled.{os.getpid()}")
+        draft = path.with_name(f".{path.name}.pulled.{uuid.uuid4().hex[:8]}")
         draft.write_bytes(data)
         os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
         if self._stale(key, entry.tag):
@@ -300,6 +301,6 @@ def _digest(data: bytes) -> str:
 def _write(path: Path, data: bytes) -> None:
     """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     draft.write_bytes(data)
     draft.replace(path)

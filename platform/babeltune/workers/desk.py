@@ -227,6 +227,21 @@ class Desk:
             work.heard, work.trouble = math.inf, f"no progress for {seconds:g} s"
         return found
 
+    async def abandon(self, seconds: float, homeless: list[str]) -> list[str]:
+        """Ends the trials that were told to stop and cannot hear it: their lanes have no place, or they have shown no
+        sign of life for so long. Returns them."""
+        bound = time.monotonic() - seconds
+        deaf = {
+            lane: trial
+            for lane, trial in self._assigned.items()
+            if self._works[trial].stopped and (lane in homeless or self._works[trial].heard < bound)
+        }
+        for lane in deaf:
+            self._end(lane, None)
+        if deaf:
+            await self._tell()
+        return list(deaf.values())
+
     async def close(self) -> None:
         """Sends every lane home: idle ones now, busy ones as `stop` does."""
         self._closed = True

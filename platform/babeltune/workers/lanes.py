@@ -39,6 +39,8 @@ PLACELESS = 5.0
 """Seconds without room for the first lane after which that is said."""
 HOMELESS = 15.0
 """Seconds that a lane which has lost its place may wait for a node to come back."""
+STOPS_WITHIN = 120.0
+"""Seconds without a sign of life after which a trial that was told to stop is held to have done so."""
 
 
 @dataclass
@@ -105,6 +107,10 @@ class Lanes:
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
+        self._refused = 0
+        """Lanes that could not train where they were."""
+        self._nowhere = False
+        """Whether no node holds a lane."""
         self._note, self._waiting = note, waiting
 
     @property
@@ -180,8 +186,15 @@ class Lanes:
         """Starts a lane again whose run ended, and has as many as the nodes hold. `ClusterError` when that is in vain.
 
         Call it every second or so."""
-        for lane, reason in ray.get(self._desk.broken.remote()).items():
-            raise ClusterError(f"lane {lane} cannot load {self._settings['run_trial']}: {reason}")
+        broken = ray.get(self._desk.broken.remote())
+        for lane, reason in broken.items():
+            if lane not in self._lanes:
+                continue
+            words = f"lane {lane} cannot load {self._settings['run_trial']}: {reason}"
+            if self._lanes.keys() <= broken.keys():
+                raise ClusterError(words)
+            self._refused += 1
+            self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
         for lane in self._ended(0):
             reason, before = self._why_ended(lane), self._lanes[lane]
             made = ray.get(self._desk.made.remote(lane))
@@ -193,6 +206,8 @@ class Lanes:
         for lane, trial in ray.get(self._desk.silent.remote(self._silence)).items():
             self._note(f"{trial} shows no progress for {self._silence:g} s; its lane {lane} is started again")
             self._again(lane)
+        for trial in ray.get(self._desk.abandon.remote(STOPS_WITHIN, self._lost())):
+            self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
         if time.monotonic() - self._surveyed > SURVEY:
             self._surveyed = time.monotonic()
             self._survey()
@@ -205,25 +220,38 @@ class Lanes:
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
-        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares)):
+        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares) - self._refused):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
         now = time.monotonic()
         for name, lane in self._lanes.items():
             lane.homeless = None if name in ranks else lane.homeless or now
-        lost = [n for n, lane in self._lanes.items() if lane.homeless is not None and now - lane.homeless > HOMELESS]
+        lost = self._lost()
+        nowhere = len(lost) == len(self._lanes) and not _held(self._least, *self._shares)
+        if nowhere and not self._nowhere:
+            self._note("no node holds a lane any more; waiting for one")
+        self._nowhere = nowhere
         gone = lost[: max(0, len(self._lanes) - max(1, _held(self._least, *self._shares)))]
         if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
             holding = ray.get(self._desk.holding.remote())
             gone += [name for name in lost if name in holding and name not in gone]
         for name in gone:
-            trial = ray.get(self._desk.retire.remote(name))
-            self._end([name])
-            self._note(f"lane {name} has lost its node; {f'{trial} goes on in another' if trial else 'it was idle'}")
+            self._leave_out(name, f"lane {name} has lost its node")
         for name, count in ranks.items():
             if count < self._workers and room_for(self._resources):
                 ray.get(self._desk.renew.remote(name))
         self._tell_count(len(self._lanes))
+
+    def _lost(self) -> list[str]:
+        """The lanes that have had no place for a while."""
+        since = time.monotonic() - HOMELESS
+        return [name for name, lane in self._lanes.items() if lane.homeless is not None and lane.homeless < since]
+
+    def _leave_out(self, lane: str, why: str) -> None:
+        """Ends a lane for good; another gets its trial."""
+        trial = ray.get(self._desk.retire.remote(lane))
+        self._end([lane])
+        self._note(f"{why}; {trial} goes on in another" if trial else why)
 
     def _ranks(self) -> dict[str, int]:
         """How many ranks the lanes have that have a place."""

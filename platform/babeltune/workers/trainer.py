@@ -70,6 +70,13 @@ def here() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
+def own_node() -> str:
+    """The resource that only the driver's node has, for what takes resources by name alone."""
+    own = ray.get_runtime_context().get_node_id()
+    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
+    return next(str(name) for name in resources if name.startswith("node:") and not name.startswith("node:__"))
+
+
 class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
     """A group that starts has as many workers as there is room for, between the least and all."""
 
