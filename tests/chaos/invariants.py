@@ -18,7 +18,7 @@ from babeltune.promotion.candidate import find_candidate
 from babeltune.search.searcher import Ledger, replay
 from babeltune.spec.space import suggest
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
-from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports
+from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports
 from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_method, make_student
 from chaos.leftovers import leftovers
@@ -55,6 +55,7 @@ def check(
     nothing_twice(folder, trials)
     records_agree(folder, cluster, trials, state)
     steps_are_contiguous(folder, cluster, trials)
+    checkpoints_are_kept(folder, trials)
     if failed < asked:
         best_checkpoint_reproduces(folder)
     the_order_replays(folder, sweep)
@@ -131,6 +132,12 @@ def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int
         assert trained == list(range(1, len(trained) + 1))
         scored = client.get_metric_history(run, metric)
         assert sorted((m.step, m.value) for m in scored) == [(r.step, r.metrics[metric]) for r in told]
+
+
+def checkpoints_are_kept(folder: SweepFolder, trials: dict[int, optuna.trial.FrozenTrial]) -> None:
+    """Whatever became of a trial, the checkpoint of its last report that counted is there and whole."""
+    for number, trial in trials.items():
+        assert len(last_good(folder.trial(number))) >= trial.user_attrs.get("reports", 0)
 
 
 def best_checkpoint_reproduces(folder: SweepFolder) -> None:

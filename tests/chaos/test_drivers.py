@@ -159,5 +159,6 @@ def test_a_clock_that_jumps_changes_nothing_but_what_clocks_say(make_arena, note
         with arena.meanwhile(arena.trained(130), lambda: later.enter_context(jump)):
             arena.submit()
     arena.check()
+    assert len(arena.injected()) == 1, "the worker's clock, too"
     assert arena.repeated() == 0
     note(f"clock {'back' if days < 0 else 'ahead'} by {abs(days)} days in mid-sweep")

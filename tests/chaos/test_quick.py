@@ -46,6 +46,10 @@ def test_a_sweep_runs_on_two_nodes_and_records_in_mlflow_on_postgresql(prepared,
             running.nothing_is_left()
         arena.check(alike=False, marked=driver.mark)
     assert TOKEN not in driver.words()
+    for place in (arena.place, tmp_path / "mlflow", short_place):  # the storage, the server's logs, Ray's logs
+        files = [path for path in place.rglob("*") if path.is_file() and path.stat().st_size < 10**8]
+        assert files
+        assert not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
 def workers(arena):
