@@ -2,11 +2,12 @@
 # Starts the server; the secrets go from their files into its environment and its configuration, not into arguments.
 set -eu
 umask 077
-password=$(cat /run/secrets/postgres_password)
+secrets=${SECRETS:-/run/secrets}
+password=$(cat "$secrets/postgres_password")
 export MLFLOW_BACKEND_STORE_URI="postgresql://mlflow:${password}@postgres/mlflow"
 MLFLOW_AUTH_ADMIN_USERNAME=admin
-MLFLOW_AUTH_ADMIN_PASSWORD=$(cat /run/secrets/admin_password)
-MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat /run/secrets/session_key)
+MLFLOW_AUTH_ADMIN_PASSWORD=$(cat "$secrets/admin_password")
+MLFLOW_FLASK_SERVER_SECRET_KEY=$(cat "$secrets/session_key")
 export MLFLOW_AUTH_ADMIN_USERNAME MLFLOW_AUTH_ADMIN_PASSWORD MLFLOW_FLASK_SERVER_SECRET_KEY
 cat > /tmp/auth.ini <<END
 [mlflow]

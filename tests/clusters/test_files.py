@@ -232,9 +232,30 @@ def test_the_compose_file_fits_its_schema_and_hangs_together():
     text = (CLUSTERS / "README.md").read_text(encoding="utf-8")
     assert all(secret in text for secret in values["secrets"])
     serve = (CLUSTERS / "mlflow" / "serve.sh").read_text(encoding="utf-8")
-    assert set(re.findall(r"/run/secrets/(\w+)", serve)) == set(values["services"]["mlflow"]["secrets"])
+    assert set(re.findall(r'"\$secrets/(\w+)"', serve)) == set(values["services"]["mlflow"]["secrets"])
+    assert "secrets=${SECRETS:-/run/secrets}" in serve
     assert "--app-name basic-auth" in serve
     assert "127.0.0.1" in values["services"]["mlflow"]["ports"][0]
+
+
+def test_mlflow_on_kubernetes_is_the_server_of_the_compose_file_where_the_cluster_file_looks():
+    """Its script finds the secrets that are mounted and the database by the name that it knows."""
+    manifests = {(m["kind"], m["metadata"]["name"]): m["spec"] for m in documents(CLUSTERS / "kuberay" / "mlflow.yaml")}
+    assert (
+        read_cluster(CLUSTERS / "kuberay.yaml", environ={}).mlflow
+        == "http://mlflow:5000"
+        == "http://{}:{}".format("mlflow", manifests["Service", "mlflow"]["ports"][0]["port"])
+    )
+    serve = (CLUSTERS / "mlflow" / "serve.sh").read_text(encoding="utf-8")
+    (database,) = set(re.findall(r"@(\w+)/mlflow", serve))
+    assert ("Service", database) in manifests
+    for name in ("mlflow", database):
+        (container,) = manifests["Deployment", name]["template"]["spec"]["containers"]
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["secrets"]
+        assert mounted in (variables.get("SECRETS"), variables.get("POSTGRES_PASSWORD_FILE", "").rpartition("/")[0])
+        labels = manifests["Deployment", name]["template"]["metadata"]["labels"]
+        assert manifests["Service", name]["selector"] == labels
 
 
 INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "USER", "ENV", "EXPOSE", "CMD"}

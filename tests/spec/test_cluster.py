@@ -53,6 +53,10 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("name: x\nworkers: 2\ngpus_per_worker: 0.25\n", "c.yaml:3: gpus_per_worker: 0.25 with 2 workers: NCCL"),
         ("name: x\nisolation: none\n", "c.yaml:2: isolation: 'none' is not possible"),
         ("name: x\ngpus_per_worker: -1\n", "c.yaml:2: gpus_per_worker: -1.0 must be at least 0"),
+        (
+            "name: x\ngpus_per_worker: 1.5\n",
+            "c.yaml:2: gpus_per_worker: 1.5 must be a share of one GPU, such as 0.5, or",
+        ),
         ("name: x\ncpus_per_worker: 0\n", "a worker needs a share of something"),
         ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
         ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),

@@ -205,6 +205,11 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     ):
         if number < low:
             yield (key,), f"{number} must be at least {low}"
+    if cluster.gpus_per_worker > 1 and cluster.gpus_per_worker % 1:
+        yield (
+            ("gpus_per_worker",),
+            f"{cluster.gpus_per_worker:g} must be a share of one GPU, such as 0.5, or whole ones",
+        )
     if cluster.cpus_per_worker == 0 and cluster.gpus_per_worker == 0:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
