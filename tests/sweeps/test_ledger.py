@@ -11,8 +11,9 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.sweeps import ledger
 from babeltune.sweeps.ledger import SweepFolder, find_run, find_sweep, front, leaderboard, outcome, trial_row, winner
-from babeltune.training.checkpoint import write_reports
+from babeltune.training.checkpoint import read_reports, write_reports
 
 METRIC = "dev/everyday/accuracy"
 
@@ -84,6 +85,20 @@ def test_a_row_shows_the_best_report_and_how_far_the_trial_is(tmp_path, sweep):
     assert row.metrics[METRIC] == 0.6
     assert row.params == {"temperature": 0.1}
     assert trial_row(folder.trial(0), Objective(metric=METRIC, goal="minimize")).best == 1
+
+
+def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sweep, monkeypatch):
+    folder, objective, read = make(tmp_path, sweep, "a-0123456789"), sweep.objectives[0], []
+    add(folder, sweep, 0, [0.1, 0.3], "finished")
+    add(folder, sweep, 1, [0.2])
+    monkeypatch.setattr(ledger, "read_reports", lambda place: read.append(place.name) or read_reports(place))
+    first = [leaderboard(folder) for _ in range(3)]
+    assert first[0] == first[1] == first[2]
+    assert read == ["t0000", "t0001", "t0001", "t0001"]
+    write_reports(folder.trial(0), read_reports(folder.trial(0))[:1])
+    assert trial_row(folder.trial(0), objective).metrics[METRIC] == 0.1
+    outcome(folder.trial(0), "running")
+    assert trial_row(folder.trial(0), objective).state == "running"
 
 
 def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_path, sweep):

@@ -23,11 +23,13 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.records import Goal, Objective, Report, Scalar, Sweep, plain
 from babeltune.spec.sweep_file import sweep_from
-from babeltune.training.checkpoint import PROGRESS, best_report, read_reports
+from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
+ENDED = ("finished", "pruned", "failed")
+"""States that a trial keeps."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,32 @@ class Row:
 
 
 def trial_row(path: Path, objective: Objective) -> Row:
-    """The leaderboard's line of the trial in this folder."""
+    """The leaderboard's line of the trial in this folder. That of one that has ended is remembered while its files
+    stay as they are: a live view of a thousand trials looks twice a second."""
+    key = path, objective
+    versions = tuple(_version(path / name) for name in ("trial.json", "outcome.json", REPORTS))
+    known = _ended_rows.get(key)
+    if known is not None and known[0] == versions:
+        return known[1]
+    row = _read_row(path, objective)
+    if row.state in ENDED:
+        _ended_rows[key] = versions, row
+    return row
+
+
+_ended_rows: dict[tuple[Path, Objective], tuple[tuple[Any, ...], Row]] = {}
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Another value after each change of the file; None where there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _read_row(path: Path, objective: Objective) -> Row:
     trial = json.loads((path / "trial.json").read_text(encoding="utf-8"))
     outcome, now = _read(path / "outcome.json"), _read(path / PROGRESS)
     reports = read_reports(path)
