@@ -96,6 +96,25 @@ def test_a_store_that_was_cut_off_is_built_again(interrupted, note):
     note("teacher store truncated, then resume")
 
 
+def test_a_store_that_is_cut_off_while_trials_read_it_stops_the_sweep_and_fails_none(make_arena, note):
+    """The worker that reads beyond its end is killed by the system; the next one finds the store altered."""
+    arena = make_arena(pause=0.02)
+    with (
+        arena.meanwhile(arena.trained(50), lambda: truncate(next((arena.place / "storage").rglob("rows-*.bin")), 0.01)),
+        pytest.raises(
+            StorageError, match=r"^the storage has a store that was altered.*submit the sweep again to rebuild"
+        ),
+    ):
+        arena.submit()
+    assert "failed" not in {row["state"] for row in arena.rows()}
+    began = time.time()
+    arena.submit()
+    arena.check()
+    repeated = arena.repeated()
+    assert repeated <= 20, "at most what was trained since a report"
+    note("teacher store truncated in mid-run, then resume", seconds=arena.recovered(began), repeated=repeated)
+
+
 def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
     arena = interrupted
     truncate(arena.folder.path / "spool.jsonl")

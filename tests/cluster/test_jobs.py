@@ -15,6 +15,7 @@ import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
 from babeltune.cli import main
-from babeltune.cluster.jobs import Job, Jobs, exit_code, json_in, own_output
+from babeltune.cluster.jobs import SWEEP, Job, Jobs, _job, exit_code, json_in, own_output
 from babeltune.cluster.wheel import build_wheel
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import read_cluster
@@ -332,9 +333,16 @@ def written(folder, text):
 
 
 def test_a_job_is_known_by_its_sweep_and_attempt():
-    job = Job("tiny-0123456789-12", "RUNNING")
+    def seen(name, state, **metadata):
+        status = SimpleNamespace(value=state)
+        return _job(
+            SimpleNamespace(submission_id=name, status=status, driver_exit_code=None, message=None, metadata=metadata)
+        )
+
+    job = seen("tiny-0123456789-12", "RUNNING", **{SWEEP: "tiny-0123456789"})
     assert (job.sweep, job.attempt, job.live) == ("tiny-0123456789", 12, True)
-    assert (Job("raysubmit_x", "FAILED").sweep, Job("raysubmit_x", "FAILED").live) == ("", False)
+    for name in ("raysubmit_x", "nightly-2024050112-3"):
+        assert (seen(name, "FAILED", theirs="1").sweep, seen(name, "FAILED").live) == ("", False)
     assert exit_code(Job("a-1", "FAILED", 3)) == 3
     assert exit_code(Job("a-1", "SUCCEEDED", 0)) == 0
     assert exit_code(Job("a-1", "STOPPED", -15)) == exit_code(Job("a-1", "FAILED")) == 1

@@ -401,7 +401,7 @@ def train(rank, world, store, job):
     if left := job.pop("left", False):  # looks up in evaluations only, and always
         loop.LOOK_EVERY, loop.PROGRESS_EVERY = float("inf"), 0.0
     run(job, Until(job.pop("reports", 100), left), rank, world, "cpu")
-    if left:
+    if left and rank == 0:
         assert read_state(stopped_folder(Path(job["folder"])))["interval"]["step"], "what was trained is kept"
     dist.destroy_process_group()
 

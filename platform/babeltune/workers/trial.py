@@ -6,7 +6,7 @@ import functools
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from babeltune.data.prepared import Prepared, read_prepared
-from babeltune.errors import storage_refusals
+from babeltune.errors import StorageError, StoreError, storage_refusals
 from babeltune.losses.gather import Ranks
 from babeltune.records import trial_from
 from babeltune.training.loop import Reporter, train
@@ -40,13 +40,22 @@ def _on_this_node(
     return on_this_node(payload, reporter, rank, world, device)
 
 
+@contextmanager
+def _store_troubles() -> Iterator[None]:
+    """A store that was altered is no fact about the trial that meets it: the next submission builds it again."""
+    try:
+        yield
+    except StoreError as error:
+        raise StorageError(f"{StorageError.begins}has a store that was altered: {error}") from error
+
+
 def run(payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
     """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, and where
     the storage is behind a URI its `mirror`, in which these paths are."""
     trial = trial_from(payload["trial"])
     with _on_this_node(payload, reporter, rank, world, device) as (payload, reporter):
         folder = Path(payload["folder"])
-        with storage_refusals(folder):
+        with storage_refusals(folder), _store_troubles():
             train(trial, load_prepared(Path(payload["prepared"])), folder, reporter, Ranks(), torch.device(device))
 
 
