@@ -71,7 +71,13 @@ def pytest_sessionfinish(session, exitstatus):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
+    """Here, for the process that has gathered what others have run does not read the conftest of `chaos`."""
+    if hasattr(config, "workerinput"):
+        return
+    from chaos.table import show
+
+    show(terminalreporter)
     if skipped:
         terminalreporter.write_line(f"{DATA} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
 

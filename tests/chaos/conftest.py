@@ -1,4 +1,4 @@
-"""The fault matrix: a sweep of its own for every fault, and the table of what each cost."""
+"""The fault matrix: a sweep of its own for every fault, and a note of what each cost."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ pytest.register_assert_rewrite("chaos.arena", "chaos.invariants")
 from chaos.arena import CLUSTER, build, opened, own_path  # noqa: E402
 
 NEW_MOUNTS = 0x00020000
-TABLE = "BABELTUNE_FAULT_TABLE"
-"""Names the file that the table is also written to."""
-COLUMNS = ("fault", "seconds to recover", "steps repeated", "lost")
 
 
 @contextmanager
@@ -138,18 +135,3 @@ def note(record_property):
         record_property("fault", [fault, "–" if seconds is None else f"{seconds:.1f}", str(repeated), lost])
 
     return record
-
-
-def pytest_terminal_summary(terminalreporter):
-    rows = [
-        value
-        for report in terminalreporter.stats.get("passed", ())
-        for name, value in report.user_properties
-        if name == "fault"
-    ]
-    if not rows:
-        return
-    lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(rows))]
-    terminalreporter.write_line("\n".join(["", *lines]))
-    if TABLE in os.environ:
-        Path(os.environ[TABLE]).write_text("\n".join([*lines, ""]), encoding="utf-8")
