@@ -25,7 +25,7 @@ from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
 from babeltune.cli import main
-from babeltune.cluster.jobs import SWEEP, Job, Jobs, _job, exit_code, json_in, own_output
+from babeltune.cluster.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.cluster.wheel import build_wheel
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import read_cluster
@@ -205,8 +205,9 @@ def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_fil
 
 
 @pytest.mark.long
-def test_the_job_of_another_program_is_left_alone(babeltune, head, cluster_file, long, monkeypatch):
-    client = JobSubmissionClient(head, headers={"Authorization": f"Bearer {TOKEN}"})
+def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
+    with without_variables(ADDRESSES):
+        client = JobSubmissionClient(head, headers={"Authorization": f"Bearer {TOKEN}"})
     theirs = client.submit_job(entrypoint="sleep 600", submission_id="nightly-2024050112-3")
     try:
         wait_until(lambda: client.get_job_status(theirs) == "RUNNING", 120)
