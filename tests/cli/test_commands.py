@@ -355,6 +355,21 @@ def test_logs_tell_what_the_driver_did(babeltune, home):
     }
 
 
+def test_a_damaged_sweep_does_not_hide_the_others(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    damaged = folder.path.with_name("damaged-0123456789")
+    damaged.mkdir()
+    (damaged / "sweep.json").write_bytes(b"{")
+    code, out, err = babeltune("runs", "--json")
+    assert code == 0
+    assert [document["sweep"] for document in json.loads(out)] == [folder.id]
+    assert "sweep damaged-0123456789 is left out" in " ".join(err.split())
+    code, out, err = babeltune("status", "damaged-0123456789")
+    assert (code, out) == (1, "")
+    assert "sweep.json is damaged" in " ".join(err.split())
+
+
 def test_who_follows_a_log_learns_that_its_driver_is_gone(babeltune, copied, monkeypatch):
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)

@@ -139,9 +139,11 @@ def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
 
 
 def test_sweeps_are_listed_with_their_best_trial():
-    row = {"name": "t0003", "reports": 2, "params": {"a": 1}, "state": "finished"}
-    text = shown(lambda c: show_sweeps([{"sweep": "s-1", "state": "stopped", "leaderboard": [row]}], c))
+    row = {"name": "t0003", "reports": 2, "params": {"a": 1}, "state": "finished", "best": 2}
+    begun = {"name": "t0004", "reports": 0, "params": {"a": 1}, "state": "running", "best": None}
+    text = shown(lambda c: show_sweeps([{"sweep": "s-1", "state": "stopped", "leaderboard": [begun, row]}], c))
     assert "t0003" in text
+    assert "t0004" not in text, "it has no score"
     assert "stopped" in text
     assert "babeltune submit" in shown(lambda c: show_sweeps([], c))
 

@@ -101,6 +101,32 @@ def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sw
     assert trial_row(folder.trial(0), objective).state == "running"
 
 
+@pytest.mark.parametrize(
+    ("name", "todo"),
+    [
+        ("state.json", "remove it: `babeltune resume` makes it again"),
+        ("sweep.json", "restore it from a copy"),
+        ("trials/t0000/outcome.json", "restore it from a copy"),
+        ("trials/t0000/trial.json", "restore it from a copy"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_named_with_what_to_do(tmp_path, sweep, name, todo):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    folder.set_state("finished")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.path / name).write_bytes(b"")
+    with pytest.raises(SweepError, match=rf"{name} is damaged \(Expecting value.*\); {todo}"):
+        folder.state(), leaderboard(folder)
+
+
+def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.trial(0) / "reports.jsonl").write_bytes(b"")
+    (row,) = leaderboard(folder)
+    assert (row.reports, row.warning) == (0, "its reports are lost")
+
+
 def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_path, sweep):
     folder = make(tmp_path, sweep, "s-0123456789")
     add(folder, sweep, 0, [0.3], "finished")

@@ -115,6 +115,7 @@ def runs(
     """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
     from babeltune.cli.advice import about_order
     from babeltune.cli.view import show_comparison, show_front, show_leaderboard, show_sweeps
+    from babeltune.errors import SweepError
     from babeltune.records import plain
     from babeltune.sweeps.board import standing, sweep_document
     from babeltune.sweeps.ledger import front as front_of
@@ -156,5 +157,10 @@ def runs(
     places = Places(cluster_of(cluster))
     places.look(every=True)
     folders = sweep_folders(places.folder)
-    documents = [sweep_document(f) for f in folders]
+    documents = []
+    for folder in folders:
+        try:
+            documents.append(sweep_document(folder))
+        except SweepError as error:
+            warn([f"sweep {folder.id} is left out: {error}"])
     say(documents, as_json, lambda: show_sweeps(documents, out))

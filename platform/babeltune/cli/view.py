@@ -26,7 +26,7 @@ from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
 from babeltune.sweeps.board import Board, is_driven, standing
 from babeltune.sweeps.changes import accepted_lines
-from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard
+from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard, read_log
 from babeltune.sweeps.table import Comparison, cells, footnote
 from babeltune.sweeps.table import markdown as as_markdown
 
@@ -170,6 +170,11 @@ def running_words(rows: list[Row]) -> str:
     return f" · running {words}" if words else ""
 
 
+def latest_note(folder: SweepFolder) -> str:
+    """The last line of the sweep's log, without its time."""
+    return (read_log(folder).splitlines() or [""])[-1][20:]
+
+
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:
     """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
     sweep = folder.sweep()
@@ -179,7 +184,8 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
             if time.monotonic() - shown > LINES_EVERY:
                 shown = time.monotonic()
                 rows = leaderboard(folder)
-                console.print(f"{folder.id}{running_words(rows)}{best_so_far(rows, sweep)}", markup=False)
+                doing = running_words(rows) or f" · {latest_note(folder)}"
+                console.print(f"{folder.id}{doing}{best_so_far(rows, sweep)}", markup=False)
             time.sleep(1)
         return folder
     with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
@@ -264,7 +270,7 @@ def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
         table.add_column(title)
     for document in documents:
         trials = [r for r in document["leaderboard"] if r["reports"] or r["params"] or r["state"] != "finished"]
-        best = trials[0]["name"] if trials else ""
+        best = next((row["name"] for row in trials if row["best"] is not None), "–" if trials else "")
         table.add_row(document["sweep"], document["state"], str(len(trials)), best)
     console.print(table)
 

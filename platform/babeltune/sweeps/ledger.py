@@ -25,9 +25,13 @@ from babeltune.records import Goal, Objective, Report, Scalar, Sweep, plain
 from babeltune.spec.sweep_file import sweep_from
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
+LOST = "its reports are lost"
+"""The warning of a trial that finished and has no reports any more."""
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
+MADE_AGAIN = ("state.json", "owner.json", "driver.json", "baselines.json", "tracking.json", "prepared.json", PROGRESS)
+"""Files that a driver writes whether they are there or not."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -77,7 +81,7 @@ class SweepFolder:
     def read(self, name: str) -> Any:
         """The JSON file of that name; None where it is not there yet."""
         path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return _json(path) if path.exists() else None
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -230,7 +234,7 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def _read_row(path: Path, objective: Objective) -> Row:
-    trial = json.loads((path / "trial.json").read_text(encoding="utf-8"))
+    trial = _json(path / "trial.json")
     outcome, now = _read(path / "outcome.json"), _read(path / PROGRESS)
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
@@ -248,7 +252,7 @@ def _read_row(path: Path, objective: Objective) -> Row:
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         reason=outcome.get("reason", ""),
-        warning=str(last.facts.get("warning", "")) if last else "",
+        warning=str(last.facts.get("warning", "")) if last else LOST if outcome.get("state") == "finished" else "",
     )
 
 
@@ -273,8 +277,17 @@ def scores_of(report: Report) -> dict[str, float]:
 
 def _read(path: Path) -> dict[str, Any]:
     """The JSON object in the file; empty where there is none."""
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    values: dict[str, Any] = _json(path) if path.exists() else {}
     return values
+
+
+def _json(path: Path) -> Any:
+    """What the file holds. Raises `SweepError` that names a file that was altered or cut off."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        todo = "remove it: `babeltune resume` makes it again" if path.name in MADE_AGAIN else "restore it from a copy"
+        raise SweepError(f"{path} is damaged ({error}); {todo}") from error
 
 
 def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
