@@ -134,6 +134,7 @@ def test_of_two_drivers_that_do_not_see_one_anothers_lock_one_ends(tmp_path, mon
     assert folder.read(OWNER)["ended"], "the other one said the last word"
 
 
+@pytest.mark.long
 def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copied, monkeypatch):
     sweep, _, cluster = copied
     monkeypatch.setattr(leases, "BEAT", 0.2)
