@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from babeltune.search.searcher import Proposals
+from babeltune.search.proposals import Proposals
 from babeltune.workers.lanes import local_ray
 from benchmarks.race import options
 from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for

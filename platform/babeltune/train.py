@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from babeltune.data.files import write_json
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.data.store import key_of, write_json
+from babeltune.data.store import key_of
 from babeltune.errors import BabeltuneError
 from babeltune.losses.gather import Ranks
 from babeltune.promotion.export import export_trial

@@ -15,7 +15,7 @@ import torch
 
 from babeltune.losses.gather import Ranks
 from babeltune.promotion.candidate import find_candidate
-from babeltune.search.searcher import Ledger, replay
+from babeltune.search.proposals import Ledger, replay
 from babeltune.spec.space import suggest
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports

@@ -42,10 +42,14 @@ def test_what_babeltune_asks_for_is_installed():
 
 
 def test_a_storage_that_cannot_be_written_is_found(tmp_path):
-    (tmp_path / "storage").touch()
+    place = tmp_path / "storage"
+    place.touch()
     (finding,) = storage(here(tmp_path))
-    assert not finding.ok
-    assert "cannot be written" in finding.text
+    assert (finding.ok, finding.text) == (False, f"{place} is not a folder; change `storage`, or BABELTUNE_HOME")
+    (finding,) = tracking(here(tmp_path))
+    assert (finding.ok, f"mlflow.db cannot be made in {place}" in finding.text) == (False, True)
+    (finding,) = storage(replace(here(tmp_path), storage="/proc/none"))
+    assert (finding.ok, "cannot be written" in finding.text) == (False, True)
     (finding,) = storage(here(tmp_path / "other"))
     assert finding.ok
     assert not list((tmp_path / "other" / "storage").iterdir()), "nothing is left behind"

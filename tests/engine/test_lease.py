@@ -1,5 +1,6 @@
 """Two drivers of one sweep on one Ray, which see other storages or whose lock does not hold."""
 
+import json
 import os
 import signal
 import socket
@@ -132,6 +133,43 @@ def test_of_two_drivers_that_do_not_see_one_anothers_lock_one_ends(tmp_path, mon
         time.sleep(0.5)
         (second if loser is first else first)()
     assert folder.read(OWNER)["ended"], "the other one said the last word"
+
+
+def test_a_word_that_is_gone_damaged_or_of_an_earlier_driver_is_no_other_driver(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    folder = SweepFolder(tmp_path)
+    word = folder.path / OWNER
+
+    def said_again():
+        deadline = time.monotonic() + 60
+        while not word.exists() or json.loads(word.read_text() or "{}").get("pid") == "stale":
+            assert time.monotonic() < deadline, "the driver says no more that it lives"
+            time.sleep(0.02)
+
+    stale = {"host": "far", "pid": "stale", "session": "x", "beat": 0, "ended": False}
+    folder.write(OWNER, stale)
+    written = leases.SweepFolder.write
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SweepFolder, "write", full)
+    with heard(folder) as check:
+        time.sleep(0.3)
+        check()
+        assert json.loads(word.read_text()) == stale
+        monkeypatch.setattr(SweepFolder, "write", written)
+        said_again()
+        word.unlink()
+        said_again()
+        word.write_bytes(b"")
+        time.sleep(0.3)
+        check()
+        assert json.loads(word.read_text())["session"], "it stands there again"
+        folder.write(OWNER, stale)
+        time.sleep(0.3)
+        with pytest.raises(SweepError, match="is being run on far, too"):
+            check()
 
 
 @pytest.mark.long

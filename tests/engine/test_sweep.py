@@ -18,18 +18,19 @@ import pytest
 import ray
 
 from babeltune.cluster.connection import end_when_asked, interrupts
+from babeltune.data.files import sha256_of
 from babeltune.data.prepared import read_prepared, write_prepared
-from babeltune.data.store import sha256_of
 from babeltune.engine import sweep as driver
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking
 from babeltune.engine.lease import only_driver, this_driver
 from babeltune.engine.sweep import folder_in, payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
+from babeltune.records import plain
 from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.ledger import SweepFolder, leaderboard, outcome, read_log, trial_row, winner
+from babeltune.sweeps.ledger import MADE_AGAIN, SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, read_state, stopped_folder
 from babeltune.workers.lanes import Lanes
@@ -171,6 +172,18 @@ def test_submitting_a_finished_sweep_again_adds_nothing(copied):
     before = (folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()
     assert submit(sweep, cluster).state() == "finished"
     assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
+
+
+def test_resume_makes_again_what_is_said_to_be_made_again(copied):
+    sweep, folder, cluster = copied
+    before = [plain(row) for row in leaderboard(folder)]
+    for place in (folder.path, folder.trial(0)):
+        for name in MADE_AGAIN:
+            (place / name).unlink(missing_ok=True)
+    assert not folder.is_whole()
+    assert submit(sweep, cluster).state() == "finished"
+    assert folder.is_whole()
+    assert [plain(row) for row in leaderboard(folder)] == before
 
 
 def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied, tmp_path):

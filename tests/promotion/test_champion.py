@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
 from babeltune.data.eval_sets import read_eval
-from babeltune.data.store import sha256_of
+from babeltune.data.files import sha256_of
 from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.openings import read_openings, record_opening

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from babeltune.cli import app
+from babeltune.data.files import sha256_of
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
-from babeltune.data.store import sha256_of
 from babeltune.errors import CheckpointError, PromotionError, SweepError, TeacherError, UnknownNameError
 from babeltune.losses.gather import Ranks
 from babeltune.models.hub import open_model

@@ -11,9 +11,9 @@ from sqlalchemy.exc import OperationalError
 
 from babeltune.errors import SweepError
 from babeltune.records import Data, Objective, Parameter, Sampler, Source, Sweep
-from babeltune.search import searcher
+from babeltune.search.proposals import Ledger, Proposals, follow, open_study, replay, reported
 from babeltune.search.recovery import sound_study
-from babeltune.search.searcher import Ledger, Proposals, give_up_on, open_study
+from babeltune.search.searcher import give_up_on
 
 SWEEP = Sweep(
     name="toy",
@@ -99,7 +99,7 @@ def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_p
     assert bool(aside) == (how not in (damage_nothing, lose, empty))
     following = Proposals(study, SWEEP, suggest).ask()
     undamaged = optuna.create_study(direction="maximize")
-    searcher.follow(ledger.lines, Proposals(undamaged, SWEEP, suggest), as_recorded(undamaged))
+    follow(ledger.lines, Proposals(undamaged, SWEEP, suggest), as_recorded(undamaged))
     assert following == Proposals(undamaged, SWEEP, suggest).ask(), "what comes next is the same, too"
 
 
@@ -110,7 +110,7 @@ def test_reports_of_several_objectives_that_the_ledger_lost_come_back_from_the_s
     for index in (1, 2, 3):
         proposals.report(number, index, [index / 10, -index / 10])
     (trial,) = proposals.trials().values()
-    assert searcher.reported(trial) == {index: [index / 10, -index / 10] for index in (1, 2, 3)}
+    assert reported(trial) == {index: [index / 10, -index / 10] for index in (1, 2, 3)}
 
 
 def test_a_trial_that_was_being_drawn_is_drawn_afresh(tmp_path):
@@ -131,7 +131,7 @@ def test_a_trial_that_was_being_drawn_is_drawn_afresh(tmp_path):
     assert sorted(resumed.trials()) == [0]
     number, params = resumed.ask()
     ledger.add("propose", number, params=params)
-    assert searcher.replay(ledger.lines, SWEEP, both)[number] == params
+    assert replay(ledger.lines, SWEEP, both)[number] == params
     assert len(list(tmp_path.glob("study.db.unusable-*"))) == 1
 
 
@@ -146,7 +146,7 @@ def as_recorded(study):
 
 
 def test_a_study_in_which_another_process_writes_is_not_put_aside(recorded, tmp_path, monkeypatch):
-    monkeypatch.setattr(searcher, "LOCKED", 0.2)
+    monkeypatch.setattr("babeltune.search.proposals.LOCKED", 0.2)
     with contextlib.closing(sqlite3.connect(tmp_path / "study.db", isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises((OperationalError, optuna.exceptions.StorageInternalError)):

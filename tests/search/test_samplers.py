@@ -6,7 +6,7 @@ from optuna.trial import TrialState
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
-from babeltune.search.searcher import Proposals, open_study, replay
+from babeltune.search.proposals import Proposals, open_study, replay
 from babeltune.spec import space
 from babeltune.spec.sweep_file import read_sweep
 

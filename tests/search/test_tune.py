@@ -10,10 +10,10 @@ import pytest
 import ray
 from optuna.trial import TrialState
 
-from babeltune.data.store import write_json
+from babeltune.data.files import write_json
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
-from babeltune.search.searcher import Ledger, Proposals, open_study, replay, sampler_for
+from babeltune.search.proposals import Ledger, Proposals, open_study, replay, sampler_for
 from babeltune.search.tune import prime, register_methods, scheduler_for, search
 from babeltune.search.warm_start import warm_trials
 from babeltune.search.watcher import LaneTrainable

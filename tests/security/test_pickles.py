@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 
 import babeltune
 import babeltune_methods
+from babeltune.data.files import sha256_of
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
-from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged, sha256_of
+from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
 from babeltune.mining.kept import Kept
@@ -28,7 +29,7 @@ from babeltune.mining.vectors import Model, embed
 from babeltune.models.encoder import build_student
 from babeltune.models.hub import open_model
 from babeltune.records import Source, Student, Teacher
-from babeltune.search.searcher import Ledger, Proposals, open_study
+from babeltune.search.proposals import Ledger, Proposals, open_study
 from babeltune.spec.space import suggest
 from babeltune.sweeps.ledger import SweepFolder, leaderboard
 from babeltune.training.checkpoint import (

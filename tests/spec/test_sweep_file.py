@@ -24,7 +24,8 @@ from babeltune.method import GROUP, Needs, available
 from babeltune.records import Teacher, plain
 from babeltune.spec.checks import taught_languages
 from babeltune.spec.data_rules import source_pairs
-from babeltune.spec.document import parse_yaml, repository
+from babeltune.spec.document import parse_yaml
+from babeltune.spec.files import repository
 from babeltune.spec.sweep_file import (
     check_method,
     check_reachable,

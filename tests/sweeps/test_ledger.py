@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from babeltune.data.store import write_json
+from babeltune.data.files import write_json
 from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app
 from babeltune.cli.view import show_comparison
-from babeltune.data.store import write_json
+from babeltune.data.files import write_json
 from babeltune.errors import UnknownNameError
 from babeltune.records import Report
 from babeltune.spec.space import make_trial

@@ -11,8 +11,9 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 
 from babeltune.cli.advice import about_languages
+from babeltune.data.files import write_json
 from babeltune.data.prepare import Wanted, prepare
-from babeltune.data.store import open_matrix, write_json
+from babeltune.data.store import open_matrix
 from babeltune.data.teacher import load_teacher
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.errors import CheckpointError, SpecError, TeacherError

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from babeltune.sweeps.ledger import SweepFolder
 
 
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
+
+
 @app.command()
 def status(
     name: SweepName = None,
     cluster: ClusterFile = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")] = False,
+    follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """Show a sweep: its state, its trials, and how far each one is."""
@@ -53,7 +56,7 @@ def status(
 def logs(
     name: SweepName = None,
     cluster: ClusterFile = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")] = False,
+    follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """Show what a sweep's driver did and does, a line each."""

@@ -102,6 +102,9 @@ def storage(cluster: Cluster) -> Iterator[Finding]:
         probe.write_bytes(b"0" * 4096)
         probe.unlink()
         free = shutil.disk_usage(place).free
+    except (FileExistsError, NotADirectoryError):
+        yield Finding("storage", False, f"{place} is not a folder; change `storage`, or BABELTUNE_HOME")
+        return
     except OSError as error:
         yield Finding("storage", False, f"{place} cannot be written ({error.strerror}); change `storage` or its owner")
         return
@@ -135,7 +138,12 @@ def bucket(where: Where) -> Finding:
 def tracking(cluster: Cluster) -> Iterator[Finding]:
     uri, shown = cluster.mlflow, without_password(cluster.mlflow)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        yield Finding("tracking", True, f"{shown}, which the first sweep makes")
+        place = next(folder for folder in Path(uri.removeprefix("sqlite:///")).absolute().parents if folder.exists())
+        yield (
+            Finding("tracking", True, f"{shown}, which the first sweep makes")
+            if place.is_dir() and os.access(place, os.W_OK)
+            else Finding("tracking", False, f"{shown} cannot be made in {place}; change `mlflow`")
+        )
         return
     kept = os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT")
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = ANSWERS_WITHIN

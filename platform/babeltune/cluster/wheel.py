@@ -19,7 +19,7 @@ from importlib.metadata import distribution
 from pathlib import Path, PurePosixPath
 
 from babeltune.errors import ClusterError
-from babeltune.spec.document import repository
+from babeltune.spec.files import repository
 
 NEEDS = ("Requires-Dist:", "Provides-Extra:")
 """The metadata lines that name dependencies."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from babeltune.data.store import write_json
+from babeltune.data.files import write_json
 from babeltune.errors import StoreError
 from babeltune.records import plain
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from babeltune.data.files import sha256_of, sync, version
 from babeltune.errors import StoreError
 from babeltune.records import Scalar, plain
 
@@ -58,13 +58,6 @@ class Contents:
 
     arrays: dict[str, Array] = field(default_factory=dict)
     facts: dict[str, Scalar] = field(default_factory=dict)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON beside its place, then moves it there, so that a reader never sees half of it."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    temporary.write_text(json.dumps(plain(value), ensure_ascii=False), encoding="utf-8")
-    temporary.replace(path)
 
 
 def key_of(description: dict[str, Any]) -> str:
@@ -229,21 +222,6 @@ def _seal(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
-def sync(path: Path) -> None:
-    """Has the system put the file, or a folder's list of names, on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _free(root: Path) -> int:
     while not root.exists():
         root = root.parent
@@ -256,8 +234,8 @@ def _size(count: int) -> str:
 
 # Verifying
 
-_verified: set[tuple[str, int, int, int]] = set()
-"""Files whose SHA-256 this process has checked: path, inode, modification time, size."""
+_verified: set[tuple[str | int, ...]] = set()
+"""Files whose SHA-256 this process has checked: path and version."""
 
 
 def _fault(folder: Path, *, verify: bool) -> str | None:
@@ -274,14 +252,14 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
         if path.name != name:
             return f"store.json names {name!r}, which is no file of its folder"
         try:
-            stat = path.stat()
-            if stat.st_size != expected["bytes"]:
-                return f"{name} has {stat.st_size} bytes, not {expected['bytes']}"
-            version = (str(path.absolute()), stat.st_ino, stat.st_mtime_ns, stat.st_size)
-            if verify and version not in _verified:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes, not {expected['bytes']}"
+            seen: tuple[str | int, ...] = (str(path.absolute()), *version(path))
+            if verify and seen not in _verified:
                 if sha256_of(path) != expected["sha256"]:
                     return f"{name} does not have the recorded SHA-256"
-                _verified.add(version)
+                _verified.add(seen)
         except OSError as error:
             return f"{name}: {error.strerror}"
     return None

@@ -88,16 +88,21 @@ def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]
     ending, session = threading.Event(), uuid.uuid4().hex
     others: list[dict[str, Any]] = []
 
+    said = False
+
     def say(*, ended: bool = False) -> None:
+        nonlocal said
         with suppress(OSError):  # a full disk stops no sweep here
             folder.write(
                 OWNER, {**here(folder), "session": session, "ray": ray_at, "beat": time.time(), "ended": ended}
             )
+            said = True
 
     def listen() -> None:
-        with suppress(OSError, ValueError):
-            word = folder.read(OWNER) or {}
-            if word.get("session") != session and not word.get("ended"):
+        """Until our word stands there, the one that does is of a driver before us; none at all is nobody's."""
+        with suppress(OSError, SweepError):
+            word = folder.read(OWNER)
+            if said and word and word.get("session") != session and not word.get("ended"):
                 others.append(word)
 
     def work() -> None:

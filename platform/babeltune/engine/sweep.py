@@ -20,9 +20,9 @@ import ray
 from babeltune.cluster.connection import connected, interrupts
 from babeltune.cluster.tasks import fetched, ray_shards
 from babeltune.data.corpus import Corpus
+from babeltune.data.files import write_json
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
-from babeltune.data.store import write_json
 from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
@@ -104,7 +104,7 @@ def submit(
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
         folder.write("sweep.json", sweep)
-        if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished":
+        if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished" and folder.is_whole():
             send_rest(sweep, cluster, folder)
             return folder
         ended = ended_trials(folder)

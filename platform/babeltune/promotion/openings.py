@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
-from babeltune.data.store import digest_of_texts, key_of, sha256_of
+from babeltune.data.files import sha256_of
+from babeltune.data.store import digest_of_texts, key_of
 from babeltune.sweeps.ledger import sweep_folders
 
 FILE = "openings.jsonl"

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from babeltune.errors import BabeltuneError, StorageError
 from babeltune.records import Scalar, Sweep
-from babeltune.search.searcher import Ledger, Proposals, follow, open_study
+from babeltune.search.proposals import Ledger, Proposals, follow, open_study
 from babeltune.search.warm_start import Suggest
 
 log = logging.getLogger(__name__)

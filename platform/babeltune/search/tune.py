@@ -26,8 +26,9 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 
 from babeltune.errors import BabeltuneError, ClusterError, SweepError
 from babeltune.records import Scalar, Sweep
+from babeltune.search.proposals import Ledger, Proposals
 from babeltune.search.recovery import sound_study
-from babeltune.search.searcher import ENDED, Ledger, OnEvent, OptunaSearcher, Proposals, give_up_on
+from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher, give_up_on
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes

@@ -18,7 +18,8 @@ from typing import Literal
 from babeltune.errors import ClusterError, SpecError
 from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
-from babeltune.spec.document import expand, find_file, read_document, validate
+from babeltune.spec.document import read_document, validate
+from babeltune.spec.files import expand, find_file
 from babeltune.spec.secrets import holds_password
 from babeltune.storage.where import Where
 

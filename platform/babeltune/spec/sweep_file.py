@@ -21,17 +21,8 @@ from babeltune.models.presets import FIELDS
 from babeltune.records import Data, Sweep, plain
 from babeltune.spec.bounds import Problem
 from babeltune.spec.checks import method_problems
-from babeltune.spec.document import (
-    Document,
-    Key,
-    assign,
-    describe,
-    expand_open,
-    find_file,
-    read_document,
-    repository,
-    validate,
-)
+from babeltune.spec.document import Document, Key, assign, describe, read_document, validate
+from babeltune.spec.files import expand_open, find_file, repository
 from babeltune.spec.goals import dev_metrics
 from babeltune.spec.reach import Hub, data_problems, reach_problems
 from babeltune.spec.rules import KINDS, problems

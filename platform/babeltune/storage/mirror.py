@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from babeltune.data.store import sha256_of
+from babeltune.data.files import sha256_of, version, write_whole
 from babeltune.errors import BucketError
 from babeltune.storage.bucket import Bucket, Entry, inside
 from babeltune.storage.where import Where
@@ -81,7 +81,7 @@ class Mirror:
     def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        versions = {name: _version(path) for name, path in paths.items()}
+        versions = {name: version(path) for name, path in paths.items()}
         with contextlib.suppress(OSError, ValueError, KeyError):
             known = json.loads(self._seal_of(folder).read_bytes())
             if known["versions"] == versions:
@@ -124,7 +124,7 @@ class Mirror:
         except (OSError, ValueError, KeyError):
             return False  # it was never sealed
         try:
-            now = {name: _version(folder / name) for name in files}
+            now = {name: version(folder / name) for name in files}
             if now != versions and any(sha256_of(folder / name) != facts["sha256"] for name, facts in files.items()):
                 return True
         except FileNotFoundError:
@@ -168,7 +168,7 @@ class Mirror:
             folder.parent.mkdir(parents=True, exist_ok=True)
             draft.rename(folder)
             sealed = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
-            self._keep_seal(folder, sealed, {name: _version(folder / name) for name in files})
+            self._keep_seal(folder, sealed, {name: version(folder / name) for name in files})
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None
@@ -186,12 +186,12 @@ class Mirror:
     def waits(self, path: Path) -> bool:
         """Whether the file has changes that the bucket does not have."""
         known = self._known(self.key(path))
-        return known is None or known["file"] != _version(path)
+        return known is None or known["file"] != version(path)
 
     def push(self, path: Path) -> bool:
         """Uploads the file if it has changed since the bucket had it; a database as of one moment."""
         try:
-            key, now = self.key(path), _version(path)
+            key, now = self.key(path), version(path)
             known = self._known(key)
             if known is not None and known["file"] == now:
                 return False
@@ -217,7 +217,7 @@ class Mirror:
         path, known = self.path(key), self._known(key)
         if not path.exists():
             return True
-        return known is not None and known["tag"] != tag and known["file"] == _version(path)
+        return known is not None and known["tag"] != tag and known["file"] == version(path)
 
     def _pull(self, key: str, entry: Entry) -> None:
         data = self.bucket.read(key)
@@ -230,7 +230,7 @@ class Mirror:
         os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
         if self._stale(key, entry.tag):
             draft.replace(path)
-            self._know(key, entry.tag, _version(path))
+            self._know(key, entry.tag, version(path))
         else:
             draft.unlink()
 
@@ -284,12 +284,6 @@ def _snapshot(path: Path) -> bytes:
         raise BucketError(f"{path} cannot be copied ({error}); `babeltune resume` tries again") from error
 
 
-def _version(path: Path) -> list[int]:
-    """Another value after each change of the file."""
-    stat = path.stat()
-    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
-
-
 def _document(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
@@ -299,8 +293,5 @@ def _digest(data: bytes) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    draft.write_bytes(data)
-    draft.replace(path)
+    write_whole(path, data)

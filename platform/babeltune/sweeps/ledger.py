@@ -14,11 +14,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from babeltune.data.store import write_json
+from babeltune.data.files import version, write_json
 from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.records import Goal, Objective, Report, Scalar, Sweep, plain
@@ -30,8 +31,10 @@ LOST = "its reports are lost"
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped"]
-MADE_AGAIN = ("state.json", "owner.json", "driver.json", "baselines.json", "tracking.json", "prepared.json", PROGRESS)
-"""Files that a driver writes whether they are there or not."""
+NEEDED = ("prepared.json", "baselines.json")
+"""What a finished sweep has made, besides its trials."""
+MADE_AGAIN = (*NEEDED, "state.json", "owner.json", "driver.json", "tracking.json", "outcome.json", PROGRESS)
+"""Files that `babeltune resume` writes, or does without, where they are gone."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -77,6 +80,10 @@ class SweepFolder:
     def trials(self) -> list[Path]:
         parent = self.path / "trials"
         return sorted(parent.glob("t[0-9]*")) if parent.exists() else []
+
+    def is_whole(self) -> bool:
+        """Whether what a finished sweep has made is there."""
+        return all((self.path / name).exists() for name in NEEDED)
 
     def read(self, name: str) -> Any:
         """The JSON file of that name; None where it is not there yet."""
@@ -224,13 +231,11 @@ def trial_row(path: Path, objective: Objective) -> Row:
 _ended_rows: dict[tuple[Path, Objective], tuple[tuple[Any, ...], Row]] = {}
 
 
-def _version(path: Path) -> tuple[int, int, int] | None:
-    """Another value after each change of the file; None where there is none."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+def _version(path: Path) -> list[int] | None:
+    """Of a file that may not be there yet."""
+    with suppress(FileNotFoundError):
+        return version(path)
+    return None
 
 
 def _read_row(path: Path, objective: Objective) -> Row:

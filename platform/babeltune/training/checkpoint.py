@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from babeltune.data.store import sha256_of, sync
+from babeltune.data.files import sha256_of, sync
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.records import Report, plain, report_from
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from babeltune.data.store import write_json
+from babeltune.data.files import write_json
 from babeltune.errors import CheckpointError, StorageError, TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.machine import give_back_memory

@@ -1,0 +1,50 @@
+"""Files that are whole or not there, and how to know one again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+from babeltune.records import plain
+
+
+def version(path: Path) -> list[int]:
+    """Another value after each change of the file, as JSON keeps it; `FileNotFoundError` where there is none."""
+    stat = path.stat()
+    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes the file beside its place, then moves it there, so that a reader never sees half of it, and a full disk
+    leaves what was there."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a record or plain value as JSON, as `write_whole` does."""
+    write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode())
+
+
+def sync(path: Path) -> None:
+    """Has the system put the file, or a folder's list of names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

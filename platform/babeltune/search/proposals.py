@@ -1,0 +1,204 @@
+"""The proposals of a sweep: an Optuna study that lasts, and the order in which results came.
+
+study.db        Optuna's storage: every trial with its parameters, state, values and attributes
+results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened; replaying it
+                proposes the same
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from babeltune.errors import SweepError
+from babeltune.records import Scalar, Sweep
+from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
+from babeltune.spec.space import grid
+from babeltune.tracking.spool import end_on_a_line
+
+LOCKED = 60.0
+"""Seconds to wait for a study in which another process writes."""
+REPORT = "report "
+"""With a report's index, the user attribute that holds it where there are several objectives."""
+
+
+def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
+    """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone."""
+    seed = int.from_bytes(hashlib.sha256(f"{sweep.seed}/{number}".encode()).digest()[:4], "big")
+    if sweep.sampler.kind in ("random", "grid"):  # a grid's points are given, so that nothing is left to draw
+        return optuna.samplers.RandomSampler(seed=seed)
+    if sweep.sampler.kind == "nsga2":
+        return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
+    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup, constant_liar=True)
+
+
+def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
+    """The sweep's study in `folder`, created when it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(
+        study_name=STUDY,
+        storage=optuna.storages.RDBStorage(
+            f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": LOCKED}}
+        ),
+        directions=[objective.goal for objective in sweep.objectives],
+        load_if_exists=True,
+    )
+
+
+class Ledger:
+    """`results.jsonl`: what happened, in order."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        self._reports: dict[int, list[dict[str, Any]]] = {}
+        self._notes: dict[int, dict[str, Any]] = {}
+        end_on_a_line(path)
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    self._remember(json.loads(line))
+                except ValueError:
+                    break
+
+    def add(self, event: str, number: int, **facts: Any) -> None:
+        """Appends one line, on disk before it returns."""
+        line = {"event": event, "number": number, **facts}
+        self._remember(line)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def reports(self, number: int) -> list[dict[str, Any]]:
+        """The trial's reports: `index`, `values` by objective, `checkpoint`."""
+        return list(self._reports.get(number, ()))
+
+    def noted(self, number: int) -> dict[str, Any]:
+        """The trial's attributes that listeners gave it last."""
+        return self._notes.get(number, {})
+
+    def _remember(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if line["event"] == "report":
+            self._reports.setdefault(line["number"], []).append(line)
+        elif line["event"] == "note":
+            self._notes[line["number"]] = line["attributes"]
+
+
+class Proposals:
+    """Asks the study for parameters and tells it results, one trial number at a time."""
+
+    def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
+        self._study, self._sweep, self._suggest = study, sweep, suggest
+        self._points = grid(sweep.parameters) if sweep.sampler.kind == "grid" else sweep.sampler.points
+        for point in self._points:
+            fitting(dict(point), suggest)
+        trials = study.get_trials(deepcopy=False)
+        if all(WARM in trial.user_attrs for trial in trials):
+            self._add_warm(list(warm), len(trials))
+        self._offset = sum(WARM in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+
+    def _add_warm(self, warm: list[FrozenTrial], done: int) -> None:
+        for earlier in warm[done:]:
+            distributions = like(earlier, self._suggest)
+            params = {name: earlier.params[name] for name in distributions}
+            attrs = {WARM: earlier.number}
+            self._study.add_trial(
+                optuna.create_trial(params=params, distributions=distributions, values=earlier.values, user_attrs=attrs)
+            )
+
+    def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
+        """This sweep's own trials by number, in these states or in any that has begun."""
+        wanted = states or (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        found = self._study.get_trials(deepcopy=False, states=wanted)
+        return {t.number - self._offset: t for t in found if WARM not in t.user_attrs}
+
+    def ask(self) -> tuple[int, dict[str, Scalar]]:
+        """The next trial's number and parameters: given points (or the grid's) first, then the sampler."""
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        number = len(self.trials())
+        if not waiting and number < len(self._points):
+            self._study.enqueue_trial(dict(self._points[number]))
+        elif not waiting and self._sweep.sampler.kind == "grid":
+            raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
+        self._study.sampler = sampler_for(self._sweep, number)
+        trial = self._study.ask()
+        return trial.number - self._offset, self._suggest(trial)
+
+    def again(self, number: int) -> dict[str, Scalar]:
+        """The parameters of a trial that is still running in the study; any not yet drawn is drawn as it would have."""
+        self._study.sampler = sampler_for(self._sweep, number)
+        return self._suggest(self._running(number))
+
+    def _running(self, number: int) -> optuna.Trial:
+        return optuna.Trial(self._study, self.trials(TrialState.RUNNING)[number]._trial_id)
+
+    def report(self, number: int, index: int, values: list[float]) -> None:
+        """Records an intermediate result. Optuna refuses `report` with several objectives: attributes keep them."""
+        trial = self._running(number)
+        if len(values) == 1:
+            trial.report(values[0], index)
+        else:
+            trial.set_user_attr(f"{REPORT}{index}", values)
+        trial.set_user_attr("values", values)
+        trial.set_user_attr("reports", index)
+
+    def note(self, number: int, attributes: Mapping[str, Any]) -> None:
+        """Sets user attributes of a running trial."""
+        trial = self._running(number)
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+
+    def tell(self, number: int, state: TrialState, values: list[float] | None) -> None:
+        """Ends a trial; `values` only when it is complete."""
+        self._study.tell(number + self._offset, values=values if state == TrialState.COMPLETE else None, state=state)
+
+
+def reported(trial: FrozenTrial) -> dict[int, list[float]]:
+    """A trial's intermediate results, the objectives of each report by its index."""
+    several = {name.removeprefix(REPORT): v for name, v in trial.user_attrs.items() if name.startswith(REPORT)}
+    return {int(index): list(values) for index, values in several.items()} or {
+        index: [value] for index, value in trial.intermediate_values.items()
+    }
+
+
+def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> Any:
+    """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
+    study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
+    proposals = Proposals(study, sweep, suggest, warm)
+    found: dict[int, dict[str, Scalar]] = {}
+
+    def drawn_again(_: dict[str, Scalar]) -> int:
+        number, params = proposals.ask()
+        found[number] = params
+        return number
+
+    follow(lines, proposals, drawn_again)
+    return found
+
+
+def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
+    """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
+    and returns its number."""
+    for line in lines:
+        number = line["number"]
+        if line["event"] == "propose":
+            if (began := propose(line["params"])) != number:
+                raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
+        elif line["event"] == "report":
+            proposals.report(number, line["index"], line["values"])
+            proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
+        elif line["event"] == "note":
+            proposals.note(number, line["attributes"])
+        elif line["event"] == "end":
+            if line.get("reason"):
+                proposals.note(number, {"reason": line["reason"]})
+            proposals.tell(number, TrialState[line["state"]], line["values"])
