@@ -21,6 +21,7 @@ import psutil
 import ray
 from filelock import FileLock, Timeout
 
+from babeltune.engine.holder import Holder
 from babeltune.errors import SweepError
 from babeltune.sweeps.ledger import SweepFolder
 from babeltune.sweeps.places import BEAT, OWNER, driven_elsewhere, here
@@ -130,22 +131,11 @@ def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]
             say(ended=True)
 
 
-class Lease:
-    """The actor that a sweep's driver keeps while it lives."""
-
-    def __init__(self, driver: str) -> None:
-        self._driver = driver
-
-    async def driver(self) -> str:
-        """Who took it, as JSON."""
-        return self._driver
-
-
 @contextmanager
 def leased(sweep: str) -> Iterator[None]:
     """Holds the sweep's lease on the connected cluster. Raises `SweepError` where another driver holds it."""
     name = f"driver-{sweep}"
-    kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Lease)
+    kind = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Holder)
     options = kind.options(name=name, namespace=NAMESPACE)
     began = time.monotonic()
     holder: dict[str, Any] = {}

@@ -10,16 +10,18 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoModel, PretrainedConfig
 
 from babeltune.errors import TeacherError
 from babeltune.models.hub import model_folder, pooling_of
 from babeltune.records import Student
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, bool] | None:
@@ -62,6 +64,8 @@ def check_modules(modules: list[dict[str, Any]], name: str) -> None:
 
 def has_pooler(config: PretrainedConfig) -> bool:
     """Whether encoders of this architecture can have a pooler, which `add_pooling_layer` decides."""
+    from transformers import AutoModel  # seconds, which a driver whose stores are there does not need
+
     kind = AutoModel._model_mapping[type(config)]
     return inspect.isclass(kind) and "add_pooling_layer" in inspect.signature(kind.__init__).parameters
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from typing import Any
 
@@ -58,10 +59,10 @@ class LaneTrainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
         return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
 
     def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
-        if self._least < self.scaling_config.num_workers:
-            parts["scaling_policy"] = _Elastic(self.scaling_config, self._least)
-        kind = ray.remote(num_cpus=0, runtime_env={"env_vars": ENVIRONMENT})(TrainController)
-        self.controller = kind.options(scheduling_strategy=here()).remote(**parts)
+        elastic = self._least < self.scaling_config.num_workers
+        parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
+        kind = ray.remote(num_cpus=0)(_Controller)
+        self.controller = kind.options(scheduling_strategy=here()).remote(ENVIRONMENT, **parts)
         return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
 
 
@@ -77,7 +78,30 @@ def own_node() -> str:
     return next(str(name) for name in resources if name.startswith("node:") and not name.startswith("node:__"))
 
 
-class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
+class _Controller(TrainController):  # type: ignore[misc]
+    """With settings of its own. An actor with another environment would need a process of its own, and Ray has some
+    that wait."""
+
+    def __init__(self, environment: dict[str, str], **parts: Any) -> None:
+        os.environ.update(environment)
+        super().__init__(**parts)
+
+
+class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
+    """Tells nobody what the group needs: its placement group does, and `autoscaling.py` before it. Ray's coordinator
+    of such requests is one more process, for which every first lane of a cluster would wait."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Nothing."""
+
+    def _send_resource_request(self) -> None:
+        """Nothing."""
+
+
+class _Elastic(_Fixed):
     """A group that starts has as many workers as there is room for, between the least and all."""
 
     def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:

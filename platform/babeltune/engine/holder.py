@@ -1,0 +1,14 @@
+"""The actor whose name is a sweep's lease. It stands alone here: its process imports this file and nothing else."""
+
+from __future__ import annotations
+
+
+class Holder:
+    """Lives as long as the driver that took the lease; `max_restarts` brings it back if its process alone dies."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+
+    async def driver(self) -> str:
+        """Who took it, as JSON."""
+        return self._driver
