@@ -49,6 +49,16 @@ NEEDS_GPU = "needs_gpu"
 skipped: list[str] = []
 
 
+SLOW = ("chaos", "engine", "search", "workers", "cluster", "security", "tracking", "mining", "promotion", "cli")
+"""The folders whose tests start clusters and servers."""
+
+
+def pytest_collection_modifyitems(items):
+    """The slow ones first, so that no process is left with them at the end while the other has nothing to do."""
+    places = {name: place for place, name in enumerate(SLOW)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(SLOW)))
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker(NEEDS_GPU):
         import torch

@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
@@ -75,7 +76,8 @@ def ended(lanes, *names):
 
 
 def worlds(folder, name):
-    return [json.loads(line)["world"] for line in (folder / name / "starts.jsonl").read_text().splitlines()]
+    starts = folder / name / "starts.jsonl"
+    return [json.loads(line)["world"] for line in starts.read_text().splitlines()] if starts.exists() else []
 
 
 def come_and_go(folder):
@@ -271,6 +273,37 @@ def from_none(folder):
     return {"began": began, "seen": seen, "notes": notes, "groups": groups, "alive": alive}
 
 
+def regrow(folder):
+    """An elastic lane whose nodes an autoscaler starts loses one of two and has both again, then both at once."""
+    seen, notes, elastic = {}, [], {"workers": 2, "least_workers": 1}
+    os.environ["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "5"
+    cluster = ClusterFile(lanes=1, nodes_within=PATIENCE, **elastic)
+    with (
+        nodes(**autoscaling(folder)),
+        nodes_asked(cluster, trials=9, workers=2, note=notes.append, progress=lambda *_: None) as surveyed,
+        Lanes(**settings(folder, **elastic, count=1), surveyed=surveyed) as lanes,
+    ):
+        for lost in (0, 1, 2):
+            for node in [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")][:lost]:
+                kill_raylet(node["NodeManagerPort"])
+            deadline, tried, begun = time.monotonic() + PATIENCE, 0, []
+            while begun[-1:] != [2]:
+                assert time.monotonic() < deadline, (lost, begun, notes)
+                tried += 1
+                offer(lanes, folder, f"{lost}-{tried}", steps=10, seconds=0.1)
+                ended(lanes, f"{lost}-{tried}")
+                begun += worlds(folder, f"{lost}-{tried}")
+            seen[lost] = begun
+    return seen
+
+
+def kill_raylet(port):
+    """Ends the node that listens there."""
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "raylet" and port in [each.laddr.port for each in process.net_connections("tcp")]:
+            process.kill()
+
+
 def settings(folder, **more):
     return {
         "count": 4,
@@ -289,5 +322,5 @@ def offer(lanes, folder, name, **payload):
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
-    scenes += (from_none, share_a_gpu, fill_a_gpu)
+    scenes += (from_none, regrow, share_a_gpu, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

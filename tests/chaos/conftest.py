@@ -129,9 +129,12 @@ def arena(make_arena):
 
 @pytest.fixture
 def note(record_property):
-    """Records what a fault cost, for the table at the end."""
+    """Records what a fault cost, for the table at the end; `most` is how many steps it may have had repeated."""
 
-    def record(fault, *, seconds=None, repeated=0, lost="nothing"):
+    def record(arena, fault, *, seconds=None, most=0, lost="nothing"):
+        repeated, failed = arena.repeated(), [row["name"] for row in arena.rows() if row["state"] == "failed"]
+        assert repeated <= most, f"{repeated} steps were made more than once"
+        assert bool(failed) != lost.startswith("nothing"), failed
         record_property("fault", [fault, "–" if seconds is None else f"{seconds:.1f}", str(repeated), lost])
 
     return record

@@ -171,6 +171,7 @@ def nothing_differs(folder: SweepFolder, like: SweepFolder) -> None:
         }
 
     mine, theirs = scores(folder), scores(like)
+    assert mine, "nothing finished"
     assert mine == {name: theirs[name] for name in mine}
 
 

@@ -36,7 +36,7 @@ def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, 
     assert driver.wait() == 0, driver.words()[-2000:]
     arena.check(marked=driver.mark)
     there.nothing_is_left()
-    note("node loss", seconds=arena.recovered(lost), repeated=arena.repeated())
+    note(arena, "node loss", seconds=arena.recovered(lost), most=20)
 
 
 def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_arena, short_place, tmp_path, note):
@@ -50,7 +50,7 @@ def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_ar
         assert driver.wait() == 0, driver.words()[-2000:]
         arena.check(marked=driver.mark)
         running.nothing_is_left()
-        note("head (GCS) killed, back after 5 s with Redis", seconds=arena.pause(), repeated=arena.repeated())
+        note(arena, "head (GCS) killed, back after 5 s with Redis", seconds=arena.pause(), most=20)
 
 
 def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_arena, there, note):
@@ -64,7 +64,7 @@ def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_
     assert again.wait() == 0, again.words()[-2000:]
     arena.check(marked=again.mark)
     there.nothing_is_left()
-    note("driver SIGKILL on a cluster that lives on", seconds=arena.recovered(began), repeated=arena.repeated())
+    note(arena, "driver SIGKILL on a cluster that lives on", seconds=arena.recovered(began), most=20)
 
 
 @pytest.mark.parametrize("token", ["0" * 64, ""])
@@ -80,7 +80,7 @@ def test_a_wrong_token_is_one_line_that_says_what_to_do(make_arena, there, note,
     right = at_again(arena)
     assert right.wait() == 0, right.words()[-2000:]
     arena.check(marked=right.mark)
-    note("wrong or expired token" if token else "no token", lost="nothing; one line says which token to set")
+    note(arena, "wrong or expired token" if token else "no token", lost="nothing; one line says which token to set")
 
 
 def at_again(arena):

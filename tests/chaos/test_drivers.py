@@ -27,7 +27,7 @@ def test_a_driver_that_is_killed_leaves_nothing_running_and_is_resumed(make_aren
     arena.check(marked=again.mark)
     repeated = arena.repeated()
     assert repeated <= 20
-    note("driver SIGKILL, then resume", seconds=arena.recovered(began), repeated=repeated)
+    note(arena, "driver SIGKILL, then resume", seconds=arena.recovered(began), most=20)
 
 
 def stop(arena, driver):
@@ -62,7 +62,7 @@ def test_a_sweep_that_is_stopped_in_mid_run_goes_on_without_repeating_a_step(mak
     assert again.wait() == 0, again.words()
     arena.check(marked=again.mark)
     assert arena.repeated() == 0
-    note(f"{name} in mid-run, then resume", seconds=arena.recovered(began))
+    note(arena, f"{name} in mid-run, then resume", seconds=arena.recovered(began))
 
 
 def test_of_two_submits_at_one_moment_one_drives_and_nothing_is_done_twice(make_arena, note):
@@ -80,7 +80,7 @@ def test_of_two_submits_at_one_moment_one_drives_and_nothing_is_done_twice(make_
     assert any("is running in" in words or "is being run by" in words for words in shown[:2])
     arena.check(marked=drivers[0].mark)
     assert arena.repeated() == 0
-    note("two submits at once, and a third")
+    note(arena, "two submits at once, and a third")
 
 
 def test_a_second_driver_is_refused_and_the_first_goes_on(make_arena, note):
@@ -91,7 +91,7 @@ def test_a_second_driver_is_refused_and_the_first_goes_on(make_arena, note):
     arena.check()
     assert "is being run by process" in refusals[0]
     assert arena.repeated() == 0
-    note("two drivers of one sweep")
+    note(arena, "two drivers of one sweep")
 
 
 def test_what_tune_has_pickled_is_never_read(interrupted, note):
@@ -110,7 +110,7 @@ def test_what_tune_has_pickled_is_never_read(interrupted, note):
     arena.submit()
     arena.check()
     assert not (arena.place / "sprung").exists()
-    note("state that does not unpickle", repeated=arena.repeated())
+    note(arena, "state that does not unpickle")
 
 
 def lose(study):
@@ -138,7 +138,7 @@ def test_a_study_that_cannot_be_read_is_made_again_from_the_recorded_order(inter
     arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note(f"{name}, then resume")
+    note(arena, f"{name}, then resume")
 
 
 def test_a_ledger_that_lost_its_end_is_completed_from_the_study(interrupted, note):
@@ -147,7 +147,7 @@ def test_a_ledger_that_lost_its_end_is_completed_from_the_study(interrupted, not
     arena.submit()
     arena.check()
     assert arena.repeated() <= 20, "at most what was trained since a report"
-    note("end of results.jsonl lost, then resume", repeated=arena.repeated())
+    note(arena, "end of results.jsonl lost, then resume")
 
 
 @pytest.mark.parametrize("days", [-400, 400])
@@ -161,4 +161,4 @@ def test_a_clock_that_jumps_changes_nothing_but_what_clocks_say(make_arena, note
     arena.check()
     assert len(arena.injected()) == 1, "the worker's clock, too"
     assert arena.repeated() == 0
-    note(f"clock {'back' if days < 0 else 'ahead'} by {abs(days)} days in mid-sweep")
+    note(arena, f"clock {'back' if days < 0 else 'ahead'} by {abs(days)} days in mid-sweep")

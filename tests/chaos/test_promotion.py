@@ -31,4 +31,4 @@ def test_of_two_promotions_at_once_one_promotes_and_the_other_finds_the_champion
     assert "(version 1)" in winner["registered"]
     for driver in drivers:
         arena.check(alike=False, marked=driver.mark)
-    note("two promotions at once", seconds=None)
+    note(arena, "two promotions at once", seconds=None)

@@ -41,7 +41,7 @@ def test_a_disk_that_is_full_ends_the_sweep_in_words_and_costs_no_trial(disk, ma
     arena.submit()
     arena.check()
     assert arena.repeated() <= 20
-    note("disk full, freed, then resume", seconds=arena.recovered(began), repeated=arena.repeated())
+    note(arena, "disk full, freed, then resume", seconds=arena.recovered(began), most=20)
 
 
 def test_a_storage_that_becomes_read_only_ends_the_sweep_in_words_and_costs_no_trial(disk, make_arena, note):
@@ -59,7 +59,7 @@ def test_a_storage_that_becomes_read_only_ends_the_sweep_in_words_and_costs_no_t
     arena.submit()
     arena.check()
     assert arena.repeated() <= 20
-    note("storage read-only, mended, then resume", seconds=arena.recovered(began), repeated=arena.repeated())
+    note(arena, "storage read-only, mended, then resume", seconds=arena.recovered(began), most=20)
 
 
 def test_a_slow_storage_changes_nothing(disk, make_arena, note):
@@ -68,7 +68,7 @@ def test_a_slow_storage_changes_nothing(disk, make_arena, note):
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("every file takes 50 ms to open (fanotify)", seconds=arena.pause())
+    note(arena, "every file takes 50 ms to open (fanotify)", seconds=arena.pause())
 
 
 def test_checkpoints_that_were_cut_off_are_passed_over(interrupted, note):
@@ -83,7 +83,7 @@ def test_checkpoints_that_were_cut_off_are_passed_over(interrupted, note):
     arena.submit()
     arena.check()
     assert arena.repeated() == lost
-    note("all checkpoints of a trial truncated, then resume", seconds=arena.recovered(began), repeated=lost)
+    note(arena, "all checkpoints of a trial truncated, then resume", seconds=arena.recovered(began), most=lost)
 
 
 def test_a_store_that_was_cut_off_is_built_again(interrupted, note):
@@ -93,7 +93,7 @@ def test_a_store_that_was_cut_off_is_built_again(interrupted, note):
     arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("teacher store truncated, then resume")
+    note(arena, "teacher store truncated, then resume")
 
 
 def test_a_store_that_is_cut_off_while_trials_read_it_stops_the_sweep_and_fails_none(make_arena, note):
@@ -112,7 +112,7 @@ def test_a_store_that_is_cut_off_while_trials_read_it_stops_the_sweep_and_fails_
     arena.check()
     repeated = arena.repeated()
     assert repeated <= 20, "at most what was trained since a report"
-    note("teacher store truncated in mid-run, then resume", seconds=arena.recovered(began), repeated=repeated)
+    note(arena, "teacher store truncated in mid-run, then resume", seconds=arena.recovered(began), most=20)
 
 
 def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
@@ -121,4 +121,4 @@ def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
     arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("spool truncated, then resume", repeated=arena.repeated())
+    note(arena, "spool truncated, then resume")

@@ -53,7 +53,8 @@ def test_a_server_that_is_dead_for_ten_seconds_loses_nothing(make_arena, server,
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note("MLflow dead for 10 s", seconds=arena.pause())
+    assert arena.pause() < DEAD, "a step waited for it"
+    note(arena, "MLflow dead for 10 s", seconds=arena.pause())
 
 
 def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_submission(
@@ -72,7 +73,7 @@ def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_s
         arena.submit()
         arena.check()
     assert arena.repeated() == 0
-    note("MLflow dead for the whole run, then `resume`", seconds=arena.pause())
+    note(arena, "MLflow dead for the whole run, then `resume`", seconds=arena.pause())
 
 
 @pytest.mark.parametrize("status", [500, 429])
@@ -88,7 +89,7 @@ def test_a_server_that_refuses_for_a_while_loses_nothing(make_arena, proxy, note
     assert proxy.troubled
     arena.check()
     assert arena.repeated() == 0
-    note(f"MLflow answers {status} to half of the run", seconds=arena.pause())
+    note(arena, f"MLflow answers {status} to half of the run", seconds=arena.pause())
 
 
 def test_a_slow_server_delays_no_step(make_arena, proxy, note):
@@ -98,7 +99,9 @@ def test_a_slow_server_delays_no_step(make_arena, proxy, note):
     assert proxy.troubled
     proxy.delay = 0.0
     arena.check()
-    note("MLflow takes half a second longer for each request", seconds=arena.pause())
+    pauses = arena.pauses()
+    assert pauses[len(pauses) * 9 // 10] < 0.5, "nine of ten steps waited for no request"
+    note(arena, "MLflow takes half a second longer for each request", seconds=arena.pause())
 
 
 def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena, postgres, server, note):
@@ -107,7 +110,7 @@ def test_a_database_that_is_restarted_behind_the_server_loses_nothing(make_arena
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note(f"PostgreSQL ({postgres.whose}) restarted (SIGQUIT)", seconds=arena.pause())
+    note(arena, f"PostgreSQL ({postgres.whose}) restarted (SIGQUIT)", seconds=arena.pause())
 
 
 @pytest.mark.parametrize("name", ["mlflow.db", "study.db"])
@@ -123,4 +126,4 @@ def test_a_database_file_that_another_process_has_locked_is_waited_for(make_aren
         arena.submit()
     arena.check()
     assert arena.repeated() == 0
-    note(f"{name} locked for 10 s", seconds=arena.pause())
+    note(arena, f"{name} locked for 10 s", seconds=arena.pause())

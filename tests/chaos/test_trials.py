@@ -28,7 +28,7 @@ def test_a_trial_of_which_a_number_is_none_fails_alone(arena, note, kind, at, na
     arena.submit()
     arena.check(failed=1)
     assert words in the_reason(arena).lower()
-    note(name, lost="that trial, its last checkpoint kept")
+    note(arena, name, lost="that trial, its last checkpoint kept")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_trial_whose_objective_is_no_number_fails_alone(arena, note, monkeypat
     arena.check(failed=1)
     said = {"null": "None", "Infinity": "inf"}[objective]
     assert f"objective dev/everyday/accuracy is {said} at report 2" in the_reason(arena)
-    note(name, lost="that trial, its last checkpoint kept")
+    note(arena, name, lost="that trial, its last checkpoint kept")
 
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
@@ -64,4 +64,4 @@ def test_a_sweep_in_which_every_trial_fails_ends_early_with_the_three_commonest_
     assert "Traceback" not in words
     assert len(arena.rows()) == 5
     check(arena.folder, arena.cluster, 5, failed=5, marked=driver.mark, state="failed")
-    note("every trial fails", lost="the five trials; the other 35 were not begun")
+    note(arena, "every trial fails", lost="the five trials; the other 35 were not begun")

@@ -23,7 +23,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_trial_goes_on_from_its_chec
     arena.check()
     (killed,) = arena.injected()
     assert arena.repeated() == 10
-    note("worker SIGKILL at step 50", seconds=arena.recovered(killed), repeated=arena.repeated())
+    note(arena, "worker SIGKILL at step 50", seconds=arena.recovered(killed), most=20)
 
 
 def test_one_rank_of_two_is_killed_and_both_go_on(make_arena, note):
@@ -33,7 +33,7 @@ def test_one_rank_of_two_is_killed_and_both_go_on(make_arena, note):
     arena.check(alike=False)
     (killed,) = arena.injected()
     assert 9 <= arena.repeated() <= 10, "the other rank may still have made the step, or not"
-    note("one of two workers SIGKILL at step 50", seconds=arena.recovered(killed), repeated=arena.repeated())
+    note(arena, "one of two workers SIGKILL at step 50", seconds=arena.recovered(killed), most=20)
 
 
 def test_a_trial_that_kills_its_worker_again_and_again_fails_after_three_restarts_without_progress(arena, note):
@@ -45,7 +45,13 @@ def test_a_trial_that_kills_its_worker_again_and_again_fails_after_three_restart
     assert "given up after 3 restarts without a new report" in reason
     last = arena.injected()[-1]
     lost = "that trial, its last checkpoint kept"
-    note("the same trial kills its worker four times", seconds=arena.recovered(last, by="mark"), repeated=30, lost=lost)
+    note(
+        arena,
+        "the same trial kills its worker four times",
+        seconds=arena.recovered(last, by="mark"),
+        most=30,
+        lost=lost,
+    )
     assert arena.repeated() == 30
 
 
@@ -58,7 +64,7 @@ def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
     (hung,) = arena.injected()
     seconds = arena.recovered(hung)
     assert arena.repeated() == 10, "since the report at step 40"
-    note("worker SIGSTOP (noticed after 5 s here, 120 s by default)", seconds=seconds, repeated=arena.repeated())
+    note(arena, "worker SIGSTOP (noticed after 5 s here, 120 s by default)", seconds=seconds, most=20)
 
 
 def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
@@ -68,7 +74,7 @@ def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
     arena.check()
     seconds = arena.recovered(arena.injected()[0])
     assert arena.repeated() == 10, "since the report at step 40"
-    note("training hangs (`silence: 15`; 1800 by default)", seconds=seconds, repeated=arena.repeated())
+    note(arena, "training hangs (`silence: 15`; 1800 by default)", seconds=seconds, most=20)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +91,12 @@ def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trai
     arena.check(failed=1)
     (reason,) = reasons(arena)
     assert words in reason
-    note(name, seconds=arena.recovered(arena.injected()[0], by="mark"), lost="that trial, its last checkpoint kept")
+    note(
+        arena,
+        name,
+        seconds=arena.recovered(arena.injected()[0], by="mark"),
+        lost="that trial, its last checkpoint kept",
+    )
 
 
 def the_process(title):
@@ -102,7 +113,7 @@ def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
         arena.submit()
     arena.check()
     assert arena.repeated() == 0, "who watches a trial does not train it"
-    note("trial actor SIGKILL", seconds=arena.pause(), repeated=arena.repeated())
+    note(arena, "trial actor SIGKILL", seconds=arena.pause())
 
 
 def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note):
@@ -122,4 +133,4 @@ def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note)
         "one whole trial"
     )
     assert arena.repeated() == 0
-    note("lane crash between trials", seconds=arena.recovered(at), repeated=arena.repeated())
+    note(arena, "lane crash between trials", seconds=arena.recovered(at))

@@ -6,13 +6,16 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -205,6 +208,77 @@ def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_fil
 
 
 @pytest.mark.long
+def test_who_follows_a_job_follows_it_again_when_its_dashboard_is_back(head, cluster_file, monkeypatch):
+    monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    counts = "import time\nfor n in range(40): print(n, flush=True); time.sleep(0.25)"
+    with forwarded(head) as (port, cut):
+        cluster = replace(read_cluster(cluster_file), address=f"http://127.0.0.1:{port}")
+        jobs = Jobs(cluster)
+        job = jobs._client.submit_job(entrypoint=f"python -c {shlex.quote(counts)}")
+        wait_until(lambda: jobs.get(job).state == "RUNNING", 120)
+        said = ""
+        for piece in jobs.follow(job):
+            if not said:
+                threading.Thread(target=cut, args=(3,)).start()
+            said += piece
+        numbers = [line for line in said.splitlines() if line.isdigit()]
+        assert numbers == [str(n) for n in range(40)], "each line once"
+        monkeypatch.setattr("babeltune.cluster.jobs.BACK_WITHIN", 1.0)
+        cut(None)
+        with pytest.raises(ClusterError, match="does not answer"):
+            list(jobs.follow(job))
+
+
+@contextlib.contextmanager
+def forwarded(address):
+    """A port that is forwarded to that address, and what cuts it for so many seconds (for good, given None)."""
+    there = ("127.0.0.1", int(address.rpartition(":")[2]))
+    port, open_ones, away, ended = free_port(), set(), threading.Event(), threading.Event()
+
+    def pump(one, other):
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+        for end in (one, other):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def serve():
+        while not ended.is_set():
+            if away.wait(0.05):
+                continue
+            with socket.create_server(("127.0.0.1", port), reuse_port=True) as server:
+                server.settimeout(0.1)
+                while not away.is_set() and not ended.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        ours, theirs = server.accept()[0], socket.create_connection(there)
+                        open_ones.update((ours, theirs))
+                        for pair in ((ours, theirs), (theirs, ours)):
+                            threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    def cut(seconds):
+        away.set()
+        time.sleep(0.3)
+        for one in open_ones:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        if seconds is not None:
+            time.sleep(seconds)
+            away.clear()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    wait_until(lambda: listens(port), 30)
+    try:
+        yield port, cut
+    finally:
+        ended.set()
+        thread.join()
+        for one in open_ones:
+            one.close()
+
+
+@pytest.mark.long
 def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
     with without_variables(ADDRESSES):
         client = JobSubmissionClient(head, headers={"Authorization": f"Bearer {TOKEN}"})
@@ -226,7 +300,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     code, out, err = babeltune("doctor", "--json")
     findings = {one["name"]: one for one in json.loads(out)}
     assert code == 0, out + err
-    assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: cpus"} <= set(findings)
+    assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: lanes"} <= set(findings)
     assert findings["babeltune"]["text"] == f"from {Path(imported.__file__).parent}"
     assert "/runtime_resources/py_modules_files/" in findings["head: babeltune"]["text"], "the wheel that was sent"
     assert findings["token"]["text"] == "is accepted"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import ray
+from mlflow import MlflowClient
 
 from babeltune.engine import lease as leases
 from babeltune.engine.lease import heard, leased, only_driver, refuse_heard
@@ -19,7 +20,7 @@ from babeltune.engine.sweep import folder_in, submit
 from babeltune.errors import SweepError
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.sweeps.board import is_driven
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.ledger import SweepFolder, read_outcome
 from babeltune.sweeps.places import OWNER
 
 pytestmark = pytest.mark.timeout(600)
@@ -188,4 +189,11 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
 
     with pytest.raises(SweepError, match="is being run on far, too, which said so last; this driver ends"):
         submit(longer, cluster, watch=another)
-    assert folder_in(cluster, sweep_id(longer)).state() == "running", "as the other one left it"
+    folder = folder_in(cluster, sweep_id(longer))
+    assert folder.state() == "running", "as the other one left it"
+    assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"
+    client = MlflowClient(cluster.mlflow)
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
+    assert mine, runs
+    assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}

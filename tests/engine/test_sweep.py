@@ -211,6 +211,7 @@ def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied,
     assert "3" not in {event["key"] for event in more}, "it is told once"
 
 
+@pytest.mark.long
 def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copied):
     sweep, folder, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 6), cluster)

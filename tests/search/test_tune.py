@@ -338,6 +338,11 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_p
         warm_trials(tmp_path / "early-5678", other, suggest)
     with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
         warm_trials(tmp_path / "early-5678", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
+    (tmp_path / "early-1234" / "study.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(
+        SpecError, match=r"study.db cannot be read \(.*\); `babeltune resume early-1234` makes it again"
+    ):
+        warm_trials(tmp_path / "early-5678", sweep, suggest)
 
 
 def test_a_point_outside_of_the_search_space_is_refused():

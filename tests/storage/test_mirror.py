@@ -163,3 +163,10 @@ def test_a_database_is_sent_as_of_one_moment_while_it_is_written(mirrors):
         assert copy.execute("select n from t").fetchall() == [(1,)]
     copy.close()
     assert one.push(path)
+    left = other.path("sweeps/a/study.db-journal")
+    left.write_bytes(b"what a driver that died here would play back")
+    other.fetch("sweeps/a/study.db")
+    assert not left.exists()
+    with sqlite3.connect(other.path("sweeps/a/study.db")) as copy:
+        assert copy.execute("select n from t").fetchall() == [(1,), (2,)]
+    copy.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from babeltune.records import Report
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
 from babeltune.sweeps.carry import Sending, files_of, pull_trial, push_trial, put_files, with_files
+from babeltune.sweeps.places import records_in
 from babeltune.training.checkpoint import (
     checkpoint_folder,
     last_good,
@@ -216,3 +219,12 @@ def reverse(number, source, out, text):
     Path(out).write_bytes(data[::-1])
     Path(f"{out}.note").write_text(f"{number}{text}")
     return len(data)
+
+
+def test_what_sqlite_writes_beside_a_study_is_no_record(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute("create table t (n int)")
+        database.commit()
+        database.execute("insert into t values (1)")
+        assert (tmp_path / "study.db-journal").exists(), "its transaction is open"
+        assert [path.name for path in records_in(tmp_path)] == ["study.db"]

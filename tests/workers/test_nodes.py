@@ -49,6 +49,12 @@ def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_wi
     assert saw["alive"] == 1, "and all nodes but the head are gone"
 
 
+def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp_path):
+    saw = play("regrow", tmp_path)
+    assert saw.keys() == {"0", "1", "2"}, "after none, one and both of its nodes were lost"
+    assert [begun[-1] for begun in saw.values()] == [2, 2, 2]
+
+
 def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later_has_all_again(tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, pairs=2560, reports=8))

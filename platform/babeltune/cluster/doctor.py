@@ -159,12 +159,13 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
 
 
 def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Whether Ray answers, and whether it holds one trial."""
-    cpus, gpus = cluster.workers * cluster.cpus_per_worker, cluster.workers * cluster.gpus_per_worker
+    """Whether Ray answers, and whether it holds a lane."""
+    from babeltune.workers.lanes import lanes_that_fit, nodes_there  # seconds of imports
+
     if cluster.address == "local":
         import torch
 
-        have = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+        nodes = [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}]
         yield Finding("address", True, "local: Ray starts with the sweep")
         off = os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
         yield Finding(
@@ -181,16 +182,16 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         try:
             with connected(cluster, insecure=True):
                 closed = takes(ray.get_runtime_context().gcs_address, STRANGER) is False
-                have = ray.cluster_resources()
-                nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+                nodes = nodes_there()
         except BabeltuneError as error:
             yield Finding("address", False, str(error))
             return
-        yield Finding("address", True, f"{cluster.address}: {nodes} nodes")
+        yield Finding("address", True, f"{cluster.address}: {len(nodes)} nodes")
         yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
-    for name, needs, key in (("cpus", cpus, "cpus_per_worker"), ("gpus", gpus, "gpus_per_worker")):
-        there = have.get(name.upper()[:-1], 0.0)
-        words = f"{there:g}, a trial needs {needs:g}"
-        lacks = there < needs
-        todo = "asked for with a sweep" if cluster.nodes_within else f"add nodes, or lower `workers` or `{key}`"
-        yield Finding(name, not lacks or cluster.nodes_within > 0, f"{words}; {todo}" if lacks else words)
+    shares = cluster.cpus_per_worker, cluster.gpus_per_worker
+    try:
+        fit = lanes_that_fit(cluster.workers, *shares, least=cluster.least_workers, nodes=nodes)
+        yield Finding("lanes", True, f"room for {fit} of {cluster.workers} workers")
+    except ClusterError as error:
+        asked = "none fits now; `nodes_within` asks for nodes with a sweep"
+        yield Finding("lanes", cluster.nodes_within > 0, asked if cluster.nodes_within else str(error))

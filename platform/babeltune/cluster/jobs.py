@@ -56,6 +56,9 @@ STARTING = "No available agent"
 """What a head says that has only just started."""
 STARTS_WITHIN = 90.0
 """Seconds that it is given."""
+BACK_WITHIN = 120.0
+"""Seconds that a dashboard is given which goes away while a log is followed: a head that starts again, a forwarded
+port that is opened again."""
 CHATTER = (
     *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
     "ray._private.runtime_env.packaging",
@@ -137,9 +140,7 @@ class Jobs:
         except BabeltuneError:
             raise
         except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
-            raise ClusterError(
-                f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`"
-            ) from None
+            raise AwayError(f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`") from None
         except RuntimeError as error:
             raise ClusterError(f"{self.named}: {_shortly(error)}") from None
 
@@ -238,7 +239,8 @@ class Jobs:
         return own_output(whole)
 
     def follow(self, job: str) -> Iterator[str]:
-        """What the command writes, piece by piece, until the job has ended. A broken connection is opened again."""
+        """What the command writes, piece by piece, until the job has ended. A broken connection is opened
+        again; `AwayError` where that fails for `BACK_WITHIN`."""
         seen = 0
         while True:
             at = 0
@@ -251,15 +253,25 @@ class Jobs:
                             seen = at
                             yield new
             except ClusterError:
-                if not self.get(job).live:
-                    break
-            if not self.get(job).live:
+                pass
+            if not self._is_live(job):
                 break
             time.sleep(LOOK)
         with self._spoken():
             rest = self._client.get_job_logs(job)[seen:]
         if rest:
             yield rest
+
+    def _is_live(self, job: str) -> bool:
+        """Whether it has not ended; a dashboard that does not answer is given a while."""
+        deadline = time.monotonic() + BACK_WITHIN
+        while True:
+            try:
+                return self.get(job).live
+            except AwayError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK)
 
     def _tail(self, job: str) -> Iterator[str]:
         """The job's log as it grows."""
@@ -272,6 +284,10 @@ class Jobs:
         """Ends the job's command: SIGTERM, and a minute later SIGKILL."""
         with self._spoken():
             self._client.stop_job(job)
+
+
+class AwayError(ClusterError):
+    """The dashboard does not answer."""
 
 
 class _TakenError(Exception):

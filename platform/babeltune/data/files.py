@@ -18,12 +18,14 @@ def version(path: Path) -> list[int]:
     return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Writes the file beside its place, then moves it there, so that a reader never sees half of it, and a full disk
-    leaves what was there."""
+    leaves what was there. With `durable`, nor does it after the machine has lost its power."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(data)
+        if durable:
+            sync(draft)
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)
@@ -48,3 +50,11 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def end_on_a_line(path: Path) -> None:
+    """Cuts off the line that a killed process left unfinished."""
+    if path.exists():
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)

@@ -14,6 +14,7 @@ from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.engine.environment import environment_facts
+from babeltune.engine.lease import OvertakenError
 from babeltune.method import load_method, make_config
 from babeltune.records import Point, Report, Scalar, Sweep, plain, report_from
 from babeltune.search.proposals import Ledger
@@ -99,6 +100,9 @@ class Tracking:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if isinstance(error[1], OvertakenError):  # the other driver says what becomes of the trials
+            self.tracker.close(0)
+            return
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
             for number in sorted(self.open):
                 self.end(number, "stopped", "")

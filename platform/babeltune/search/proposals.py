@@ -17,11 +17,11 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from babeltune.data.files import end_on_a_line
 from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
 from babeltune.spec.space import grid
-from babeltune.tracking.spool import end_on_a_line
 
 LOCKED = 60.0
 """Seconds to wait for a study in which another process writes."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError
 
 from babeltune.errors import SpecError
 from babeltune.records import Scalar, Sweep, plain
@@ -49,8 +50,16 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
             f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
             "compare with this sweep's; name one that was judged alike, or leave warm_start out"
         )
-    earlier = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{found[0]}")
-    finished = earlier.get_trials(states=(TrialState.COMPLETE,))
+    try:
+        earlier = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{found[0]}")
+        finished = earlier.get_trials(states=(TrialState.COMPLETE,))
+    except (OperationalError, optuna.exceptions.StorageInternalError):
+        raise  # the storage refuses, and the study may be sound
+    except Exception as error:  # whatever an altered file leads to
+        raise SpecError(
+            f"sampler.warm_start: {found[0]} cannot be read ({str(error).splitlines()[0]}); `babeltune resume "
+            f"{found[0].parent.name}` makes it again, or leave warm_start out"
+        ) from error
     usable = [trial for trial in finished if like(trial, suggest)]
     if not usable:
         raise SpecError(

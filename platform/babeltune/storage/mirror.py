@@ -37,6 +37,8 @@ AT_ONCE = 8
 """Objects that are moved at the same time."""
 DATABASE = ".db"
 """The ending of sqlite's files, of which a copy must be of one moment."""
+JOURNALS = ("-journal", "-wal", "-shm")
+"""What sqlite writes beside such a file while it changes it, and would play back into another copy of it."""
 TRIES = 2
 """Downloads of a package before its objects are held to be damaged."""
 log = logging.getLogger(__name__)
@@ -229,6 +231,8 @@ class Mirror:
         draft.write_bytes(data)
         os.utime(draft, (entry.modified, entry.modified))  # the latest sweep is found by its file's time
         if self._stale(key, entry.tag):
+            for ending in JOURNALS if path.suffix == DATABASE else ():
+                path.with_name(path.name + ending).unlink(missing_ok=True)
             draft.replace(path)
             self._know(key, entry.tag, version(path))
         else:

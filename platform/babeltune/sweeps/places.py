@@ -18,11 +18,12 @@ from typing import Any
 
 from filelock import Timeout
 
+from babeltune.data.files import write_whole
 from babeltune.data.prepared import Prepared
 from babeltune.errors import BucketError, StoreError
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.bucket import Entry
-from babeltune.storage.mirror import Mirror
+from babeltune.storage.mirror import JOURNALS, Mirror
 from babeltune.sweeps.ledger import SweepFolder, find_sweep
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
@@ -47,7 +48,7 @@ def is_record(name: str) -> bool:
     parts = name.split("/")
     if any(part.startswith(".") for part in parts) or set(SCRATCH) & set(parts[:-1]):
         return False
-    return not name.endswith(".lock") and name not in OWN
+    return not name.endswith((".lock", *JOURNALS)) and name not in OWN
 
 
 def is_workers(name: str) -> bool:
@@ -199,10 +200,8 @@ class Places:
             missing = [mirror.bucket.read(key) for key in mirror.bucket.entries(OPENINGS) if key not in known]
             if missing:
                 lines = [line for _, line in mine] + [line for line in missing if line is not None]
-                path = self.folder / "openings.jsonl"
-                draft = path.with_name(".openings.jsonl.pulled")
-                draft.write_bytes(b"".join(line + b"\n" for line in sorted(lines, key=_time_of)))
-                draft.replace(path)
+                whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
+                write_whole(self.folder / "openings.jsonl", whole)
 
 
 def _time_of(line: bytes) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from babeltune.data.files import end_on_a_line, write_whole
+
 
 class Spool:
     """An append-only file of JSON lines that is read from its last acknowledged line. Raises `OSError` as files do."""
@@ -67,9 +69,8 @@ class Spool:
     def acknowledge(self, lines: Sequence[bytes]) -> None:
         """The store has these lines, the next ones after the offset."""
         offset = self.offset + sum(map(len, lines))
-        fresh = self._sent.with_name(self._sent.name + ".new")
-        fresh.write_text(json.dumps({"store": self._store, "offset": offset, "memo": self.memo}), encoding="utf-8")
-        fresh.replace(self._sent)
+        sent = {"store": self._store, "offset": offset, "memo": self.memo}
+        write_whole(self._sent, json.dumps(sent).encode())
         self.offset = offset
 
     def forget(self) -> None:
@@ -78,11 +79,3 @@ class Spool:
 
     def close(self) -> None:
         self._file.close()
-
-
-def end_on_a_line(path: Path) -> None:
-    """Cuts off the line that a killed process left unfinished."""
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from babeltune.data.files import sha256_of, sync
+from babeltune.data.files import sha256_of, sync, write_whole
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.records import Report, plain, report_from
 
@@ -123,10 +123,8 @@ def read_reports(trial_folder: Path) -> list[Report]:
 def write_reports(trial_folder: Path, reports: list[Report]) -> None:
     """Rewrites the trial's reports, all or nothing."""
     trial_folder.mkdir(parents=True, exist_ok=True)
-    temporary = trial_folder / f".reports.{os.getpid()}"
     lines = (json.dumps(plain(report), ensure_ascii=False) + "\n" for report in reports)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(trial_folder / REPORTS)
+    write_whole(trial_folder / REPORTS, "".join(lines).encode(), durable=True)
 
 
 def last_good(trial_folder: Path) -> list[Report]:

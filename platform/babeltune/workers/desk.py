@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from babeltune.data.files import write_whole
+
 NAMESPACE = "babeltune"
 """Of the actors that Ray knows by name."""
 RESTARTS = 3
@@ -116,10 +118,8 @@ class Desk:
             "retired": sorted(self._retired),
             "closed": self._closed,
         }
-        new = self._file.with_suffix(".new")
         try:
-            new.write_text(json.dumps(state), encoding="utf-8")
-            new.replace(self._file)
+            write_whole(self._file, json.dumps(state).encode())
         except OSError:  # without its file, its death ends the sweep, which is resumed; an old one would mislead
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)

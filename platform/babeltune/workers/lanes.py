@@ -12,7 +12,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -325,12 +325,20 @@ class Lanes:
             time.sleep(0.05)
 
 
-def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float, *, least: int | None = None) -> int:
-    """How many lanes of these workers the nodes hold, one where they hold `least`; `ClusterError` when none."""
-    count = _held(workers, cpus_per_worker, gpus_per_worker)
-    count = count or min(1, _held(least or workers, cpus_per_worker, gpus_per_worker))
+def lanes_that_fit(
+    workers: int,
+    cpus_per_worker: float,
+    gpus_per_worker: float,
+    *,
+    least: int | None = None,
+    nodes: Sequence[Mapping[str, float]] | None = None,
+) -> int:
+    """How many lanes of these workers the nodes hold (the connected cluster's, unless their resources are given), one
+    where they hold `least`; `ClusterError` when none."""
+    nodes = nodes_there() if nodes is None else nodes
+    count = _held(workers, cpus_per_worker, gpus_per_worker, nodes)
+    count = count or min(1, _held(least or workers, cpus_per_worker, gpus_per_worker, nodes))
     if count < 1:
-        nodes = _nodes()
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
             f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
@@ -341,20 +349,22 @@ def lanes_that_fit(workers: int, cpus_per_worker: float, gpus_per_worker: float,
     return count
 
 
-def _nodes() -> list[dict[str, float]]:
+def nodes_there() -> list[dict[str, float]]:
     """The resources of the nodes that are there."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _held(workers: int, cpus_per_worker: float, gpus_per_worker: float) -> int:
+def _held(
+    workers: int, cpus_per_worker: float, gpus_per_worker: float, nodes: Sequence[Mapping[str, float]] | None = None
+) -> int:
     """How many lanes of these workers all nodes hold together."""
 
-    def fit(node: dict[str, float]) -> int:
+    def fit(node: Mapping[str, float]) -> int:
         shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
         shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
         return int(min(shares, default=workers) + 1e-6)
 
-    return sum(fit(node) for node in _nodes()) // workers
+    return sum(fit(node) for node in (nodes_there() if nodes is None else nodes)) // workers
 
 
 @contextlib.contextmanager

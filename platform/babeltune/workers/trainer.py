@@ -88,8 +88,8 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
-    """Tells nobody what the group needs: its placement group does, and `autoscaling.py` before it. Ray's coordinator
-    of such requests is one more process, for which every first lane of a cluster would wait."""
+    """Tells nobody what the group needs, for its placement group does. Ray's coordinator of such requests is one more
+    process, for which every first lane of a cluster would wait."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Nothing."""
@@ -97,12 +97,10 @@ class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
     def _maybe_send_resource_request(self) -> None:
         """Nothing."""
 
-    def _send_resource_request(self) -> None:
-        """Nothing."""
 
-
-class _Elastic(_Fixed):
-    """A group that starts has as many workers as there is room for, between the least and all."""
+class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
+    """A group that starts has as many workers as there is room for, between the least and all. While it has not all,
+    no placement group asks an autoscaler for the others: Ray's coordinator does."""
 
     def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:
         super().__init__(scaling_config)
