@@ -79,6 +79,25 @@ class Watch:
         """Of a hundred trials."""
         return self.ends[(part + 1) * PART - 1] - self.ends[part * PART]
 
+    def growth(self) -> float:
+        """MiB from the end of the first hundred to that of the last."""
+        return self.memory[-1] - self.memory[0]
+
+    def faults(self) -> list[str]:
+        """What grew with the number of trials, or took too long."""
+        broken = []
+        if self.growth() > GROWTH_MIB:
+            broken.append(f"memory grew by {self.growth():.0f} MiB, allowed {GROWTH_MIB}")
+        if max(self.saved) > SAVING:
+            broken.append(f"saving a trial took {max(self.saved):.2f} s, allowed {SAVING:g}")
+        early, late = (statistics.median(self.proposed[start : start + PART]) for start in (PART, TRIALS - PART))
+        if late > SLOWER * early:
+            broken.append(f"a proposal took {late / early:.2f} times as long at the end, allowed {SLOWER:g}")
+        slower = self.seconds(TRIALS // PART - 1) / self.seconds(1)
+        if slower > SLOWER:
+            broken.append(f"the last hundred took {slower:.2f} times as long as the second, allowed {SLOWER:g}")
+        return broken
+
 
 def main() -> None:
     """Runs the benchmark."""
@@ -90,21 +109,10 @@ def main() -> None:
         with open_lanes(place / "lanes") as lanes:
             wait_for(lanes)
             took = run(sweep_of(TRIALS, REPORTS, "tpe"), lanes, place / "sweep", 0.0, watch)
+    print(f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, allowed {GROWTH_MIB}")
     first, last = watch.seconds(1), watch.seconds(TRIALS // PART - 1)
-    growth = watch.memory[-1] - watch.memory[0]
-    print(f"{TRIALS} trials in {took:.0f} s; memory grew by {growth:.0f} MiB, allowed {GROWTH_MIB}")
-    broken = []
-    if growth > GROWTH_MIB:
-        broken.append(f"memory grew by {growth:.0f} MiB, allowed {GROWTH_MIB}")
-    if max(watch.saved) > SAVING:
-        broken.append(f"saving a trial took {max(watch.saved):.2f} s, allowed {SAVING:g}")
-    proposals = [statistics.median(watch.proposed[start : start + PART]) for start in (PART, TRIALS - PART)]
-    if proposals[1] > SLOWER * proposals[0]:
-        broken.append(f"a proposal took {proposals[1] / proposals[0]:.2f} times as long at the end, allowed {SLOWER:g}")
-    if last > SLOWER * first:
-        broken.append(f"the last hundred took {last / first:.2f} times as long as the second, allowed {SLOWER:g}")
     print(f"thousand_trials last hundred {last:.1f} s, second hundred {first:.1f} s, ratio {last / first:.2f}")
-    if broken:
+    if broken := watch.faults():
         raise SystemExit("; ".join(broken))
 
 

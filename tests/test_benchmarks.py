@@ -411,3 +411,25 @@ def test_a_steps_waits_are_timed_and_what_it_wrote_stays_while_nothing_answers(t
     writing.close(0)
     assert len((tmp_path / "spool.jsonl").read_text().splitlines()) == len(waits)
     assert len(tracker.point(3).values) == tracker.VALUES
+
+
+def test_a_thousand_trials_are_refused_for_whatever_grows_with_their_number():
+    from benchmarks.thousand_trials import PART, TRIALS, Watch
+
+    def watched(**more):
+        watch = Watch()
+        watch.ends = [0.2 * n for n in range(TRIALS)]
+        watch.saved, watch.proposed, watch.memory = [0.02] * TRIALS, [0.01] * TRIALS, [300.0] * (TRIALS // PART)
+        for name, values in more.items():
+            setattr(watch, name, values)
+        return watch.faults()
+
+    assert watched() == []
+    (memory,) = watched(memory=[300.0 + 10 * part for part in range(TRIALS // PART)])
+    (saving,) = watched(saved=[*[0.02] * (TRIALS - 1), 1.5])
+    (proposals,) = watched(proposed=[1e-4 * n for n in range(TRIALS)])
+    (trials,) = watched(ends=[1e-4 * n**2 for n in range(TRIALS)])
+    assert memory == "memory grew by 90 MiB, allowed 64"
+    assert saving == "saving a trial took 1.50 s, allowed 1"
+    assert "a proposal took 6.35 times as long at the end" in proposals
+    assert trials.startswith("the last hundred took 6.3")
