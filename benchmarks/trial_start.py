@@ -31,7 +31,7 @@ from babeltune.records import Scalar, Sweep
 from babeltune.search.tune import search
 from babeltune.spec.space import suggest
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.folder import SweepFolder
 from babeltune.workers.lanes import Lanes, local_ray
 from babeltune.workers.trial import run as run_trial
 from benchmarks.race import options, race, verdict

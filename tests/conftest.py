@@ -285,7 +285,7 @@ def searched(request, tiny_file, tmp_path_factory):
 
     from babeltune.engine.sweep import submit
     from babeltune.spec.sweep_file import read_sweep
-    from babeltune.sweeps.ledger import find_sweep
+    from babeltune.sweeps.folder import find_sweep
 
     place = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -303,7 +303,7 @@ def searched(request, tiny_file, tmp_path_factory):
 @pytest.fixture(scope="session")
 def copy_of(searched):
     """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
     sweep, folder = searched
 

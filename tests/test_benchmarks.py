@@ -351,7 +351,7 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_han
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     from babeltune.data.prepared import write_prepared
     from babeltune.engine.sweep import payload
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
     from benchmarks import trial_start
 
     sweep, prepared = tiny

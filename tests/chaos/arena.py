@@ -29,7 +29,7 @@ from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.ledger import SweepFolder, leaderboard
+from babeltune.sweeps.folder import SweepFolder, leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
 

@@ -20,7 +20,7 @@ from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import only_driver
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.ledger import SweepFolder, outcome, sweep_folders
+from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held
 

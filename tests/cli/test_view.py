@@ -23,7 +23,7 @@ from babeltune.cli.view import (
 from babeltune.promotion.judge import Decision
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.board import Board
-from babeltune.sweeps.ledger import Row, SweepFolder
+from babeltune.sweeps.folder import Row, SweepFolder
 
 
 def shown(value):
@@ -158,7 +158,7 @@ def test_a_method_shows_every_setting_with_its_source():
 
 
 def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
     console = Console(file=io.StringIO(), width=120)
     with live(console) as watch:
@@ -178,7 +178,7 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
 
 def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):
     from babeltune.engine.sweep import only_driver
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
     folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
     folder.path.mkdir(parents=True)

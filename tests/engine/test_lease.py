@@ -20,7 +20,7 @@ from babeltune.engine.sweep import folder_in, submit
 from babeltune.errors import SweepError
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.sweeps.board import is_driven
-from babeltune.sweeps.ledger import SweepFolder, read_outcome
+from babeltune.sweeps.folder import SweepFolder, read_outcome
 from babeltune.sweeps.places import OWNER
 
 pytestmark = pytest.mark.timeout(600)

@@ -30,7 +30,7 @@ from babeltune.records import plain
 from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.ledger import MADE_AGAIN, SweepFolder, leaderboard, outcome, read_log, trial_row, winner
+from babeltune.sweeps.folder import MADE_AGAIN, SweepFolder, leaderboard, outcome, read_log, trial_row, winner
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, read_state, stopped_folder
 from babeltune.workers.lanes import Lanes

@@ -18,7 +18,7 @@ from babeltune.method import load_method
 from babeltune.records import Source
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_data, read_sweep
-from babeltune.sweeps.ledger import find_run, find_sweep
+from babeltune.sweeps.folder import find_run, find_sweep
 
 
 @pytest.fixture

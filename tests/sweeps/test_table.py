@@ -16,7 +16,7 @@ from babeltune.errors import UnknownNameError
 from babeltune.records import Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.ledger import SweepFolder, outcome
+from babeltune.sweeps.folder import SweepFolder, outcome
 from babeltune.sweeps.table import cells, compare, footnote, markdown
 from babeltune.training.checkpoint import write_reports
 

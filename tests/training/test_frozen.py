@@ -27,7 +27,7 @@ from babeltune.promotion.rescore import score, score_items
 from babeltune.records import Parameter, Student, Teacher
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import check_method, data_root, read_sweep
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.folder import SweepFolder
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.learner import make_method, make_student
 from babeltune.training.loop import Run

@@ -9,7 +9,7 @@ import pytest
 
 from babeltune.data.prepared import write_prepared
 from babeltune.engine.sweep import payload
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.folder import SweepFolder
 from babeltune.training.checkpoint import read_reports
 
 pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.long]

@@ -15,7 +15,7 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
 app = typer.Typer(
     help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
@@ -112,7 +112,7 @@ def cluster_of(file: str | None) -> Cluster:
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
     """The sweep's folder as it is now; as this machine knows it where a storage behind a URI is away."""
     from babeltune.errors import BucketError
-    from babeltune.sweeps.ledger import find_sweep, sweep_folders
+    from babeltune.sweeps.folder import find_sweep, sweep_folders
     from babeltune.sweeps.places import Places
 
     places = Places(cluster_of(cluster))

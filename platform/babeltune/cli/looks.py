@@ -23,7 +23,7 @@ from babeltune.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
@@ -67,7 +67,7 @@ def logs(
         logs_there(remote, name, follow_it=follow, as_json=as_json)
         return
     from babeltune.sweeps.board import sweep_document
-    from babeltune.sweeps.ledger import read_log
+    from babeltune.sweeps.folder import read_log
 
     folder = folder_of(name, cluster)
     if follow and not as_json:
@@ -87,7 +87,7 @@ def logs(
 def followed(folder: SweepFolder) -> Iterator[str]:
     """The sweep's log as it grows, while it is driven."""
     from babeltune.sweeps.board import is_driven
-    from babeltune.sweeps.ledger import read_log
+    from babeltune.sweeps.folder import read_log
 
     seen = 0
     while True:
@@ -121,8 +121,8 @@ def runs(
     from babeltune.errors import SweepError
     from babeltune.records import plain
     from babeltune.sweeps.board import standing, sweep_document
-    from babeltune.sweeps.ledger import front as front_of
-    from babeltune.sweeps.ledger import sweep_folders
+    from babeltune.sweeps.folder import front as front_of
+    from babeltune.sweeps.folder import sweep_folders
     from babeltune.sweeps.places import Places
     from babeltune.sweeps.table import compare
 

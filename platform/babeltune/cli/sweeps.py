@@ -30,7 +30,7 @@ from babeltune.cli.common import (
 if TYPE_CHECKING:
     from babeltune.cli.remote import Remote
     from babeltune.records import Sweep
-    from babeltune.sweeps.ledger import SweepFolder
+    from babeltune.sweeps.folder import SweepFolder
 
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[

@@ -26,7 +26,7 @@ from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
 from babeltune.sweeps.board import Board, is_driven, standing
 from babeltune.sweeps.changes import accepted_lines
-from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard, read_log
+from babeltune.sweeps.folder import Row, SweepFolder, leaderboard, read_log
 from babeltune.sweeps.table import Comparison, cells, footnote
 from babeltune.sweeps.table import markdown as as_markdown
 

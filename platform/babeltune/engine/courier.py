@@ -28,7 +28,7 @@ from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.mirror import Mirror
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.places import (
     BEAT,
     OWNER,

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from babeltune.engine.holder import Holder
 from babeltune.errors import SweepError
-from babeltune.sweeps.ledger import SweepFolder
+from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.places import BEAT, OWNER, driven_elsewhere, here
 from babeltune.workers.desk import NAMESPACE
 

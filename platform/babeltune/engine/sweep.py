@@ -39,7 +39,7 @@ from babeltune.storage.where import Where
 from babeltune.sweeps.board import Board, is_driven
 from babeltune.sweeps.carry import with_prepared
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.ledger import ENDED, SweepFolder, leaderboard, trial_row
+from babeltune.sweeps.folder import ENDED, SweepFolder, leaderboard, trial_row
 from babeltune.sweeps.places import Places
 from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked

@@ -19,7 +19,7 @@ from typing import Any
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.files import sha256_of
 from babeltune.data.store import digest_of_texts, key_of
-from babeltune.sweeps.ledger import sweep_folders
+from babeltune.sweeps.folder import sweep_folders
 
 FILE = "openings.jsonl"
 

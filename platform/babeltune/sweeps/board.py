@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from babeltune.records import Sweep, plain
-from babeltune.sweeps.ledger import Row, SweepFolder, leaderboard
+from babeltune.sweeps.folder import Row, SweepFolder, leaderboard
 from babeltune.sweeps.places import driven_elsewhere
 
 

@@ -24,7 +24,7 @@ from babeltune.errors import BucketError, StoreError
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.bucket import Entry
 from babeltune.storage.mirror import JOURNALS, Mirror
-from babeltune.sweeps.ledger import SweepFolder, find_sweep
+from babeltune.sweeps.folder import SweepFolder, find_sweep
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 OWNER = "owner.json"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from babeltune.errors import UnknownNameError, nearest
 from babeltune.records import Scalar, Sweep
-from babeltune.sweeps.ledger import Row, SweepFolder, best_first, leaderboard
+from babeltune.sweeps.folder import Row, SweepFolder, best_first, leaderboard
 
 
 @dataclass(frozen=True, kw_only=True)

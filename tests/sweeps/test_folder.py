@@ -11,8 +11,7 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps import ledger
-from babeltune.sweeps.ledger import SweepFolder, find_run, find_sweep, front, leaderboard, outcome, trial_row, winner
+from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, front, leaderboard, outcome, trial_row, winner
 from babeltune.training.checkpoint import read_reports, write_reports
 
 METRIC = "dev/everyday/accuracy"
@@ -91,7 +90,7 @@ def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sw
     folder, objective, read = make(tmp_path, sweep, "a-0123456789"), sweep.objectives[0], []
     add(folder, sweep, 0, [0.1, 0.3], "finished")
     add(folder, sweep, 1, [0.2])
-    monkeypatch.setattr(ledger, "read_reports", lambda place: read.append(place.name) or read_reports(place))
+    monkeypatch.setattr("babeltune.sweeps.folder.read_reports", lambda place: read.append(place.name) or read_reports(place))
     first = [leaderboard(folder) for _ in range(3)]
     assert first[0] == first[1] == first[2]
     assert read == ["t0000", "t0001", "t0001", "t0001"]
@@ -106,7 +105,7 @@ def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sw
     [
         ("state.json", "remove it: `babeltune resume` makes it again"),
         ("sweep.json", "restore it from a copy"),
-        ("trials/t0000/outcome.json", "restore it from a copy"),
+        ("trials/t0000/outcome.json", "remove it: `babeltune resume` makes it again"),
         ("trials/t0000/trial.json", "restore it from a copy"),
     ],
 )
