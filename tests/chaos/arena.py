@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -32,6 +31,7 @@ from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.sweeps.folder import SweepFolder, leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
+from marked import MARK, end_marked
 
 HERE = Path(__file__).parent
 SWEEP, CLUSTER = "sweep.yaml", "cluster.yaml"
@@ -200,7 +200,7 @@ class Arena:
         with said.open("w") as log:
             process = subprocess.Popen(
                 command,
-                env={**kept, "PYTHONPATH": path, "CHAOS": mark, **self.environment, **environment},
+                env={**kept, "PYTHONPATH": path, MARK: mark, **self.environment, **environment},
                 stdout=log,
                 stderr=log,
                 text=True,
@@ -212,10 +212,7 @@ class Arena:
     def close(self) -> None:
         """Ends what a failed test has left of its drivers, by process id."""
         for driver in self.drivers:
-            for process in psutil.process_iter():
-                with contextlib.suppress(psutil.Error):
-                    if process.environ().get("CHAOS") == driver.mark:
-                        process.kill()
+            end_marked(driver.mark)
             driver.process.wait(30)
 
     def check(self, asked: int = 3, *, failed: int = 0, alike: bool = True, marked: str | None = None) -> None:

@@ -8,6 +8,8 @@ import psutil
 import ray
 from ray._private.state import actors
 
+from marked import MARK
+
 RAYS_OWN = "_AutoscalingCoordinatorActor"
 """The one actor of all Ray Train runs of a cluster, which lives as long as the cluster does."""
 RAYS_OWN_PROCESSES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", f"ray::{RAYS_OWN}")
@@ -19,7 +21,7 @@ def leftovers(marked: str | None = None) -> list[str]:
     if marked is not None:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("CHAOS") == marked:
+                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == marked:
                     found.append(f"process {process.pid}: {' '.join(process.cmdline())[:100]}")
     elif ray.is_initialized():
         found += [f"group {name}" for name in held()]

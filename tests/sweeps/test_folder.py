@@ -90,7 +90,9 @@ def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sw
     folder, objective, read = make(tmp_path, sweep, "a-0123456789"), sweep.objectives[0], []
     add(folder, sweep, 0, [0.1, 0.3], "finished")
     add(folder, sweep, 1, [0.2])
-    monkeypatch.setattr("babeltune.sweeps.folder.read_reports", lambda place: read.append(place.name) or read_reports(place))
+    monkeypatch.setattr(
+        "babeltune.sweeps.folder.read_reports", lambda place: read.append(place.name) or read_reports(place)
+    )
     first = [leaderboard(folder) for _ in range(3)]
     assert first[0] == first[1] == first[2]
     assert read == ["t0000", "t0001", "t0001", "t0001"]

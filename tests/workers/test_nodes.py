@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from babeltune.data.prepared import write_prepared
 from babeltune.engine.sweep import payload
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.training.checkpoint import read_reports
+from marked import MARK, end_marked
 
 pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.long]
 SCENES = Path(__file__).parents[1] / "several_nodes.py"
@@ -18,10 +20,13 @@ SCENES = Path(__file__).parents[1] / "several_nodes.py"
 
 def play(scene, folder):
     """What the scene saw, on a cluster of its own that wants a token."""
-    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test-and-no-other"}
-    played = subprocess.run(
-        [sys.executable, str(SCENES), scene, str(folder)], capture_output=True, text=True, env=environment, check=False
-    )
+    mark = uuid.uuid4().hex
+    environment = {**os.environ, MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test"}
+    try:
+        command = [sys.executable, str(SCENES), scene, str(folder)]
+        played = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    finally:
+        end_marked(mark)
     assert played.returncode == 0, played.stderr[-3000:]
     return json.loads(played.stdout.splitlines()[-1])
 
