@@ -66,9 +66,9 @@ sweep: $(INSTALLED)
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
 
-# Every fault of the matrix, and what each cost as a table. Three at once: each waits for processes much of its time.
+# Every fault of the matrix, and what each cost as a table.
 chaos: $(DEVELOPED)
-	@$(BIN)/python -m pytest -m chaos --numprocesses=3 --dist=worksteal
+	@$(BIN)/python -m pytest -m chaos --dist=worksteal
 
 # What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
 long: $(DEVELOPED)

@@ -1,6 +1,8 @@
 """Faults of a cluster of several nodes, with tokens on: a node lost, the head lost and back, a wrong token."""
 
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,29 +16,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def there(short_place):
-    """A running cluster."""
-    with nodes(environment(short_place)) as running:
+@pytest.fixture(scope="module")
+def there(loopback_only):
+    """A running cluster. The last test that uses it takes one of its nodes away."""
+    with tempfile.TemporaryDirectory(prefix="r-", dir="/tmp") as place, nodes(environment(Path(place))) as running:
         yield running
 
 
-def at(make_arena, running, token=TOKEN, **changes):
-    arena = make_arena(cluster={"address": running.address, "token_env": "CHAOS_TOKEN"}, pause=0.05, **changes)
-    arena.environment["CHAOS_TOKEN"] = token
+def at(make_arena, running):
+    arena = make_arena(cluster={"address": running.address, "token_env": "CHAOS_TOKEN"}, pause=0.05)
+    arena.environment["CHAOS_TOKEN"] = TOKEN
     return arena
-
-
-def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, note):
-    arena = at(make_arena, there)
-    driver = arena.start("submit", file=True)
-    arena.until(arena.trained(130))
-    lost = time.time()
-    assert there.tell(f"lose {arena.steps()[-1]['pid']}") == 1
-    assert driver.wait() == 0, driver.words()[-2000:]
-    arena.check(marked=driver.mark)
-    there.nothing_is_left()
-    note(arena, "node loss", seconds=arena.recovered(lost), most=20)
 
 
 def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_arena, short_place, tmp_path, note):
@@ -67,22 +57,32 @@ def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_
     note(arena, "driver SIGKILL on a cluster that lives on", seconds=arena.recovered(began), most=20)
 
 
-@pytest.mark.parametrize("token", ["0" * 64, ""])
-def test_a_wrong_token_is_one_line_that_says_what_to_do(make_arena, there, note, token):
-    arena = at(make_arena, there, token)
-    driver = arena.start("submit", file=True)
-    assert driver.wait() == 1
-    lines = [line for line in driver.said.read_text(encoding="utf-8").splitlines() if line.strip()]
-    assert lines[-1].startswith("error: cluster 'chaos'")
-    assert "CHAOS_TOKEN" in lines[-1]
-    assert "Traceback" not in driver.words()
-    assert TOKEN not in driver.words()
-    right = at_again(arena)
+def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, there, note):
+    arena = at(make_arena, there)
+    for token in ("0" * 64, ""):
+        arena.environment["CHAOS_TOKEN"] = token
+        driver = arena.start("submit", file=True)
+        assert driver.wait() == 1
+        lines = [line for line in driver.said.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert lines[-1].startswith("error: cluster 'chaos'")
+        assert "CHAOS_TOKEN" in lines[-1]
+        assert "Traceback" not in driver.words()
+        assert TOKEN not in driver.words()
+    arena.environment["CHAOS_TOKEN"] = TOKEN
+    right = arena.start("submit", file=True)
     assert right.wait() == 0, right.words()[-2000:]
     arena.check(marked=right.mark)
-    note(arena, "wrong or expired token" if token else "no token", lost="nothing; one line says which token to set")
+    for name in ("wrong or expired token", "no token"):
+        note(arena, name, lost="nothing; one line says which token to set")
 
 
-def at_again(arena):
-    arena.environment["CHAOS_TOKEN"] = TOKEN
-    return arena.start("submit", file=True)
+def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, note):
+    arena = at(make_arena, there)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    lost = time.time()
+    assert there.tell(f"lose {arena.steps()[-1]['pid']}") == 1
+    assert driver.wait() == 0, driver.words()[-2000:]
+    arena.check(marked=driver.mark)
+    there.nothing_is_left()
+    note(arena, "node loss", seconds=arena.recovered(lost), most=20)
