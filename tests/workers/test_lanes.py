@@ -370,18 +370,21 @@ def test_a_trial_alone_cannot_blame_a_peer():
     assert in_desk(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
 
 
-def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path):
+def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
     file = tmp_path / "desk.json"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
 
     async def steps():
         desk = Desk(file)
         await desk.offer("t", {})
         assert file.exists()
-        file.with_suffix(".new").mkdir()
+        monkeypatch.setattr("babeltune.workers.desk.write_whole", full)
         await desk.offer("u", {})
         assert not file.exists()
         assert (await desk.next("lane", "group"))["trial"] == "t", "it goes on while it lives"
-        file.with_suffix(".new").rmdir()
+        monkeypatch.undo()
         await desk.offer("v", {})
         return (await Desk(file).next("lane", "group"))["trial"]
 
