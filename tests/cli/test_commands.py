@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import ray
+from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from babeltune.cli import app, main, view
 from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
-from babeltune.engine.sweep import only_driver
+from babeltune.engine.sweep import driven_folder, only_driver
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
@@ -305,6 +306,45 @@ def test_who_watched_a_sweep_fails_as_it_did(watched):
     assert code == 1
     assert f"sweep {folder.id} failed: all of the first 5 trials failed" in err
     assert "promote" not in out
+
+
+@pytest.mark.parametrize("state", ["stopped", "interrupted"])
+def test_who_watched_a_sweep_leaves_it_as_it_was_left(watched, state):
+    folder, code, out, err = watched(state)
+    assert (code, folder.state()) == (0, state)
+    assert "showing it" in err
+    assert f"{state}; nothing is lost: `babeltune resume {folder.id}" in out
+
+
+def test_of_two_submits_at_one_moment_the_second_shows_the_first(watched, monkeypatch):
+    looks = []
+
+    def late(*arguments):
+        """Sees no driver at its first look."""
+        looks.append(arguments)
+        return driven_folder(*arguments) if len(looks) > 1 else None
+
+    monkeypatch.setattr("babeltune.engine.sweep.driven_folder", late)
+    _, code, _, err = watched("stopped")
+    assert code == 0, err
+    assert "is running in another process; showing it" in err
+    assert len(looks) == 3, "one for the refusal, one to show it"
+
+
+def test_who_watches_a_sweep_waits_until_it_has_begun(copied):
+    _, folder, _ = copied
+    begun = folder.path / "sweep.json"
+    begun.rename(folder.path / "later")
+    with only_driver(folder):
+        thread = threading.Thread(target=view.attach, args=(folder, Console()))
+        thread.start()
+        time.sleep(0.5)
+        assert thread.is_alive()
+        (folder.path / "later").rename(begun)
+    thread.join(30)
+    assert not thread.is_alive()
+    begun.unlink()
+    assert view.attach(folder, Console()) == folder, "its driver has died before it began"
 
 
 @pytest.mark.long

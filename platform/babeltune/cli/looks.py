@@ -166,4 +166,4 @@ def runs(
             documents.append(sweep_document(folder))
         except SweepError as error:
             warn([f"sweep {folder.id} is left out: {error}"])
-    say(documents, as_json, lambda: show_sweeps(documents, out))
+    say(documents, as_json, lambda: show_sweeps(documents, out) if documents or not folders else None)

@@ -117,6 +117,7 @@ def run_sweep(
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
+    from babeltune.engine.lease import DrivenError
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
     from babeltune.sweeps.board import sweep_document
@@ -124,29 +125,33 @@ def run_sweep(
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
-    running = driven_folder(name, cluster)
-    if running is not None:
-        err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
-        folder = attach(running, err)
-        document = sweep_document(folder)
-        if document["state"] == "failed":
-            raise SweepError(f"sweep {folder.id} failed: {document['reason']}")
-        if document["state"] == "interrupted":
+    while True:
+        running = driven_folder(name, cluster)
+        if running is not None:
+            err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
+            folder = attach(running, err)
+            state = folder.state()  # as its driver said
+            if state == "failed":
+                raise SweepError(f"sweep {folder.id} failed: {sweep_document(folder)['reason']}")
+            if state in ("finished", "stopped", "interrupted"):
+                break
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
-            running = None
-    if running is None:
         try:
             with live(err) as watch:
                 folder = submit(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
+            break
+        except DrivenError:  # by a driver that began at the same moment
+            if driven_folder(name, cluster) is None:
+                raise
         except KeyboardInterrupt:
             err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
-        if folder.state() == "stopped":
-            out.print(f"stopped; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        if folder.state() in ("stopped", "interrupted"):
+            out.print(f"{folder.state()}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
         else:
             rest = folder.read("tracking.json") or {}
             if rest.get("unsent_bytes"):
@@ -175,14 +180,16 @@ def stop(
         return
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):
-        raise SweepError(
-            f"sweep {folder.id} is not running; its state is {sweep_document(folder)['state']}; if it was started just "
-            "now, try again in a few seconds"
-        )
+        state = sweep_document(folder)["state"]
+        soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
+        raise SweepError(f"sweep {folder.id} is not running; its state is {state}{soon}")
     Places(cluster_of(cluster)).ask_to_stop(folder)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
-    deadline = time.monotonic() + wait
+    deadline, said = time.monotonic() + wait, False
     while is_driven(folder) and time.monotonic() < deadline:
+        if folder.state() == "stopped" and not said:
+            err.print("stopped; its driver is ending Ray")
+            said = True
         time.sleep(0.3)
     stopped = not is_driven(folder)
     say(

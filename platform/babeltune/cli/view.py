@@ -177,6 +177,10 @@ def latest_note(folder: SweepFolder) -> str:
 
 def attach(folder: SweepFolder, console: Console) -> SweepFolder:
     """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
+    while not (folder.path / "sweep.json").exists() and is_driven(folder):  # it has only just begun
+        time.sleep(0.2)
+    if not (folder.path / "sweep.json").exists():
+        return folder
     sweep = folder.sweep()
     if not console.is_terminal:
         shown = -math.inf
@@ -234,6 +238,8 @@ def show_comparison(comparison: Comparison, console: Console, *, markdown: bool 
 
 def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
     console.print(f"sweep {folder.id}: {state}")
+    if state == "running" and not folder.trials():
+        console.print(f"  {latest_note(folder)}", markup=False)
     if reason:
         console.print(f"  {reason}", markup=False)
     show_leaderboard(folder, console)

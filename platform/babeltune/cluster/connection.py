@@ -42,7 +42,8 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
     named = f"cluster {cluster.name!r} at {cluster.address}"
     token = cluster.token()
     if not listens(cluster.address):
-        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml")
+        dashboard = f"; a dashboard's address is http://{cluster.address}" if cluster.address.endswith(":8265") else ""
+        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
     if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
         why = "wants a token" if token is None else "does not accept the token"
         raise ClusterError(f"{named} {why}; {cluster.token_place}")

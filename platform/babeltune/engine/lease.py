@@ -35,6 +35,10 @@ DIES_WITHIN = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
 
 
+class DrivenError(SweepError):
+    """Another driver runs the sweep."""
+
+
 class OvertakenError(SweepError):
     """Another driver runs the sweep: what its folder says is that one's to write."""
 
@@ -44,13 +48,13 @@ def this_driver() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
 
 
-def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> SweepError:
+def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> DrivenError:
     """What a second driver is told."""
     who = "another process"
     if driver:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(driver["started"]))
         who = f"process {driver['pid']} on {driver.get('host', 'this machine')} since {since}"
-    return SweepError(
+    return DrivenError(
         f"sweep {sweep} is being run by {who}; with that storage, `babeltune status {sweep}` shows it and "
         f"`babeltune stop {sweep}` ends it"
     )
@@ -76,7 +80,7 @@ def refuse_heard(folder: SweepFolder, ray_at: str = "") -> None:
     word = folder.read(OWNER) or {}
     if driven_elsewhere(folder) and not (ray_at and word.get("ray") == ray_at):
         who = running_elsewhere(folder.id, folder.read("driver.json") or {})
-        raise SweepError(f"{who}; where that machine is gone, try again in a minute")
+        raise DrivenError(f"{who}; where that machine is gone, try again in a minute")
 
 
 @contextmanager

@@ -240,7 +240,9 @@ def _version(path: Path) -> list[int] | None:
 
 def _read_row(path: Path, objective: Objective) -> Row:
     trial = _json(path / "trial.json")
-    outcome, now = _read(path / "outcome.json"), _read(path / PROGRESS)
+    outcome, now = _read(path / "outcome.json"), {}
+    with suppress(SweepError):  # no more than how far the trial is; its worker writes it again
+        now = _read(path / PROGRESS)
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
@@ -381,9 +383,10 @@ def winner(folder: SweepFolder) -> Row:
     for row in leaderboard(folder):
         if row.state == "finished" and row.best is not None:
             return row
-    states = {path.name: trial_row(path, folder.sweep().objectives[0]).state for path in folder.trials()}
+    objective = folder.sweep().objectives[0]
+    shown = ", ".join(f"{path.name} {trial_row(path, objective).state}" for path in folder.trials())
     raise SweepError(
-        f"sweep {folder.id} has no finished trial to promote; states: {states or 'no trials'}; "
+        f"sweep {folder.id} has no finished trial to promote; states: {shown or 'no trials'}; "
         f"`babeltune resume {folder.id}` goes on"
     )
 
