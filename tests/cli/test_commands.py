@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -408,6 +409,9 @@ def test_a_damaged_sweep_does_not_hide_the_others(babeltune, copied, monkeypatch
     code, out, err = babeltune("status", "damaged-0123456789")
     assert (code, out) == (1, "")
     assert "sweep.json is damaged" in " ".join(err.split())
+    shutil.rmtree(folder.path)
+    code, out, err = babeltune("runs")
+    assert (code, out) == (0, ""), "there is one, although it cannot be read"
 
 
 def test_who_follows_a_log_learns_that_its_driver_is_gone(babeltune, copied, monkeypatch):

@@ -120,6 +120,14 @@ def test_a_file_that_was_cut_off_is_named_with_what_to_do(tmp_path, sweep, name,
         folder.state(), leaderboard(folder)
 
 
+def test_how_far_a_trial_is_may_be_damaged(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.trial(0) / "progress.json").write_bytes(b"")
+    (row,) = leaderboard(folder)
+    assert (row.state, row.steps) == ("finished", None)
+
+
 def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
     folder = make(tmp_path, sweep, "a-0123456789")
     add(folder, sweep, 0, [0.1], "finished")
