@@ -111,7 +111,9 @@ class _Brakes(tune.Stopper):  # type: ignore[misc]
 
 class _KeepWatchers:
     """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
-    for every other trial that ends while none waits, which is whenever a lane is busy."""
+    for every other trial that ends while none waits, which is whenever a lane is busy. Nor does a trial whose own actor
+    is on its way get another's: that would be withdrawn, and while trials are shorter than a process' start no lane but
+    the first would ever have one."""
 
     def __init__(self, lanes: Callable[[], int], **settings: Any) -> None:
         super().__init__(**settings)
@@ -120,7 +122,13 @@ class _KeepWatchers:
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         """Called for every new trial."""
         if controller is not None and (more := self._lanes() - self._kept) > 0:
-            controller._tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
+            tune_controller = controller._tune_controller
+            if not self._kept:
+                reuse = tune_controller._maybe_reuse_cached_actor
+                tune_controller._maybe_reuse_cached_actor = lambda waiting: (
+                    waiting not in tune_controller._trial_to_actor and reuse(waiting)
+                )
+            tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
             self._kept += more
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
