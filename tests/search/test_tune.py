@@ -9,6 +9,7 @@ import optuna
 import pytest
 import ray
 from optuna.trial import TrialState
+from ray._private.state import actors
 
 from babeltune.data.files import write_json
 from babeltune.errors import ClusterError, SpecError, SweepError
@@ -449,6 +450,24 @@ def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_la
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE, TrialState.RUNNING]
     assert run(tmp_path, one_lane, a_sweep(), 2)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
+
+
+def test_trials_shorter_than_a_process_start_have_a_watcher_for_each_lane_and_no_more(lanes, tmp_path):
+    def watchers():
+        return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
+
+    assert lanes.wait_idle(60)
+    before, began, ended = watchers(), [], []
+
+    def seen(event, number, info):
+        if event == "start":
+            began.append(len(ended))
+        elif event == "end":
+            ended.append(number)
+
+    assert run(tmp_path, lanes, a_sweep(), 16, seen)
+    assert len(watchers() - before) == 2
+    assert [number - ends for number, ends in enumerate(began)].count(1) >= 8, "both lanes had trials at once"
 
 
 def test_a_desk_that_dies_is_not_noticed_by_the_search(one_lane, tmp_path):
