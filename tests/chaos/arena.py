@@ -28,7 +28,8 @@ from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import SweepFolder, leaderboard
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
 from marked import MARK, end_marked

@@ -17,7 +17,8 @@ from babeltune.losses.gather import Ranks
 from babeltune.promotion.candidate import find_candidate
 from babeltune.search.proposals import Ledger, replay
 from babeltune.spec.space import suggest
-from babeltune.sweeps.folder import SweepFolder, leaderboard
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports
 from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_method, make_student

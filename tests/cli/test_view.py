@@ -23,7 +23,8 @@ from babeltune.cli.view import (
 from babeltune.promotion.judge import Decision
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.board import Board
-from babeltune.sweeps.folder import Row, SweepFolder
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import Row
 
 
 def shown(value):

@@ -31,7 +31,8 @@ from babeltune.records import plain
 from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.folder import MADE_AGAIN, SweepFolder, leaderboard, outcome, read_log, trial_row, winner
+from babeltune.sweeps.folder import MADE_AGAIN, SweepFolder, outcome, read_log
+from babeltune.sweeps.leaderboard import leaderboard, trial_row, winner
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, read_state, stopped_folder
 from babeltune.workers.lanes import Lanes
@@ -377,8 +378,10 @@ def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
 def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
     sweep, _, cluster = copied
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ClusterError, match=r"file cannot be written \(Not a directory\); set BABELTUNE_HOME"):
+    with pytest.raises(SpecError, match=r"file is not a folder; set BABELTUNE_HOME"):
         submit(sweep, replace(cluster, storage=str(tmp_path / "file")))
+    with pytest.raises(ClusterError, match=r"below cannot be written \(Not a directory\); set BABELTUNE_HOME"):
+        submit(sweep, replace(cluster, storage=str(tmp_path / "file" / "below")))
 
 
 def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):

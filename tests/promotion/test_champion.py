@@ -19,7 +19,7 @@ from babeltune.promotion.openings import read_openings, record_opening
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Promotion
 from babeltune.spec.sweep_file import read_data
-from babeltune.sweeps.folder import winner
+from babeltune.sweeps.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports

@@ -6,7 +6,7 @@ import pytest
 
 from babeltune.errors import PromotionError, SpecError, UnknownNameError
 from babeltune.promotion.prefer import full_name, preferred, read_rule
-from babeltune.sweeps.folder import Row
+from babeltune.sweeps.leaderboard import Row
 
 KNOWN = [
     *("dev/tatoeba/accuracy", "dev/tatoeba/xsim_error", "dev/tatoeba/fra-eng/accuracy", "dev/tatoeba/kor-eng/accuracy"),

@@ -25,7 +25,7 @@ from babeltune.promotion.rescore import score
 from babeltune.records import Gate, Promotion
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.folder import winner
+from babeltune.sweeps.leaderboard import winner
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports

@@ -31,7 +31,8 @@ from babeltune.models.hub import open_model
 from babeltune.records import Source, Student, Teacher
 from babeltune.search.proposals import Ledger, Proposals, open_study
 from babeltune.spec.space import suggest
-from babeltune.sweeps.folder import SweepFolder, leaderboard
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.training.checkpoint import (
     checkpoint_folder,
     last_good,

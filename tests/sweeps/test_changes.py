@@ -16,7 +16,8 @@ from babeltune.records import plain
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.sweeps.board import sweep_document
 from babeltune.sweeps.changes import Change, accepted_lines, check_unchanged, differences
-from babeltune.sweeps.folder import condition_of, leaderboard
+from babeltune.sweeps.folder import condition_of
+from babeltune.sweeps.leaderboard import leaderboard
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -11,7 +11,9 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, front, leaderboard, outcome, trial_row, winner
+from babeltune.sweeps.board import standing
+from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, outcome
+from babeltune.sweeps.leaderboard import front, leaderboard, trial_row, winner
 from babeltune.training.checkpoint import read_reports, write_reports
 
 METRIC = "dev/everyday/accuracy"
@@ -91,7 +93,7 @@ def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sw
     add(folder, sweep, 0, [0.1, 0.3], "finished")
     add(folder, sweep, 1, [0.2])
     monkeypatch.setattr(
-        "babeltune.sweeps.folder.read_reports", lambda place: read.append(place.name) or read_reports(place)
+        "babeltune.sweeps.leaderboard.read_reports", lambda place: read.append(place.name) or read_reports(place)
     )
     first = [leaderboard(folder) for _ in range(3)]
     assert first[0] == first[1] == first[2]
@@ -118,6 +120,19 @@ def test_a_file_that_was_cut_off_is_named_with_what_to_do(tmp_path, sweep, name,
     (folder.path / name).write_bytes(b"")
     with pytest.raises(SweepError, match=rf"{name} is damaged \(Expecting value.*\); {todo}"):
         folder.state(), leaderboard(folder)
+
+
+@pytest.mark.parametrize("name", ["trial.json", "outcome.json"])
+def test_who_looks_on_sees_every_trial_but_the_damaged_one(tmp_path, sweep, name):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    add(folder, sweep, 1, [0.2], "finished")
+    (folder.trial(1) / name).write_bytes(b"")
+    whole, cut = standing(folder)
+    assert (whole.name, whole.state, cut.name, cut.state) == ("t0000", "finished", "t0001", "damaged")
+    assert f"t0001/{name} is damaged" in cut.warning
+    with pytest.raises(SweepError, match="is damaged"):
+        winner(folder)
 
 
 def test_how_far_a_trial_is_may_be_damaged(tmp_path, sweep):

@@ -20,7 +20,8 @@ from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.storage.mirror import SEAL
 from babeltune.sweeps.board import is_driven
-from babeltune.sweeps.folder import SweepFolder, leaderboard, read_log
+from babeltune.sweeps.folder import SweepFolder, read_log
+from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import OWNER, Places
 from babeltune.training.checkpoint import read_reports
 from babeltune.workers.trial import standalone

@@ -121,8 +121,8 @@ def runs(
     from babeltune.errors import SweepError
     from babeltune.records import plain
     from babeltune.sweeps.board import standing, sweep_document
-    from babeltune.sweeps.folder import front as front_of
     from babeltune.sweeps.folder import sweep_folders
+    from babeltune.sweeps.leaderboard import front as front_of
     from babeltune.sweeps.places import Places
     from babeltune.sweeps.table import compare
 

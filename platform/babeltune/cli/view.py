@@ -26,11 +26,19 @@ from babeltune.promotion.statistics import Selection
 from babeltune.records import Scalar, Sweep
 from babeltune.sweeps.board import Board, is_driven, standing
 from babeltune.sweeps.changes import accepted_lines
-from babeltune.sweeps.folder import Row, SweepFolder, leaderboard, read_log
+from babeltune.sweeps.folder import SweepFolder, read_log
+from babeltune.sweeps.leaderboard import Row, leaderboard
 from babeltune.sweeps.table import Comparison, cells, footnote
 from babeltune.sweeps.table import markdown as as_markdown
 
-COLORS = {"finished": "green", "running": "cyan", "pruned": "yellow", "failed": "red", "stopped": "magenta"}
+COLORS = {
+    "finished": "green",
+    "running": "cyan",
+    "pruned": "yellow",
+    "stopped": "magenta",
+    "failed": "red",
+    "damaged": "red",
+}
 SETTLED = 0.25
 """Trials of which at least so much is done before the time left is guessed."""
 LINES_EVERY = 15.0

@@ -19,7 +19,8 @@ from babeltune.method import load_method, make_config
 from babeltune.records import Point, Report, Scalar, Sweep, plain, report_from
 from babeltune.search.proposals import Ledger
 from babeltune.search.searcher import WORDS
-from babeltune.sweeps.folder import State, SweepFolder, condition_of, outcome, read_outcome, trial_row
+from babeltune.sweeps.folder import State, SweepFolder, condition_of, outcome, read_outcome
+from babeltune.sweeps.leaderboard import trial_row
 from babeltune.tracking.tracker import Status, Told, Tracker
 from babeltune.training.checkpoint import read_reports
 

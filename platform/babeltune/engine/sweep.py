@@ -39,7 +39,8 @@ from babeltune.storage.where import Where
 from babeltune.sweeps.board import Board, is_driven
 from babeltune.sweeps.carry import with_prepared
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.folder import ENDED, SweepFolder, leaderboard, trial_row
+from babeltune.sweeps.folder import ENDED, SweepFolder, refuse_a_file
+from babeltune.sweeps.leaderboard import leaderboard, trial_row
 from babeltune.sweeps.places import Places
 from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked
@@ -77,6 +78,7 @@ def submit(
     """
     sweep = within_grid(sweep)
     folder = folder_in(cluster, into or sweep_id(sweep))
+    refuse_a_file(cluster.folder)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

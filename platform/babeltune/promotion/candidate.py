@@ -14,7 +14,8 @@ from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
 from babeltune.records import Objective, Report, Sweep, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
-from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, leaderboard, scores_of, trial_row, winner
+from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep
+from babeltune.sweeps.leaderboard import leaderboard, scores_of, trial_row, winner
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
 

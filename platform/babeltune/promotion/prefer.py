@@ -9,7 +9,7 @@ from typing import Literal
 
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
 from babeltune.records import Objective
-from babeltune.sweeps.folder import Row
+from babeltune.sweeps.leaderboard import Row
 
 BOUND = re.compile(r"(?P<name>[^\s<>=]+)\s*(?P<sign>>=|<=)\s*(?P<value>[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)")
 AIM = re.compile(r"(?P<aim>max|min)\s+(?P<name>[^\s<>=]+)")

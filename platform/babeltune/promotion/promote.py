@@ -44,7 +44,8 @@ from babeltune.promotion.rescore import Rescorer
 from babeltune.records import Objective, Promotion
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data
-from babeltune.sweeps.folder import find_run, find_sweep, leaderboard
+from babeltune.sweeps.folder import find_run, find_sweep
+from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import Places
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from babeltune.records import Sweep, plain
-from babeltune.sweeps.folder import Row, SweepFolder, leaderboard
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import Row, leaderboard
 from babeltune.sweeps.places import driven_elsewhere
 
 
@@ -66,7 +67,7 @@ def is_driven(folder: SweepFolder) -> bool:
 def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """The leaderboard as those who look on see it: a trial whose driver died is stopped."""
     driven = is_driven(folder)
-    rows = leaderboard(folder, metric)
+    rows = leaderboard(folder, metric, damaged=True)
     if driven:
         return rows
     return [replace(row, state="stopped", loss=None) if row.state == "running" else row for row in rows]

@@ -18,7 +18,8 @@ from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.spec.rules import kind_of
 from babeltune.spec.sweep_file import NOT_DECIDING, sweep_id
-from babeltune.sweeps.folder import ENDED, SweepFolder, has_begun, trial_row
+from babeltune.sweeps.folder import ENDED, SweepFolder, has_begun
+from babeltune.sweeps.leaderboard import trial_row
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""

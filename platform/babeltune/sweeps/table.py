@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from babeltune.errors import UnknownNameError, nearest
 from babeltune.records import Scalar, Sweep
-from babeltune.sweeps.folder import Row, SweepFolder, best_first, leaderboard
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import Row, best_first, leaderboard
 
 
 @dataclass(frozen=True, kw_only=True)

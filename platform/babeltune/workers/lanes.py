@@ -220,18 +220,18 @@ class Lanes:
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
-        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares) - self._refused):
+        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares, nodes_there()) - self._refused):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
         now = time.monotonic()
         for name, lane in self._lanes.items():
             lane.homeless = None if name in ranks else lane.homeless or now
         lost = self._lost()
-        nowhere = len(lost) == len(self._lanes) and not _held(self._least, *self._shares)
+        nowhere = len(lost) == len(self._lanes) and not _held(self._least, *self._shares, nodes_there())
         if nowhere and not self._nowhere:
             self._note("no node holds a lane any more; waiting for one")
         self._nowhere = nowhere
-        gone = lost[: max(0, len(self._lanes) - max(1, _held(self._least, *self._shares)))]
+        gone = lost[: max(0, len(self._lanes) - max(1, _held(self._least, *self._shares, nodes_there())))]
         if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
             holding = ray.get(self._desk.holding.remote())
             gone += [name for name in lost if name in holding and name not in gone]
@@ -354,17 +354,15 @@ def nodes_there() -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _held(
-    workers: int, cpus_per_worker: float, gpus_per_worker: float, nodes: Sequence[Mapping[str, float]] | None = None
-) -> int:
-    """How many lanes of these workers all nodes hold together."""
+def _held(workers: int, cpus_per_worker: float, gpus_per_worker: float, nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many lanes of these workers the nodes hold together."""
 
     def fit(node: Mapping[str, float]) -> int:
         shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
         shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
         return int(min(shares, default=workers) + 1e-6)
 
-    return sum(fit(node) for node in (nodes_there() if nodes is None else nodes)) // workers
+    return sum(fit(node) for node in nodes) // workers
 
 
 @contextlib.contextmanager
