@@ -1,4 +1,4 @@
-"""Training runs where there is torch and transformers and nothing else of ours."""
+"""Training runs where there is torch and transformers and nothing else of ours; what does not train loads neither."""
 
 import subprocess
 import sys
@@ -62,4 +62,18 @@ def test_the_gate_is_closed_to(peer):
 
 def test_training_imports_only_torch_transformers_and_what_they_bring():
     result = run(f"for name in {MODULES!r}: importlib.import_module(name)")
+    assert result.returncode == 0, result.stderr
+
+
+ACTORS = ("babeltune.workers.trainer", "babeltune.workers.desk", "babeltune.search.watcher", "babeltune.engine.holder")
+
+
+def test_a_sweeps_actors_that_do_not_train_start_without_torch():
+    """The first lane waits for them, and torch is half of what a process imports."""
+    program = f"""
+import importlib, sys
+for name in {ACTORS!r}: importlib.import_module(name)
+sys.exit(bool({{"torch", "transformers"}} & sys.modules.keys()))
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert result.returncode == 0, result.stderr

@@ -104,6 +104,8 @@ def lane_loop(settings: dict[str, Any]) -> None:
     rank, world = context.get_world_rank(), context.get_world_size()
     cuda = torch.cuda.is_available()  # a cluster may count GPUs that this torch cannot use
     device = str(ray.train.torch.get_device()) if cuda else "cpu"
+    if cuda:
+        torch.cuda.set_device(device)
     lane, group = settings["lane"], uuid.uuid4().hex
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
     try:

@@ -1,6 +1,6 @@
 """Warm lanes: long-lived Ray Train groups that take trial after trial.
 
-Each lane is one `TorchTrainer` run whose ranks wait at the desk (`desk.py`), run a trial together (`lane.py`), and wait
+Each lane is one Ray Train run whose ranks wait at the desk (`desk.py`), run a trial together (`lane.py`), and wait
 again. So a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands it the
 same trial, and the trial resumes from its own checkpoint. Nodes that come bring lanes, and those that go take them.
 """

@@ -1,25 +1,29 @@
-"""Ray Train's run of a lane, as we need it: on the driver's node, without what lanes have no use for, elastic."""
+"""Ray Train's run of a lane, as we need it: on the driver's node, without what lanes have no use for, elastic.
+
+The controller's process imports this file. Nothing here imports torch at once, for which every lane would wait."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
+from datetime import timedelta
 from typing import Any
 
 import ray
 import ray.train
-import ray.train.torch
-import torch
+from ray._common.network_utils import build_address
 from ray._private.state import available_resources_per_node
 from ray._private.state import state as cluster_state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-from ray.train.torch.config import _TorchBackend
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
 from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 ENVIRONMENT = {
@@ -40,11 +44,13 @@ LEFT_OUT = (
 their own, and relative paths keep their meaning in the workers."""
 PATIENCE = 10.0
 """Seconds that an elastic lane waits for room for all of its workers before it goes on with fewer."""
+TOGETHER = timedelta(minutes=30)
+"""How long a rank waits for the others; they may be scoring."""
 LOOK = 0.5
 """Seconds between two looks for room."""
 
 
-class LaneTrainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
+class LaneTrainer(DataParallelTrainer):  # type: ignore[misc]
     """A Ray Train run whose `fit` starts the controller, on the driver's node, and does not wait for its end."""
 
     controller: Any
@@ -52,7 +58,7 @@ class LaneTrainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, least_workers: int, **options: Any) -> None:
         """`least_workers`: as few as that are enough, where the cluster has no room for all."""
-        super().__init__(*arguments, torch_config=_Torch(), **options)
+        super().__init__(*arguments, backend_config=_Joined(), **options)
         self._least = least_workers
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -139,24 +145,31 @@ def _still_held() -> int:
     return sum(bundle.node_id in alive for group in mine for bundle in group.bundles)
 
 
-@dataclasses.dataclass
-class _Torch(ray.train.torch.TorchConfig):  # type: ignore[misc]
-    """The process group's backend is chosen where the workers are: NCCL if they see a GPU, else gloo."""
-
+class _Joined(BackendConfig):  # type: ignore[misc]
     @property
-    def backend_cls(self) -> type[_TorchBackend]:
-        return _BackendOfWorkers
+    def backend_cls(self) -> type[Backend]:
+        return _ProcessGroup
 
 
-class _BackendOfWorkers(_TorchBackend):  # type: ignore[misc]
-    def on_start(self, worker_group: Any, _: _Torch) -> None:
-        cuda = worker_group.execute_single(0, _sees_a_gpu)
-        super().on_start(worker_group, ray.train.torch.TorchConfig(backend="nccl" if cuda else "gloo"))
+class _ProcessGroup(Backend):  # type: ignore[misc]
+    """torch's, of all ranks: over NCCL if the first one sees a GPU, else over gloo. They leave it as their processes
+    end: to ask each to would take 30 s where one of them hangs."""
 
-    def on_shutdown(self, worker_group: Any, _: _Torch) -> None:
-        """Nothing: the workers' processes end, and their process group with them. To ask each to leave it first would
-        take 30 s where one of them hangs."""
+    def on_start(self, worker_group: Any, _: BackendConfig) -> None:
+        kind = worker_group.execute_single(0, _kind_of_group)
+        address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
+        world = len(worker_group)
+        joined = [worker_group.execute_single_async(rank, _join, kind, address, rank, world) for rank in range(world)]
+        ray.get(joined)
 
 
-def _sees_a_gpu() -> bool:
-    return bool(ray.get_gpu_ids()) and torch.cuda.is_available()
+def _kind_of_group() -> str:
+    import torch
+
+    return "nccl" if ray.get_gpu_ids() and torch.cuda.is_available() else "gloo"
+
+
+def _join(kind: str, address: str, rank: int, world: int) -> None:
+    from torch import distributed
+
+    distributed.init_process_group(kind, init_method=address, rank=rank, world_size=world, timeout=TOGETHER)
