@@ -140,8 +140,8 @@ def lose_one_of_two(folder):
             assert lanes.next_report(name)["report"]["index"] == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(lanes, "a", "b")
-        count = lanes.count
-    return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "count": count, "notes": notes}
+        until(lanes, lambda: lanes.count == 1)  # Ray may count the node for a while yet
+    return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
 
 
 class Holder:
@@ -177,11 +177,11 @@ def stop_without_nodes(folder):
 
 
 def one_bad_node(folder):
-    """Of two nodes one cannot load what its lane shall run."""
-    notes = []
-    os.environ["ONE_NODE"] = str(folder / "good")
+    """Of two nodes one cannot load what its lane shall run; later a good one comes in its place."""
+    notes, good = [], folder / "good"
+    os.environ["ONE_NODE"] = str(good)
     with (
-        nodes(1, 1),
+        nodes(1, 1) as (cluster, both),
         Lanes(**settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append) as lanes,
     ):
         until(lanes, lambda: lanes.count == 1 and lanes.free() == 1)
@@ -189,8 +189,13 @@ def one_bad_node(folder):
         seen, reasons = ended(lanes, "a")
         ends = time.monotonic() + 5
         until(lanes, lambda: time.monotonic() > ends)
-        count = lanes.count
-    return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": notes}
+        count, said = lanes.count, list(notes)
+        (bad,) = [node for node in both if node.node_id not in good.read_text()]
+        cluster.remove_node(bad, allow_graceful=False)
+        with good.open("a") as file:
+            file.write(cluster.add_node(num_cpus=1, **HERE).node_id)
+        until(lanes, lambda: lanes.count == 2 and lanes.free() == 2)
+    return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": said, "bad": bad.node_id}
 
 
 def share_a_gpu(folder):
@@ -275,7 +280,7 @@ def from_none(folder):
 
 def regrow(folder):
     """An elastic lane whose nodes an autoscaler starts loses one of two and has both again, then both at once."""
-    seen, notes, elastic = {}, [], {"workers": 2, "least_workers": 1}
+    seen, notes, asked, elastic = {}, [], {}, {"workers": 2, "least_workers": 1}
     os.environ["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "5"
     cluster = ClusterFile(lanes=1, nodes_within=PATIENCE, **elastic)
     with (
@@ -284,8 +289,10 @@ def regrow(folder):
         Lanes(**settings(folder, **elastic, count=1), surveyed=surveyed) as lanes,
     ):
         for lost in (0, 1, 2):
-            for node in [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")][:lost]:
+            notes.clear()
+            for node in (gone := workers()[:lost]):
                 kill_raylet(node["NodeManagerPort"])
+            until(lanes, lambda: not {node["NodeID"] for node in gone} & {node["NodeID"] for node in workers()})
             deadline, tried, begun = time.monotonic() + PATIENCE, 0, []
             while begun[-1:] != [2]:
                 assert time.monotonic() < deadline, (lost, begun, notes)
@@ -293,8 +300,13 @@ def regrow(folder):
                 offer(lanes, folder, f"{lost}-{tried}", steps=10, seconds=0.1)
                 ended(lanes, f"{lost}-{tried}")
                 begun += worlds(folder, f"{lost}-{tried}")
-            seen[lost] = begun
-    return seen
+            seen[lost], asked[lost] = begun, list(notes)
+    return {"seen": seen, "asked": asked}
+
+
+def workers():
+    """The nodes that Ray holds to be alive, but the head."""
+    return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
 
 def kill_raylet(port):

@@ -13,6 +13,10 @@ from babeltune.workers import trainer
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
 
 
+TWO_LANES = {"cluster": {"lanes": 2}}
+ASHA = {"scheduler": {"kind": "asha", "grace": 1, "reduction": 2}}
+
+
 def reasons(arena):
     return [row["reason"] for row in arena.rows() if row["state"] == "failed"]
 
@@ -78,14 +82,17 @@ def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "words"),
+    ("kind", "name", "words", "more"),
     [
-        ("gpu_memory", "out of memory on the device", "OutOfMemoryError: CUDA out of memory"),
-        ("host_memory", "out of memory on the host (RLIMIT_AS)", "DefaultCPUAllocator"),
-        ("raise", "a bug of the method", "ValueError: a bug of the method"),
+        ("gpu_memory", "out of memory on the device", "OutOfMemoryError: CUDA out of memory", {}),
+        ("host_memory", "out of memory on the host (RLIMIT_AS), two lanes", "DefaultCPUAllocator", TWO_LANES),
+        ("raise", "a bug of the method, under ASHA", "ValueError: a bug of the method", ASHA),
     ],
 )
-def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trained(arena, note, kind, name, words):
+def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trained(
+    make_arena, note, kind, name, words, more
+):
+    arena = make_arena(**more)
     arena.order(kind, at=50)
     arena.submit()
     arena.check(failed=1)

@@ -321,11 +321,12 @@ def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, mon
 
 
 def test_a_wrong_token_and_none_are_one_clear_line(babeltune, monkeypatch, tiny_file):
-    for token, expected in (("0" * 64, "does not accept the token; put the cluster's token into"), (" ", "is not set")):
+    wrong = (1, "0" * 64, "does not accept the token; put the cluster's token into")
+    for exits_with, token, expected in (wrong, (2, " ", "is not set")):
         monkeypatch.setenv("TEST_RAY_TOKEN", token)
         for command in (("submit", tiny_file), ("status",), ("stop",)):
             code, out, err = babeltune(*command)
-            assert (code, out) == (1, "")
+            assert (code, out) == (exits_with, "")
             assert len(err.strip().splitlines()) == 1
             assert expected in err
             assert "TEST_RAY_TOKEN" in err

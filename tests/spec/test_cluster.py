@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.errors import ClusterError, SpecError
+from babeltune.errors import SpecError
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.secrets import without_password
 from babeltune.storage.where import Where
@@ -145,17 +145,15 @@ def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
     assert Cluster().token() is None
     named = Cluster(token_env="CLUSTER_TOKEN")
     assert named.token({"CLUSTER_TOKEN": " abc\n"}) == "abc"
-    with pytest.raises(ClusterError, match="CLUSTER_TOKEN is not set"):
+    with pytest.raises(SpecError, match="CLUSTER_TOKEN is not set"):
         named.token({})
     secret = tmp_path / "token"
     filed = Cluster(token_file=str(secret))
-    with pytest.raises(
-        ClusterError, match=r"cannot be read \(No such file or directory\); put the cluster's token there"
-    ):
+    with pytest.raises(SpecError, match=r"cannot be read \(No such file or directory\); put the cluster's token there"):
         filed.token()
     secret.touch(mode=0o600)
     secret.write_text("\n")
-    with pytest.raises(ClusterError, match="is empty"):
+    with pytest.raises(SpecError, match="is empty"):
         filed.token()
     secret.write_text("abc\n")
     assert filed.token() == "abc"
@@ -166,7 +164,7 @@ def test_a_token_that_others_may_read_is_refused(tmp_path):
     secret.write_text("abc\n")
     for mode in (0o640, 0o604, 0o620):
         secret.chmod(mode)
-        with pytest.raises(ClusterError, match=rf"permissions {mode:04o}, .*chmod 600") as caught:
+        with pytest.raises(SpecError, match=rf"permissions {mode:04o}, .*chmod 600") as caught:
             Cluster(token_file=str(secret)).token()
         assert "abc" not in str(caught.value)
 
@@ -179,7 +177,7 @@ def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
         os.chown(secret, 4321, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    with pytest.raises(ClusterError, match=r"belongs to another user \(uid [0-9]+\), who may change it; name a file"):
+    with pytest.raises(SpecError, match=r"belongs to another user \(uid [0-9]+\), who may change it; name a file"):
         Cluster(token_file=str(secret)).token()
 
 

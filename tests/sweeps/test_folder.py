@@ -11,7 +11,7 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.board import standing
+from babeltune.sweeps.board import standing, sweep_document
 from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, outcome
 from babeltune.sweeps.leaderboard import front, leaderboard, trial_row, winner
 from babeltune.training.checkpoint import read_reports, write_reports
@@ -131,6 +131,19 @@ def test_who_looks_on_sees_every_trial_but_the_damaged_one(tmp_path, sweep, name
     whole, cut = standing(folder)
     assert (whole.name, whole.state, cut.name, cut.state) == ("t0000", "finished", "t0001", "damaged")
     assert f"t0001/{name} is damaged" in cut.warning
+    with pytest.raises(SweepError, match="is damaged"):
+        winner(folder)
+
+
+@pytest.mark.parametrize("name", ["facts.json", "baselines.json"])
+def test_what_no_trial_wrote_may_be_damaged_and_hides_none(tmp_path, sweep, name):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    folder.set_state("finished")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.path / name).write_bytes(b"")
+    rows = {row["name"]: row for row in sweep_document(folder)["leaderboard"]}
+    assert (rows["t0000"]["state"], rows[name]["state"]) == ("finished", "damaged")
+    assert f"{name} is damaged" in rows[name]["warning"]
     with pytest.raises(SweepError, match="is damaged"):
         winner(folder)
 

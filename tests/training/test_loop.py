@@ -334,15 +334,17 @@ def test_a_long_evaluation_gives_signs_of_life(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.training.loop.PROGRESS_EVERY", 0.0)
     monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", math.inf)
     run(*tiny, tmp_path, seen := Collect())
-    assert seen.looks >= 2, "one in each of two evaluations"
+    batches, subsets = 2, len(tiny[1].tasks)
+    assert seen.looks == 2 * (batches + subsets), "in each of two evaluations"
 
 
-def test_a_trial_stopped_in_an_evaluation_repeats_no_step(tiny, tmp_path, monkeypatch):
+@pytest.mark.parametrize("look", [1, 3], ids=["as it encodes", "as it scores"])
+def test_a_trial_stopped_in_an_evaluation_repeats_no_step(tiny, tmp_path, monkeypatch, look):
     whole = run(*tiny, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr("babeltune.training.loop.PROGRESS_EVERY", 0.0)
         patch.setattr("babeltune.training.loop.LOOK_EVERY", math.inf)
-        assert run(*tiny, tmp_path / "cut", Collect(stop_at=1)) == []
+        assert run(*tiny, tmp_path / "cut", Collect(stop_at=look)) == []
     assert read_state(stopped_folder(tmp_path / "cut"))["interval"]["step"] == 10
     assert json.loads((tmp_path / "cut" / "progress.json").read_text(encoding="utf-8"))["step"] == 10
     monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
@@ -384,24 +386,25 @@ from babeltune.training.checkpoint import read_state, stopped_folder
 from babeltune.workers.trial import run
 
 class Until:
-    def __init__(self, reports, left):
-        self.left, self.stop = reports, left
+    def __init__(self, reports, look):
+        self.left, self.look, self.leaves = reports, look, look > 0
 
     def report(self, report):
-        assert not self.stop, "a report of an evaluation that it shall leave"
+        assert not self.leaves, "a report of an evaluation that it shall leave"
         self.left -= 1
         return self.left > 0
 
     def stopped(self):
-        return self.stop
+        self.look -= 1
+        return self.look == 0
 
 def train(rank, world, store, job):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     torch.set_num_threads(1)
-    if left := job.pop("left", False):  # looks up in evaluations only, and always
+    if look := job.pop("look", 0):  # in evaluations only, and always
         loop.LOOK_EVERY, loop.PROGRESS_EVERY = float("inf"), 0.0
-    run(job, Until(job.pop("reports", 100), left), rank, world, "cpu")
-    if left and rank == 0:
+    run(job, Until(job.pop("reports", 100), look), rank, world, "cpu")
+    if look and rank == 0:
         assert read_state(stopped_folder(Path(job["folder"])))["interval"]["step"], "what was trained is kept"
     dist.destroy_process_group()
 
@@ -427,6 +430,8 @@ WORLDS = {
 }
 CHUNKED = ("lealla", "translation_ranking")
 """Over several workers, in chunks: gradient caching changes nothing either."""
+LEFT = {"left as it encodes": 1, "left as it scores": 3}
+"""At which look of its first evaluation rank 0 is told to stop."""
 
 
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
@@ -447,10 +452,11 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
         if name == "laser3_co":
             cut = {**job, "world": 4, "folder": str(tmp_path / "cut")}
             jobs += [{**cut, "reports": 1}, cut]
-            left = {**job, "world": 4, "folder": str(tmp_path / "left")}
-            jobs += [{**left, "left": True}, left]
+            for place, look in LEFT.items():
+                left = {**job, "world": 4, "folder": str(tmp_path / place)}
+                jobs += [{**left, "look": look}, left]
     subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
-    for folder in ("cut", "left"):
+    for folder in ("cut", *LEFT):
         assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / folder, 2))
     for name, world in ((name, world) for name, worlds in WORLDS.items() for world in worlds):
         alone, shared = weights(tmp_path / f"{name} 1", 2), weights(tmp_path / f"{name} {world}", 2)

@@ -90,6 +90,13 @@ def test_a_warm_lane_starts_a_trial_in_a_fraction_of_a_second(lanes, tmp_path):
     assert sorted(waits)[2] < 0.5
 
 
+def test_a_lane_has_no_process_that_it_does_not_need(lanes):
+    """Ray Train's own barrier is one, and as slow to start as Ray."""
+    titles = [title for process in psutil.Process().children(recursive=True) for title in process.cmdline()[:1]]
+    assert any("RayTrainWorker" in title for title in titles)
+    assert not [title for title in titles if "SynchronizationActor" in title]
+
+
 def test_a_used_lane_draws_what_a_fresh_lane_draws(lanes, tmp_path):
     wait_until_free(lanes, 2)
     draws = []

@@ -38,12 +38,12 @@ def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     from babeltune.cli.remote import Remote
     from babeltune.cluster.doctor import Finding, installed, itself, needed, packages, python
     from babeltune.cluster.jobs import json_in
-    from babeltune.errors import ClusterError
+    from babeltune.errors import ClusterError, SpecError
 
     findings = [itself(), python(), *packages(installed(), needed())]
     try:
         remote = Remote(cluster, file)
-    except ClusterError as error:
+    except (ClusterError, SpecError) as error:
         return [*findings, Finding("address", False, str(error))]
     findings.append(Finding("address", True, f"{cluster.address}, Ray {remote.jobs.version}"))
     if remote.jobs.open:

@@ -1,4 +1,6 @@
-"""The two rows of every leaderboard that no trial made: the untrained student and the raw teacher."""
+"""The two rows of every leaderboard that no trial made: the untrained student and the raw teacher.
+
+The driver hands these functions to workers and does not load transformers for it, which takes seconds."""
 
 from __future__ import annotations
 
@@ -13,8 +15,6 @@ from babeltune.data.store import open_matrix
 from babeltune.evaluation.evaluate import evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.records import Trial
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the trial's student and layers before the first step."""
+    from babeltune.training.dev_scores import dev_scores
+    from babeltune.training.learner import make_method, make_student
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder = make_student(trial, prepared).to(device)
     method = make_method(trial, prepared, encoder).to(device)

@@ -23,6 +23,7 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.files import write_json
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
+from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
@@ -312,8 +313,6 @@ def score_baselines(
     it is behind a URI."""
     if (folder.read("baselines.json") or {}).get("data") == prepared.digest:
         return
-    from babeltune.engine.baselines import teacher_scores, untrained_scores  # transformers, which takes seconds
-
     progress("scoring the untrained student and the teacher", 0, 1)
     trial = make_trial(sweep, 0, default_params(sweep))
     task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")

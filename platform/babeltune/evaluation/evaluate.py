@@ -63,11 +63,16 @@ SPREADS = ("ari_sd", "v_measure_sd")
 
 
 def evaluate(
-    tasks: Sequence[IdTask], embed: Callable[[NDArray[np.int64]], Rows], prefix: str = "dev"
+    tasks: Sequence[IdTask],
+    embed: Callable[[NDArray[np.int64]], Rows],
+    prefix: str = "dev",
+    *,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """The metrics of all tasks; `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
 
-    Raises `TrainingError` with the metric's name when one is NaN, and `DataError` when two tasks share a name.
+    `look` is called before each subset is scored; what it raises ends the evaluation. Raises `TrainingError` with the
+    metric's name when one is NaN, and `DataError` when two tasks share a name.
     """
     if not tasks:
         return {}
@@ -80,6 +85,7 @@ def evaluate(
     scores: Scores = {}
     means: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for task in tasks:
+        look()
         for metric, value in _SCORERS[task.kind](task, lookup).items():
             scores[f"{prefix}/{task.name}/{task.subset}/{metric}"] = value
             if metric in METRICS[task.kind] or metric in SPREADS:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from babeltune.errors import ClusterError, SpecError
+from babeltune.errors import SpecError
 from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import read_document, validate
@@ -111,13 +111,11 @@ class Cluster(Strict):
         return "name the token in the cluster file: `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH`"
 
     def token(self, environ: Mapping[str, str] | None = None) -> str | None:
-        """The token, read now and kept nowhere. Raises `ClusterError` when it is named but not there."""
+        """The token, read now and kept nowhere. Raises `SpecError` when it is named but not there."""
         if self.token_env is not None:
             token = (os.environ if environ is None else environ).get(self.token_env, "").strip()
             if not token:
-                raise ClusterError(
-                    f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it"
-                )
+                raise SpecError(f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it")
             return token
         if self.token_file is None:
             return None
@@ -127,22 +125,22 @@ class Cluster(Strict):
             mode = stat.S_IMODE(found.st_mode)
             token = path.read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise ClusterError(
+            raise SpecError(
                 f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
                 "there, for you alone (`chmod 600`), or name another file"
             ) from error
         if mode & 0o077:
-            raise ClusterError(
+            raise SpecError(
                 f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
                 f"`chmod 600 {path}` keeps it to its owner"
             )
         if found.st_uid not in (os.geteuid(), 0):
-            raise ClusterError(
+            raise SpecError(
                 f"cluster {self.name!r}: token_file {path} belongs to another user (uid {found.st_uid}), who may "
                 "change it; name a file of your own"
             )
         if not token:
-            raise ClusterError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")
+            raise SpecError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")
         return token
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.leaderboard import Row, leaderboard
@@ -78,12 +79,15 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     state, driven = folder.state(), is_driven(folder)
     if state == "running" and not driven:
         state = "interrupted"
+    accepted = None
+    with suppress(SweepError):  # the leaderboard says that it is damaged
+        accepted = folder.accepted()
     return {
         "sweep": folder.id,
         "state": state,
         "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
         "driver": folder.read("driver.json") if driven else None,
-        "accepted_changes": folder.accepted(),
+        "accepted_changes": accepted,
         "leaderboard": [plain(row) for row in standing(folder)],
     }

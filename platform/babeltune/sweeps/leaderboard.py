@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,27 +134,35 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
 def leaderboard(folder: SweepFolder, metric: str | None = None, *, damaged: bool = False) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
-    Raises `SweepError` that names a damaged file; with `damaged`, one of a trial costs that trial's row alone.
+    Raises `SweepError` that names a damaged file; with `damaged`, it has a row instead of what it held.
     """
     sweep = folder.sweep()
     objective = sweep.objectives[0]
-    rows = []
-    for path in folder.trials():
-        if not (path / "trial.json").exists():
-            continue
+    rows: list[Row] = []
+    unreadable: list[Row] = []
+
+    @contextmanager
+    def row_instead(name: str) -> Iterator[None]:
         try:
-            rows.append(trial_row(path, objective))
+            yield
         except SweepError as error:
             if not damaged:
                 raise
-            rows.append(Row(name=path.name, state="damaged", warning=str(error)))
-    history = folder.accepted()
-    rows = [replace(row, condition=condition_of(int(row.name[1:]), history)) for row in rows]
+            unreadable.append(Row(name=name, state="damaged", warning=str(error)))
+
+    for path in folder.trials():
+        if (path / "trial.json").exists():
+            with row_instead(path.name):
+                rows.append(trial_row(path, objective))
+    with row_instead("facts.json"):
+        history = folder.accepted()
+        rows = [replace(row, condition=condition_of(int(row.name[1:]), history)) for row in rows]
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
-    for name, scores in folder.baselines().items():
-        rows.append(Row(name=name, state="finished", metrics=scores))
+    with row_instead("baselines.json"):
+        rows += [Row(name=name, state="finished", metrics=scores) for name, scores in folder.baselines().items()]
+    rows += unreadable
     if metric is not None:
         check_known(folder, rows, metric)
     order = best_first(sweep, metric or objective.metric)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
 
 
+Found = TypeVar("Found")
+
+
 class EvaluationLeftError(Exception):
     """An evaluation was told to stop. All ranks raise it."""
 
@@ -36,25 +40,39 @@ def dev_scores(
     prepared: Prepared,
     ranks: Ranks,
     device: torch.device,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
     unique sentences and get all the scores.
 
-    Raises `EvaluationLeftError` on all ranks where the encoder's forward pass raises it on any."""
+    `look` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
+    one rank, all raise it."""
     frozen = isinstance(encoder, FrozenEncoder)
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
     speeds: list[float] = []
 
+    def on_all(found: Found | None) -> Found:
+        """What this rank has found, if none has left."""
+        if ranks.sum_scalars({"left": torch.tensor(float(found is None), device=device)})["left"] or found is None:
+            raise EvaluationLeftError
+        return found
+
+    def look_together() -> None:
+        stays = None
+        with contextlib.suppress(EvaluationLeftError):
+            look()
+            stays = True
+        on_all(stays)
+
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
         started = time.perf_counter()
-        own = None
-        with contextlib.suppress(EvaluationLeftError):
-            own = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
-        if ranks.sum_scalars({"left": torch.tensor(float(own is None), device=device)})["left"] or own is None:
-            raise EvaluationLeftError
+        encoded = None
+        with contextlib.suppress(EvaluationLeftError), encoder.register_forward_pre_hook(lambda *_: look()):
+            encoded = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        own = on_all(encoded)
         speeds.append(len(mine) / (time.perf_counter() - started))
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
@@ -66,5 +84,5 @@ def dev_scores(
 
     kept = [encoder, *method.layers().values()]
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
-    scores = evaluate(prepared.tasks, embed)
+    scores = evaluate(prepared.tasks, embed, look=look_together)
     return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})

@@ -239,10 +239,15 @@ class Run:
                     return self.leave(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
             try:
-                with self.learner.encoder.register_forward_pre_hook(lambda *_: self.look_up()):
-                    metrics = dev_scores(
-                        self.learner.encoder, self.learner.method, trial, self.prepared, self.ranks, self.device
-                    )
+                metrics = dev_scores(
+                    self.learner.encoder,
+                    self.learner.method,
+                    trial,
+                    self.prepared,
+                    self.ranks,
+                    self.device,
+                    self.look_up,
+                )
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
             spent += time.perf_counter() - started

@@ -1,7 +1,7 @@
 """Nodes that a cluster starts when they are asked for: asked for with a sweep's lanes, and let go with its end.
 
-Each lane without nodes has a placement group that nothing has room for, of which an autoscaler makes nodes. Ray's own
-`request_resources` would outlive a driver that is killed, and each driver's would replace the others'; a placement
+Each worker without a node has a placement group that nothing has room for, of which an autoscaler makes nodes. Ray's
+own `request_resources` would outlive a driver that is killed, and each driver's would replace the others'; a placement
 group ends with its driver.
 """
 
@@ -30,65 +30,66 @@ def nodes_asked(
 ) -> Iterator[Callable[[int], None]]:
     """Asks for the nodes of the lanes of `trials` until the end of the block, which begins when one lane has its own.
 
-    The block is given what it tells, from time to time, how many lanes have nodes: those of others are asked for again.
+    The block is given what it tells, from time to time, how many workers have nodes: those of others are asked for.
     Raises `ClusterError` where not one lane fits within `cluster.nodes_within`; meanwhile, whatever `progress` raises.
     """
     if not cluster.nodes_within:
         yield lambda _: None
         return
     lanes = 1 if cluster.lanes == "auto" else max(1, min(cluster.lanes, trials))
-    asked = _Asked(lanes, workers, cluster, note)
+    asked = _Asked(lanes * workers, cluster, note)
     deadline = time.monotonic() + cluster.nodes_within
     try:
-        while not (fitting := asked.look(last=time.monotonic() > deadline)):
+        while not (fitting := asked.look(workers, last=time.monotonic() > deadline)):
             progress("waiting for nodes", 0, 1)
             time.sleep(LOOK)
-        asked.keep(fitting)
+        asked.keep(fitting * workers)
         yield asked.keep
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            asked.keep(lanes)
+            asked.keep(lanes * workers)
 
 
 class _Asked:
-    """The placement groups of lanes that have no nodes yet."""
+    """The placement groups of workers that have no nodes."""
 
-    def __init__(self, lanes: int, workers: int, cluster: Cluster, note: Callable[[str], None]) -> None:
-        self._lanes, self._workers, self._cluster, self._note = lanes, workers, cluster, note
+    def __init__(self, workers: int, cluster: Cluster, note: Callable[[str], None]) -> None:
+        self._workers, self._cluster, self._note = workers, cluster, note
         shares = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
         self._worker = {name: share for name, share in shares.items() if share}
         self._groups: list[PlacementGroup] = []
 
-    def look(self, *, last: bool) -> int:
-        """How many lanes fit now; asks for the nodes where none does, or raises if this was the `last` look."""
+    def look(self, workers: int, *, last: bool) -> int:
+        """How many lanes of so many workers fit now; asks for the nodes where none does, or raises if this was the
+        `last` look."""
         cluster = self._cluster
         try:
-            least = min(self._workers, cluster.least_workers or self._workers)
-            return lanes_that_fit(self._workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least)
+            least = min(workers, cluster.least_workers or workers)
+            return lanes_that_fit(workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least)
         except ClusterError:
             if last:
                 raise ClusterError(
                     f"no nodes have come within {cluster.nodes_within:g} s (`nodes_within`), asked for "
-                    f"{self._wanted(self._lanes)}; `ray status` on the head says what keeps them; `babeltune resume` "
+                    f"{self._wanted(self._workers)}; `ray status` on the head says what keeps them; `babeltune resume` "
                     "asks again"
                 ) from None
             self.keep(0)
             return 0
 
     def keep(self, there: int) -> None:
-        """Asks for the nodes of all lanes but the `there` that have theirs.
+        """Asks for the nodes of all workers but the `there` that have theirs.
 
-        A group for which nodes have come is removed, and a lane takes its place."""
-        before, missing = len(self._groups), max(0, self._lanes - there)
+        A group for which a node has come is removed, and a worker takes its place."""
+        before, missing = len(self._groups), max(0, self._workers - there)
         come = [group for group in self._groups if placement_group_table(group)["state"] == "CREATED"]
         waiting = [group for group in self._groups if group not in come]
         for group in come + waiting[missing:]:
             remove_placement_group(group)
-        more = [placement_group([self._worker] * self._workers) for _ in range(missing - len(waiting))]
+        more = [placement_group([self._worker]) for _ in range(missing - len(waiting))]
         self._groups = waiting[:missing] + more
         if missing > before:
             self._note(f"waiting for nodes: asked for {self._wanted(missing)}")
 
-    def _wanted(self, lanes: int) -> str:
+    def _wanted(self, workers: int) -> str:
         worker = ", ".join(f"{name}: {share:g}" for name, share in self._worker.items())
-        return f"{lanes * self._workers} × {{{worker}}}"
+        return f"{workers} × {{{worker}}}"

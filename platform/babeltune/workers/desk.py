@@ -84,7 +84,8 @@ class Desk:
         self._groups: dict[str, str] = {}
         """Of each lane, the group of ranks that asked last."""
         self._waiting: set[str] = set()
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, tuple[str, str]] = {}
+        """Of lanes that cannot train, the reason and the node's id."""
         self._made: dict[str, int] = {}
         """Of each lane, how many new reports its trials have handed over."""
         self._renewed: set[str] = set()
@@ -100,8 +101,8 @@ class Desk:
             attempt = _Attempt(go_on=work["attempt"]["go_on"])
             self._works[trial] = _Work(**{**work, "attempt": attempt, "heard": time.monotonic()})
         self._pending.extend(state["pending"])
-        self._assigned, self._groups, self._broken = state["assigned"], state["groups"], state["broken"]
-        self._made = state["made"]
+        self._assigned, self._groups, self._made = state["assigned"], state["groups"], state["made"]
+        self._broken = {lane: (reason, node) for lane, (reason, node) in state["broken"].items()}
         self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
 
     def _write(self) -> None:
@@ -210,8 +211,8 @@ class Desk:
         """The lanes that have a trial."""
         return list(self._assigned)
 
-    async def broken(self) -> dict[str, str]:
-        """The lanes that cannot train at all, with reasons."""
+    async def broken(self) -> dict[str, tuple[str, str]]:
+        """The lanes that cannot train at all, with reasons and the ids of their nodes."""
         return dict(self._broken)
 
     async def made(self, lane: str) -> int:
@@ -251,9 +252,9 @@ class Desk:
 
     # A lane's side
 
-    async def refuse(self, lane: str, reason: str) -> None:
-        """A lane's word that it cannot load what it should run."""
-        self._broken[lane] = reason
+    async def refuse(self, lane: str, reason: str, node: str) -> None:
+        """A lane's word that it cannot load what it should run, and on which node."""
+        self._broken[lane] = (reason, node)
         await self._tell()
 
     async def next(self, lane: str, group: str) -> dict[str, Any]:

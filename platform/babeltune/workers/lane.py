@@ -111,7 +111,7 @@ def lane_loop(settings: dict[str, Any]) -> None:
     try:
         run = load(settings["run_trial"])
     except Exception as error:
-        ray.get(desk.refuse.remote(lane, _reason(error)))
+        ray.get(desk.refuse.remote(lane, _reason(error), ray.get_runtime_context().get_node_id()))
         return
     slate = Slate(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules

@@ -27,7 +27,7 @@ from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Isolation
 from babeltune.workers.desk import NAMESPACE, POLL, Desk
 from babeltune.workers.lane import lane_loop
-from babeltune.workers.trainer import LaneTrainer, groups_of, here, room_for
+from babeltune.workers.trainer import LaneTrainer, groups_of, here, places_of, room_for
 
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
@@ -88,8 +88,8 @@ class Lanes:
         self._workers, self._least = workers, min(workers, least_workers or workers)
         self._shares = cpus_per_worker, gpus_per_worker
         self._limit = math.inf if count == "auto" else count
-        self._tell_count = surveyed
-        """Called at each look at the nodes with how many lanes there are."""
+        self._tell_placed = surveyed
+        """Called at each look at the nodes with how many workers need none besides."""
         self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
         asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
         self._resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
@@ -107,8 +107,8 @@ class Lanes:
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
-        self._refused = 0
-        """Lanes that could not train where they were."""
+        self._bad_nodes: list[str] = []
+        """Where lanes could not train, one for each of them."""
         self._nowhere = False
         """Whether no node holds a lane."""
         self._note, self._waiting = note, waiting
@@ -187,13 +187,13 @@ class Lanes:
 
         Call it every second or so."""
         broken = ray.get(self._desk.broken.remote())
-        for lane, reason in broken.items():
+        for lane, (reason, node) in broken.items():
             if lane not in self._lanes:
                 continue
-            words = f"lane {lane} cannot load {self._settings['run_trial']}: {reason}"
+            words = f"lane {lane} cannot load {self._settings['run_trial']} on {_named(node)}: {reason}"
             if self._lanes.keys() <= broken.keys():
                 raise ClusterError(words)
-            self._refused += 1
+            self._bad_nodes.append(node)
             self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
         for lane in self._ended(0):
             reason, before = self._why_ended(lane), self._lanes[lane]
@@ -220,7 +220,10 @@ class Lanes:
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
-        while len(self._lanes) < min(self._limit, _held(self._workers, *self._shares, nodes_there()) - self._refused):
+        there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        self._bad_nodes = [node for node in self._bad_nodes if node in there]
+        room = _held(self._workers, *self._shares, list(there.values())) - len(self._bad_nodes)
+        while len(self._lanes) < min(self._limit, room):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
         now = time.monotonic()
@@ -240,7 +243,15 @@ class Lanes:
         for name, count in ranks.items():
             if count < self._workers and room_for(self._resources):
                 ray.get(self._desk.renew.remote(name))
-        self._tell_count(len(self._lanes))
+        self._tell_placed(self._placed())
+
+    def _placed(self) -> int:
+        """How many workers no node has to be asked for. All of them, where a lane starts with all or none: its own
+        placement group asks. Else those that have a place, and as many as there is room for."""
+        if self._least == self._workers:
+            return len(self._lanes) * self._workers
+        controllers = {lane.controller._actor_id.binary() for lane in self._lanes.values()}
+        return places_of(controllers) + room_for(self._resources)
 
     def _lost(self) -> list[str]:
         """The lanes that have had no place for a while."""
@@ -347,6 +358,12 @@ def lanes_that_fit(
             "an autoscaler starts them"
         )
     return count
+
+
+def _named(node: str) -> str:
+    """The node of this id, as its owner knows it."""
+    places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
+    return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
 
 
 def nodes_there() -> list[dict[str, float]]:

@@ -23,6 +23,7 @@ from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, 
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
+from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -90,12 +91,25 @@ class _Controller(TrainController):  # type: ignore[misc]
 
     def __init__(self, environment: dict[str, str], **parts: Any) -> None:
         os.environ.update(environment)
+        worker_group.SynchronizationActor = _NoBarrier()
+        state._shutdown_sync_actor = lambda _: None
         super().__init__(**parts)
 
 
+class _NoBarrier:
+    """Instead of the actor at which Ray Train's ranks wait for one another when they report, one more process of every
+    group. Those of a lane report to the desk."""
+
+    def options(self, **_: Any) -> _NoBarrier:
+        return self
+
+    def remote(self, **_: Any) -> str:
+        return "no actor"
+
+
 class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
-    """Tells nobody what the group needs, for its placement group does. Ray's coordinator of such requests is one more
-    process, for which every first lane of a cluster would wait."""
+    """Tells nobody what the group needs, for its placement group does, or `autoscaling.py`. Ray's coordinator of such
+    requests is one more process, for which every first lane of a cluster would wait."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Nothing."""
@@ -104,9 +118,8 @@ class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
         """Nothing."""
 
 
-class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
-    """A group that starts has as many workers as there is room for, between the least and all. While it has not all,
-    no placement group asks an autoscaler for the others: Ray's coordinator does."""
+class _Elastic(_Fixed):
+    """A group that starts has as many workers as there is room for, between the least and all."""
 
     def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:
         super().__init__(scaling_config)
@@ -116,7 +129,8 @@ class _Elastic(FixedScalingPolicy):  # type: ignore[misc]
     def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
         decision = super().make_decision_for_non_running_worker_group()
         self._since = self._since or time.monotonic()
-        room = room_for(decision.resources_per_worker) + _still_held()
+        own = bytes.fromhex(ray.get_runtime_context().get_actor_id())
+        room = room_for(decision.resources_per_worker) + places_of({own})  # what its last group has, the next one gets
         patient = time.monotonic() - self._since < PATIENCE
         if room < (decision.num_workers if patient else self._least):
             time.sleep(LOOK)  # the controller asks again at once
@@ -138,11 +152,10 @@ def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
     return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
 
 
-def _still_held() -> int:
-    """In a controller: how many workers its last group has a place for, which the next one gets."""
+def places_of(creators: set[bytes]) -> int:
+    """How many workers these placement groups have a place for, on nodes that are there."""
     alive = {bytes.fromhex(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
-    mine = groups_of({bytes.fromhex(ray.get_runtime_context().get_actor_id())})
-    return sum(bundle.node_id in alive for group in mine for bundle in group.bundles)
+    return sum(bundle.node_id in alive for group in groups_of(creators) for bundle in group.bundles)
 
 
 class _Joined(BackendConfig):  # type: ignore[misc]
