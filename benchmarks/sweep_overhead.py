@@ -12,12 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from babeltune.cluster.connection import local_ray
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training
 from babeltune.search.searcher import OnEvent
 from babeltune.search.tune import search
 from babeltune.spec.space import suggest
 from babeltune.workers.lane import Reporter
-from babeltune.workers.lanes import Lanes, local_ray
+from babeltune.workers.lanes import Lanes
 from benchmarks.race import Row, options, verdict
 
 GOAL = 1 / 1.2

@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
+from babeltune.cluster.connection import local_ray
 from babeltune.search.proposals import Proposals
-from babeltune.workers.lanes import local_ray
 from benchmarks.race import options
 from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for
 

@@ -23,6 +23,7 @@ import ray.train.torch
 from ray import tune
 from ray.tune.search import Searcher
 
+from babeltune.cluster.connection import local_ray
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.engine.sweep import payload
@@ -32,7 +33,7 @@ from babeltune.search.tune import search
 from babeltune.spec.space import suggest
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.folder import SweepFolder
-from babeltune.workers.lanes import Lanes, local_ray
+from babeltune.workers.lanes import Lanes
 from babeltune.workers.trial import run as run_trial
 from benchmarks.race import options, race, verdict
 

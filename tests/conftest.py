@@ -156,7 +156,7 @@ def bucket_server(request):
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
-    from babeltune.workers.lanes import local_ray
+    from babeltune.cluster.connection import local_ray
     from bucket_servers import environment
 
     here = Path(__file__).parent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -75,9 +76,13 @@ def ended(lanes, *names):
     return seen, reasons
 
 
+def starts(folder, name):
+    noted = folder / name / "starts.jsonl"
+    return [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+
 def worlds(folder, name):
-    starts = folder / name / "starts.jsonl"
-    return [json.loads(line)["world"] for line in starts.read_text().splitlines()] if starts.exists() else []
+    return [start["world"] for start in starts(folder, name)]
 
 
 def come_and_go(folder):
@@ -177,7 +182,8 @@ def stop_without_nodes(folder):
 
 
 def one_bad_node(folder):
-    """Of two nodes one cannot load what its lane shall run; later a good one comes in its place."""
+    """Of two nodes one cannot load what its lane shall run. The other's lane starts again, and not there; later a good
+    node comes in its place."""
     notes, good = [], folder / "good"
     os.environ["ONE_NODE"] = str(good)
     with (
@@ -187,6 +193,10 @@ def one_bad_node(folder):
         until(lanes, lambda: lanes.count == 1 and lanes.free() == 1)
         offer(lanes, folder, "a", steps=5)
         seen, reasons = ended(lanes, "a")
+        for name in ("b", "c"):
+            os.kill(starts(folder, "a")[0]["pid"] if name == "b" else starts(folder, "b")[0]["pid"], signal.SIGKILL)
+            offer(lanes, folder, name, steps=5)
+            reasons |= ended(lanes, name)[1]
         ends = time.monotonic() + 5
         until(lanes, lambda: time.monotonic() > ends)
         count, said = lanes.count, list(notes)
@@ -223,13 +233,14 @@ def fill_a_gpu(folder):
     return {key: [start[key] for start in starts] for key in ("pid", "gpu_memory")}
 
 
-def autoscaling(folder):
-    """A head that starts nodes of one CPU, three at most, by Ray's provider for tests, and ends those that idle."""
-    os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+def autoscaling(folder, most=3, every=1):
+    """A head that starts nodes of one CPU, so many at most, by Ray's provider for tests, and ends those that idle; it
+    looks what is wanted `every` so many seconds."""
+    os.environ |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": str(every)}
     port = free_port()
     node = {"node_config": {}, "min_workers": 0}
     config = BASE_READONLY_CONFIG | {
-        "max_workers": 3,
+        "max_workers": most,
         "idle_timeout_minutes": 0.15,
         "provider": {
             "type": "fake_multinode",
@@ -240,7 +251,7 @@ def autoscaling(folder):
         },
         "available_node_types": {
             "ray.head.default": {"resources": {"CPU": 0}, "max_workers": 0, **node},
-            "one": {"resources": {"CPU": 1}, "max_workers": 3, **node},
+            "one": {"resources": {"CPU": 1}, "max_workers": most, **node},
         },
     }
     path = folder / "autoscaling.json"
@@ -279,12 +290,13 @@ def from_none(folder):
 
 
 def regrow(folder):
-    """An elastic lane whose nodes an autoscaler starts loses one of two and has both again, then both at once."""
+    """An elastic lane whose nodes an autoscaler starts, two at most and slowly, loses one of them and has both again,
+    then both at once."""
     seen, notes, asked, elastic = {}, [], {}, {"workers": 2, "least_workers": 1}
     os.environ["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "5"
     cluster = ClusterFile(lanes=1, nodes_within=PATIENCE, **elastic)
     with (
-        nodes(**autoscaling(folder)),
+        nodes(**autoscaling(folder, most=2, every=25)),
         nodes_asked(cluster, trials=9, workers=2, note=notes.append, progress=lambda *_: None) as surveyed,
         Lanes(**settings(folder, **elastic, count=1), surveyed=surveyed) as lanes,
     ):

@@ -10,9 +10,7 @@ from ray._private.state import actors
 
 from marked import MARK
 
-RAYS_OWN = "_AutoscalingCoordinatorActor"
-"""The one actor of all Ray Train runs of a cluster, which lives as long as the cluster does."""
-RAYS_OWN_PROCESSES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", f"ray::{RAYS_OWN}")
+RAYS_OWN_PROCESSES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def leftovers(marked: str | None = None) -> list[str]:
@@ -25,8 +23,7 @@ def leftovers(marked: str | None = None) -> list[str]:
                     found.append(f"process {process.pid}: {' '.join(process.cmdline())[:100]}")
     elif ray.is_initialized():
         found += [f"group {name}" for name in held()]
-        kinds = [a["ActorClassName"] for a in actors().values() if a["State"] != "DEAD"]
-        found += [f"actor {kind}" for kind in kinds if kind != RAYS_OWN]
+        found += [f"actor {a['ActorClassName']}" for a in actors().values() if a["State"] != "DEAD"]
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 title = " ".join(process.cmdline()[:1])

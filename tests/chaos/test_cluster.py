@@ -59,10 +59,10 @@ def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_
 
 def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, there, note):
     arena = at(make_arena, there)
-    for token in ("0" * 64, ""):
+    for token, code in (("0" * 64, 1), ("", 2)):
         arena.environment["CHAOS_TOKEN"] = token
         driver = arena.start("submit", file=True)
-        assert driver.wait() == 1
+        assert driver.wait() == code
         lines = [line for line in driver.said.read_text(encoding="utf-8").splitlines() if line.strip()]
         assert lines[-1].startswith("error: cluster 'chaos'")
         assert "CHAOS_TOKEN" in lines[-1]

@@ -13,7 +13,8 @@ import torch
 from babeltune.errors import ClusterError
 from babeltune.workers import slate as slates
 from babeltune.workers.desk import Desk
-from babeltune.workers.lanes import Lanes, lanes_that_fit
+from babeltune.workers.lanes import Lanes
+from babeltune.workers.nodes import lanes_that_fit
 from babeltune.workers.trainer import ENVIRONMENT
 from toy_trials import groups_held
 
@@ -91,10 +92,10 @@ def test_a_warm_lane_starts_a_trial_in_a_fraction_of_a_second(lanes, tmp_path):
 
 
 def test_a_lane_has_no_process_that_it_does_not_need(lanes):
-    """Ray Train's own barrier is one, and as slow to start as Ray."""
+    """Ray Train's own barrier is one, and what asks an autoscaler for it another."""
     titles = [title for process in psutil.Process().children(recursive=True) for title in process.cmdline()[:1]]
     assert any("RayTrainWorker" in title for title in titles)
-    assert not [title for title in titles if "SynchronizationActor" in title]
+    assert not [title for title in titles if "SynchronizationActor" in title or "AutoscalingCoordinator" in title]
 
 
 def test_a_used_lane_draws_what_a_fresh_lane_draws(lanes, tmp_path):

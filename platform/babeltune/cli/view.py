@@ -9,7 +9,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.errors import SweepError
 from babeltune.method import load_method
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
@@ -90,7 +91,7 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
 
 def picture(board: Board) -> RenderableType:
     """The live view: stage, progress bar, time gone and left, what happened last, trials."""
-    rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
+    rows = leaderboard(board.folder, damaged=True) if (board.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - board.started)
     left = time_left(board, rows)
     head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {gone} gone{left}")
@@ -195,22 +196,23 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
         while is_driven(folder):
             if time.monotonic() - shown > LINES_EVERY:
                 shown = time.monotonic()
-                rows = leaderboard(folder)
+                rows = standing(folder)
                 doing = running_words(rows) or f" · {latest_note(folder)}"
                 console.print(f"{folder.id}{doing}{best_so_far(rows, sweep)}", markup=False)
             time.sleep(1)
         return folder
     with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
         while is_driven(folder):
-            display.update(table_of(leaderboard(folder), sweep))
+            display.update(table_of(standing(folder), sweep))
             time.sleep(1)
     return folder
 
 
 def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
     console.print(table_of(standing(folder, metric), folder.sweep(), metric))
-    for line in accepted_lines(folder):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    with suppress(SweepError):  # a row says that it is damaged
+        for line in accepted_lines(folder):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ import torch
 from babeltune.cluster.access import authenticate, listens, refuse_open, shown, takes
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
-from babeltune.workers.lanes import local_ray
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
@@ -88,3 +88,28 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
+
+    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=200 * 2**20,
+        log_to_driver=False,
+        logging_level="ERROR",
+        runtime_env={"env_vars": env} if env else None,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -160,7 +160,7 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
 
 def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
     """Whether Ray answers, and whether it holds a lane."""
-    from babeltune.workers.lanes import lanes_that_fit, nodes_there  # seconds of imports
+    from babeltune.workers.nodes import lanes_that_fit, nodes_there  # seconds of imports
 
     if cluster.address == "local":
         import torch
@@ -182,7 +182,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         try:
             with connected(cluster, insecure=True):
                 closed = takes(ray.get_runtime_context().gcs_address, STRANGER) is False
-                nodes = nodes_there()
+                nodes = list(nodes_there().values())
         except BabeltuneError as error:
             yield Finding("address", False, str(error))
             return

@@ -162,15 +162,12 @@ def _attempt(
         look()
         warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
         corpus = read_corpus(sweep, folder.path.parents[1], progress)
+        workers = sweep.budget.workers or cluster.workers
+        asked = functools.partial(nodes_asked, cluster, workers=workers, note=board.note, progress=progress)
         with connected(cluster):
-            prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
-            with nodes_asked(
-                cluster,
-                trials=sweep.budget.trials - board.before,
-                workers=sweep.budget.workers or cluster.workers,
-                note=board.note,
-                progress=progress,
-            ) as surveyed:
+            with asked(trials=1):
+                prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
+            with asked(trials=sweep.budget.trials - board.before) as surveyed:
                 return _run(sweep, prepared, cluster, folder, board, look, courier, check, surveyed)
     except _StopRequestedError:
         return False
@@ -246,7 +243,7 @@ def _run(
     )
     world: dict[str, Scalar] = {
         "fact.world_size": workers,
-        "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
+        "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",  # until a trial's first report says which it was
     }
     with Tracking(sweep, folder, prepared, tracker, world) as tracking, lanes:
 

@@ -32,7 +32,7 @@ from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher, give_up_on
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes
-from babeltune.workers.trainer import own_node
+from babeltune.workers.nodes import own_node
 
 ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

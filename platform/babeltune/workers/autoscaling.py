@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from babeltune.data.prepare import Progress
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
-from babeltune.workers.lanes import lanes_that_fit
+from babeltune.workers.nodes import lanes_that_fit, resources_of, room_for
 
 LOOK = 1.0
 """Seconds between two looks for the first nodes."""
@@ -55,8 +55,8 @@ class _Asked:
 
     def __init__(self, workers: int, cluster: Cluster, note: Callable[[str], None]) -> None:
         self._workers, self._cluster, self._note = workers, cluster, note
-        shares = {"CPU": cluster.cpus_per_worker, "GPU": cluster.gpus_per_worker}
-        self._worker = {name: share for name, share in shares.items() if share}
+        self._worker = resources_of(cluster.cpus_per_worker, cluster.gpus_per_worker)
+        self._elastic = cluster.least_workers is not None
         self._groups: list[PlacementGroup] = []
 
     def look(self, workers: int, *, last: bool) -> int:
@@ -79,15 +79,17 @@ class _Asked:
     def keep(self, there: int) -> None:
         """Asks for the nodes of all workers but the `there` that have theirs.
 
-        A group for which a node has come is removed, and a worker takes its place."""
+        A group for which a node has come is removed, and a worker takes its place. Until it has, nothing more is asked
+        for: what is asked for would take it. A lane that waits for more room than there is, too, comes first."""
         before, missing = len(self._groups), max(0, self._workers - there)
         come = [group for group in self._groups if placement_group_table(group)["state"] == "CREATED"]
         waiting = [group for group in self._groups if group not in come]
         for group in come + waiting[missing:]:
             remove_placement_group(group)
-        more = [placement_group([self._worker]) for _ in range(missing - len(waiting))]
-        self._groups = waiting[:missing] + more
-        if missing > before:
+        lanes_first = come or (self._elastic and room_for(self._worker))
+        more = 0 if lanes_first else missing - len(waiting)
+        self._groups = waiting[:missing] + [placement_group([self._worker]) for _ in range(more)]
+        if more > 0 and missing > before:
             self._note(f"waiting for nodes: asked for {self._wanted(missing)}")
 
     def _wanted(self, workers: int) -> str:

@@ -187,9 +187,9 @@ class Desk:
         """True once no lane holds a trial, False after `seconds`."""
         return await self._until(lambda: not self._assigned, seconds)
 
-    async def ready(self) -> None:
-        """Waits for the first lane that can train, or that says why it cannot."""
-        await self._until(lambda: bool(self._groups or self._broken))
+    async def ready(self, seconds: float) -> bool:
+        """True once there is a lane that can train, False after `seconds`."""
+        return await self._until(lambda: bool(self._groups.keys() - self._retired), seconds)
 
     async def renew(self, lane: str) -> None:
         """Asks for a new group of ranks in the lane, before its next trial."""
@@ -197,7 +197,7 @@ class Desk:
         await self._tell()
 
     async def retire(self, lane: str) -> str | None:
-        """Forgets a lane that has lost its place; its trial, which is returned, goes to the next free one."""
+        """Forgets a lane that has no place to train; its trial, which is returned, goes to the next free one."""
         self._retired.add(lane)
         self._waiting.discard(lane)
         trial = self._assigned.pop(lane, None)

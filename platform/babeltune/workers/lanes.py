@@ -9,28 +9,42 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import ray
-import ray.train
 from ray._raylet import PlacementGroupID
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Isolation
 from babeltune.workers.desk import NAMESPACE, POLL, Desk
 from babeltune.workers.lane import lane_loop
-from babeltune.workers.trainer import LaneTrainer, groups_of, here, places_of, room_for
+from babeltune.workers.nodes import (
+    groups_of,
+    here,
+    lanes_held,
+    lanes_that_fit,
+    named,
+    nodes_there,
+    places_of,
+    resources_of,
+    room_for,
+    workers_held,
+)
+from babeltune.workers.trainer import LaneTrainer
 
+NODE_ID = "ray.io/node-id"
+"""The label that Ray gives each node."""
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
+TRIED = 3
+"""Nodes on which no lane can train before none is looked for that can."""
 TEAR_DOWN = 30.0
 """Seconds to wait for a lane that was killed to free its resources."""
 SURVEY = 5.0
@@ -91,15 +105,14 @@ class Lanes:
         self._tell_placed = surveyed
         """Called at each look at the nodes with how many workers need none besides."""
         self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
-        asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-        self._resources = {name: share for name, share in asked.items() if share} or {"memory": 1}
+        self._resources = resources_of(cpus_per_worker, gpus_per_worker)
         self._settings = {
             "desk": self.desk_name,
             "run_trial": run_trial,
-            "storage": str(storage),
             "threads": max(1, int(cpus_per_worker)),
             "isolation": isolation,
         }
+        self._storage = str(storage)
         self._desk_file = Path(storage).absolute() / f"{self.desk_name}.json"
         self._lanes: dict[str, _Lane] = {}
         self._started = 0
@@ -107,8 +120,10 @@ class Lanes:
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
-        self._bad_nodes: list[str] = []
-        """Where lanes could not train, one for each of them."""
+        self._bad: dict[str, PlacementGroup] = {}
+        """The nodes where a lane could not train, with what holds their room so that none starts there again."""
+        self._given_up = 0
+        """Lanes that could not train, who knows where."""
         self._nowhere = False
         """Whether no node holds a lane."""
         self._note, self._waiting = note, waiting
@@ -144,8 +159,8 @@ class Lanes:
 
     def _wait_for_one(self) -> None:
         """Until a lane can train; says once what they wait for where there is no room."""
-        ready, since, said = self._desk.ready.remote(), time.monotonic(), False
-        while not ray.wait([ready], timeout=1.0)[0]:
+        since, said = time.monotonic(), False
+        while not ray.get(self._desk.ready.remote(1.0)):
             self._waiting()
             self.mend()
             late = time.monotonic() - since > PLACELESS
@@ -166,18 +181,12 @@ class Lanes:
         """A Ray Train run of the lane's ranks."""
         trainer = LaneTrainer(
             lane_loop,
+            name=lane,
+            settings={**self._settings, "lane": lane},
+            workers=self._workers,
             least_workers=self._least,
-            train_loop_config={**self._settings, "lane": lane},
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=self._workers,
-                use_gpu="GPU" in self._resources,
-                resources_per_worker=self._resources,
-            ),
-            run_config=ray.train.RunConfig(
-                name=lane,
-                storage_path=self._settings["storage"],
-                failure_config=ray.train.FailureConfig(max_failures=-1),
-            ),
+            resources=self._resources,
+            storage=self._storage,
         )
         trainer.fit()
         self._lanes[lane] = _Lane(trainer.controller, trainer.controller.run.remote())
@@ -190,17 +199,22 @@ class Lanes:
         for lane, (reason, node) in broken.items():
             if lane not in self._lanes:
                 continue
-            words = f"lane {lane} cannot load {self._settings['run_trial']} on {_named(node)}: {reason}"
-            if self._lanes.keys() <= broken.keys():
+            words = f"lane {lane} cannot load {self._settings['run_trial']} on {named(node)}: {reason}"
+            self._avoid(node)
+            if self._lanes.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)
-            self._bad_nodes.append(node)
             self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
         for lane in self._ended(0):
             reason, before = self._why_ended(lane), self._lanes[lane]
             made = ray.get(self._desk.made.remote(lane))
             respawns = before.respawns + 1 if made == before.made else 1
             if respawns > RESPAWNS:
-                raise ClusterError(f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume")
+                words = f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume"
+                if len(self._lanes) == 1:
+                    raise ClusterError(words)
+                self._given_up += 1
+                self._leave_out(lane, f"{words}; the sweep goes on without it")
+                continue
             self._note(f"lane {lane} ended ({reason}) and is started again")
             self._again(lane, respawns=respawns, made=made)
         for lane, trial in ray.get(self._desk.silent.remote(self._silence)).items():
@@ -218,23 +232,43 @@ class Lanes:
         self._start(lane)
         self._lanes[lane] = replace(self._lanes[lane], **counts)
 
+    def _avoid(self, node: str) -> None:
+        """Holds the room of a node, once it is free, from all lanes: those that start again could land there, too."""
+        if node in self._bad:
+            self._given_up += 1
+            return
+        one = {name: share for name, share in self._resources.items() if name != "memory"}
+        bundles = [one] * (workers_held(one, nodes_there().get(node, {})) if one else 0)
+        if bundles:
+            self._bad[node] = placement_group(bundles, bundle_label_selector=[{NODE_ID: node}] * len(bundles))
+        else:
+            self._given_up += 1
+
+    def _held(self, workers: int) -> int:
+        """How many lanes of so many workers the nodes hold on which lanes can train."""
+        good = [resources for node, resources in nodes_there().items() if node not in self._bad]
+        return lanes_held(workers, self._resources, good)
+
+    def _room(self) -> int:
+        """How many lanes there may be."""
+        return (self._held(self._workers) or min(1, self._held(self._least))) - self._given_up
+
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
-        there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        self._bad_nodes = [node for node in self._bad_nodes if node in there]
-        room = _held(self._workers, *self._shares, list(there.values())) - len(self._bad_nodes)
-        while len(self._lanes) < min(self._limit, room):
+        for node in self._bad.keys() - nodes_there().keys():
+            remove_placement_group(self._bad.pop(node))
+        while len(self._lanes) < min(self._limit, self._room()):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
         now = time.monotonic()
         for name, lane in self._lanes.items():
             lane.homeless = None if name in ranks else lane.homeless or now
         lost = self._lost()
-        nowhere = len(lost) == len(self._lanes) and not _held(self._least, *self._shares, nodes_there())
+        nowhere = len(lost) == len(self._lanes) and not self._held(self._least)
         if nowhere and not self._nowhere:
             self._note("no node holds a lane any more; waiting for one")
         self._nowhere = nowhere
-        gone = lost[: max(0, len(self._lanes) - max(1, _held(self._least, *self._shares, nodes_there())))]
+        gone = lost[: max(0, len(self._lanes) - max(1, self._held(self._least)))]
         if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
             holding = ray.get(self._desk.holding.remote())
             gone += [name for name in lost if name in holding and name not in gone]
@@ -313,6 +347,8 @@ class Lanes:
             ray.get(self._desk.close.remote())
             self._ended(patience)
         self._end(list(self._lanes))
+        for group in self._bad.values():
+            remove_placement_group(group)
         ray.kill(self._desk)
         self._desk_file.unlink(missing_ok=True)
 
@@ -334,74 +370,3 @@ class Lanes:
             for group in held:
                 remove_placement_group(PlacementGroup(PlacementGroupID(group.placement_group_id)))
             time.sleep(0.05)
-
-
-def lanes_that_fit(
-    workers: int,
-    cpus_per_worker: float,
-    gpus_per_worker: float,
-    *,
-    least: int | None = None,
-    nodes: Sequence[Mapping[str, float]] | None = None,
-) -> int:
-    """How many lanes of these workers the nodes hold (the connected cluster's, unless their resources are given), one
-    where they hold `least`; `ClusterError` when none."""
-    nodes = nodes_there() if nodes is None else nodes
-    count = _held(workers, cpus_per_worker, gpus_per_worker, nodes)
-    count = count or min(1, _held(least or workers, cpus_per_worker, gpus_per_worker, nodes))
-    if count < 1:
-        cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
-        raise ClusterError(
-            f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
-            f"does not fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
-            "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
-            "an autoscaler starts them"
-        )
-    return count
-
-
-def _named(node: str) -> str:
-    """The node of this id, as its owner knows it."""
-    places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
-    return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
-
-
-def nodes_there() -> list[dict[str, float]]:
-    """The resources of the nodes that are there."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def _held(workers: int, cpus_per_worker: float, gpus_per_worker: float, nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many lanes of these workers the nodes hold together."""
-
-    def fit(node: Mapping[str, float]) -> int:
-        shares = [node.get("CPU", 0) / cpus_per_worker] if cpus_per_worker else []
-        shares += [node.get("GPU", 0) / gpus_per_worker] if gpus_per_worker else []
-        return int(min(shares, default=workers) + 1e-6)
-
-    return sum(fit(node) for node in nodes) // workers
-
-
-@contextlib.contextmanager
-def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
-    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
-
-    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
-    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": env} if env else None,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()

@@ -7,15 +7,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import ray
 import ray.train
 from ray._common.network_utils import build_address
-from ray._private.state import available_resources_per_node
-from ray._private.state import state as cluster_state
-from ray.core.generated.gcs_pb2 import PlacementGroupTableData
 from ray.train._internal.utils import get_address_and_port
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
@@ -25,7 +23,8 @@ from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
 from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from babeltune.workers.nodes import here, places_of, room_for
 
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -57,9 +56,29 @@ class LaneTrainer(DataParallelTrainer):  # type: ignore[misc]
     controller: Any
     """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
 
-    def __init__(self, *arguments: Any, least_workers: int, **options: Any) -> None:
-        """`least_workers`: as few as that are enough, where the cluster has no room for all."""
-        super().__init__(*arguments, backend_config=_Joined(), **options)
+    def __init__(
+        self,
+        loop: Callable[[dict[str, Any]], None],
+        *,
+        name: str,
+        settings: dict[str, Any],
+        workers: int,
+        least_workers: int,
+        resources: dict[str, float],
+        storage: str,
+    ) -> None:
+        """`least_workers`: as few as that are enough, where the cluster has no room for all. `resources` of each."""
+        super().__init__(
+            loop,
+            train_loop_config=settings,
+            backend_config=_Joined(),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources
+            ),
+            run_config=ray.train.RunConfig(
+                name=name, storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=-1)
+            ),
+        )
         self._least = least_workers
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -71,18 +90,6 @@ class LaneTrainer(DataParallelTrainer):  # type: ignore[misc]
         kind = ray.remote(num_cpus=0)(_Controller)
         self.controller = kind.options(scheduling_strategy=here()).remote(ENVIRONMENT, **parts)
         return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
-
-
-def here() -> NodeAffinitySchedulingStrategy:
-    """For actors that live and die with the driver: on its node."""
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def own_node() -> str:
-    """The resource that only the driver's node has, for what takes resources by name alone."""
-    own = ray.get_runtime_context().get_node_id()
-    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
-    return next(str(name) for name in resources if name.startswith("node:") and not name.startswith("node:__"))
 
 
 class _Controller(TrainController):  # type: ignore[misc]
@@ -137,25 +144,6 @@ class _Elastic(_Fixed):
             return NoopDecision()
         self._since = None
         return dataclasses.replace(decision, num_workers=min(decision.num_workers, room))
-
-
-def room_for(worker: dict[str, float]) -> int:
-    """How many workers of these resources the nodes have room for now."""
-    nodes = available_resources_per_node().values()
-    return sum(int(min(node.get(name, 0.0) / share for name, share in worker.items()) + 1e-6) for node in nodes)
-
-
-def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
-    """The placement groups that these actors created and that still hold or want something."""
-    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
-    groups = [PlacementGroupTableData.FromString(row) for row in rows]
-    return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
-
-
-def places_of(creators: set[bytes]) -> int:
-    """How many workers these placement groups have a place for, on nodes that are there."""
-    alive = {bytes.fromhex(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
-    return sum(bundle.node_id in alive for group in groups_of(creators) for bundle in group.bundles)
 
 
 class _Joined(BackendConfig):  # type: ignore[misc]
