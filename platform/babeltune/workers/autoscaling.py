@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from babeltune.data.prepare import Progress
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
-from babeltune.workers.nodes import lanes_that_fit, resources_of, room_for
+from babeltune.workers.nodes import is_placed, lanes_that_fit, resources_of, room_for
 
 LOOK = 1.0
 """Seconds between two looks for the first nodes."""
@@ -82,7 +82,7 @@ class _Asked:
         A group for which a node has come is removed, and a worker takes its place. Until it has, nothing more is asked
         for: what is asked for would take it. A lane that waits for more room than there is, too, comes first."""
         before, missing = len(self._groups), max(0, self._workers - there)
-        come = [group for group in self._groups if placement_group_table(group)["state"] == "CREATED"]
+        come = [group for group in self._groups if is_placed(group)]
         waiting = [group for group in self._groups if group not in come]
         for group in come + waiting[missing:]:
             remove_placement_group(group)

@@ -8,6 +8,7 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray._private.state import state as cluster_state
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from babeltune.errors import ClusterError
@@ -80,6 +81,11 @@ def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, fl
 def room_for(worker: Mapping[str, float]) -> int:
     """How many workers of these resources the nodes have room for now."""
     return sum(workers_held(worker, free) for free in available_resources_per_node().values())
+
+
+def is_placed(group: PlacementGroup) -> bool:
+    """Whether it holds what it asked for."""
+    return bool(placement_group_table(group)["state"] == "CREATED")
 
 
 def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
