@@ -1,4 +1,5 @@
-"""A lane's trial function whose first trial's second report has its objective as an order says, or not at all."""
+"""A lane's trial function: the next trial's second report has its objective as an order's next line says, or not at all
+(`null`)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ class Silent:
         self._reporter, self._objective, self._orders = reporter, objective, orders
 
     def report(self, report: dict[str, Any]) -> bool:
-        order = self._orders / "objective"
-        if report["index"] == 2 and order.exists():
-            value = json.loads(order.read_text(encoding="utf-8"))
-            order.unlink()
+        order = self._orders / "objectives"
+        if report["index"] == 2 and (lines := order.read_text(encoding="utf-8").splitlines()):
+            value = json.loads(lines[0])
+            order.write_text("\n".join(lines[1:]), encoding="utf-8")
             others = {k: v for k, v in report["metrics"].items() if k != self._objective}
             report = {**report, "metrics": others if value is None else {**others, self._objective: value}}
         return bool(self._reporter.report(report))

@@ -11,41 +11,32 @@ from chaos.invariants import check
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
 
 
-def the_reason(arena):
-    (reason,) = [row["reason"] for row in arena.rows() if row["state"] == "failed"]
-    return reason
+FAULTS = {
+    "a metric that is NaN": "is NaN",
+    "a metric that is missing": "objective dev/everyday/accuracy is None at report 2",
+    "a metric that is infinite": "objective dev/everyday/accuracy is inf at report 2",
+    "a loss that is NaN": "step 50: loss is nan",
+}
+"""Of one trial each, in their order, with its reason."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "name", "words"),
-    [
-        ("nan_loss", 50, "a loss that is NaN", "step 50: loss is nan"),
-        ("nan_metric", 40, "a metric that is NaN", "nan"),
-    ],
-)
-def test_a_trial_of_which_a_number_is_none_fails_alone(arena, note, kind, at, name, words):
-    arena.order(kind, at=at)
-    arena.submit()
-    arena.check(failed=1)
-    assert words in the_reason(arena).lower()
-    note(arena, name, lost="that trial, its last checkpoint kept")
-
-
-@pytest.mark.parametrize(
-    ("objective", "name"), [("null", "a metric that is missing"), ("Infinity", "a metric that is infinite")]
-)
-def test_a_trial_whose_objective_is_no_number_fails_alone(arena, note, monkeypatch, objective, name):
-    (arena.orders / "objective").write_text(objective)
+def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, note, monkeypatch):
+    """Each order is followed by the first trial that reaches its step, which ends there."""
+    arena = make_arena(budget__trials=len(FAULTS) + 1)
+    arena.order("nan_metric", at=40)
+    (arena.orders / "objectives").write_text("null\nInfinity\n", encoding="utf-8")
+    arena.order("nan_loss", at=50)
     monkeypatch.setattr(engine, "Lanes", functools.partial(Forgetful, Lanes))
     arena.submit()
-    arena.check(failed=1)
-    said = {"null": "None", "Infinity": "inf"}[objective]
-    assert f"objective dev/everyday/accuracy is {said} at report 2" in the_reason(arena)
-    note(arena, name, lost="that trial, its last checkpoint kept")
+    arena.check(len(FAULTS) + 1, failed=len(FAULTS))
+    failed = sorted((row["name"], row["reason"]) for row in arena.rows() if row["state"] == "failed")
+    for (name, words), (_, reason) in zip(FAULTS.items(), failed, strict=True):
+        assert words in reason
+        note(arena, name, lost="that trial, its last checkpoint kept")
 
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
-    """The lanes, whose first trial forgets its objective at its second report."""
+    """The lanes, two of whose trials have lost their objective at their second report."""
     assert run_trial == "babeltune.workers.trial:run"
     return kind(run_trial="chaos.silent:run", **settings)
 
