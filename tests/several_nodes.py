@@ -145,7 +145,6 @@ def lose_one_of_two(folder):
             assert lanes.next_report(name)["report"]["index"] == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(lanes, "a", "b")
-        until(lanes, lambda: lanes.count == 1)  # Ray may count the node for a while yet
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
 
 
