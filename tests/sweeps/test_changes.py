@@ -57,7 +57,8 @@ def test_a_difference_names_its_key_path_and_both_values():
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.long
 def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copied, file):
-    _, folder, cluster = copied
+    sweep, folder, cluster = copied
+    pairs = sweep.training.pairs
     longer = ("resume", folder.id, "--spec", file, "--set", "training.pairs=640")
     with only_driver(folder):
         code, _, err = babeltune(*longer)
@@ -66,33 +67,33 @@ def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copi
     code, _, err = babeltune(*longer)
     assert code == 1
     assert "taken: budget.trials: 4 → 5" in err
-    assert "\n  training.pairs: 1280 → 640\n" in err
+    assert f"\n  training.pairs: {pairs} → 640\n" in err
     assert "--accept-changes" in err
-    assert folder.sweep().training.pairs == 1280, "a refused spec leaves the folder as it was"
+    assert folder.sweep().training.pairs == pairs, "a refused spec leaves the folder as it was"
     assert folder.accepted() == []
     code, out, err = babeltune(*longer, "--accept-changes", "--json")
     assert code == 0, err
     assert json.loads(out)["sweep"] == folder.id, "the id is kept"
     assert [(e["changes"], e["begun"], e["unfinished"]) for e in json.loads(out)["accepted_changes"]] == [
-        ([plain(Change("training.pairs", 1280, 640))], [0, 1, 2, 3], [])
+        ([plain(Change("training.pairs", pairs, 640))], [0, 1, 2, 3], [])
     ]
     rows = {row.name: row for row in leaderboard(folder)}
     assert [rows[f"t000{number}"].condition for number in range(5)] == [1, 1, 1, 1, 2]
-    assert (rows["t0000"].steps, rows["t0004"].steps) == (40, 20)
+    assert (rows["t0000"].steps, rows["t0004"].steps) == (pairs // 32, 20)
     assert "teacher" in rows
     code, out, _ = babeltune("status", folder.id)
     assert "mixed conditions: 2 since" in out
-    assert "accepted: training.pairs: 1280 → 640; 4 trials began before" in out
+    assert "accepted: training.pairs: 3840 → 640; 4 trials began before" in out
     client = mlflow.MlflowClient(cluster.mlflow)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     tags = {run.data.tags.get("babeltune.trial", "sweep"): run.data.tags for run in runs}
     assert tags["4"]["babeltune.condition"] == "2"
     assert "training.pairs" in tags["sweep"]["babeltune.accepted_changes"]
     old, new = (find_candidate(f"{folder.id}/{number}", folder.path.parents[1]).sweep for number in (0, 4))
-    assert (old.training.pairs, new.training.pairs) == (1280, 640)
+    assert (old.training.pairs, new.training.pairs) == (pairs, 640)
     code, _, err = babeltune("submit", file)
     assert code == 1
-    assert "training.pairs: 640 → 1280" in err, "the first file is now another spec"
+    assert f"training.pairs: 640 → {pairs}" in err, "the first file is now another spec"
     code, out, err = babeltune("resume", folder.id, "--json")
     assert code == 0, err
 
