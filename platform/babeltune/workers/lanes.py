@@ -11,42 +11,35 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import ray
-from ray._private.state import available_resources_per_node
 from ray._raylet import PlacementGroupID
 from ray.core.generated.gcs_pb2 import PlacementGroupTableData
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Isolation
+from babeltune.workers.bad_nodes import BadNodes
 from babeltune.workers.desk import NAMESPACE, POLL, Desk
 from babeltune.workers.lane import lane_loop
 from babeltune.workers.nodes import (
     groups_of,
     here,
-    is_placed,
     lanes_held,
     lanes_that_fit,
     named,
-    nodes_there,
     places_of,
     resources_of,
     room_for,
-    workers_held,
 )
 from babeltune.workers.trainer import LaneTrainer
 
-NODE_ID = "ray.io/node-id"
-"""The label that Ray gives each node."""
 RESPAWNS = 3
 """How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
-MOST_HELD, HELD_WITHIN = 256, 2.0
-"""Workers whose room is held on a node where none can train, and seconds to wait for it to be free."""
 TRIED = 3
 """Nodes on which no lane can train before none is looked for that can."""
 TEAR_DOWN = 30.0
@@ -110,7 +103,6 @@ class Lanes:
         """Called at each look at the nodes with how many workers need none besides."""
         self._first = int(min(self._limit, lanes_that_fit(workers, *self._shares, least=self._least)))
         self._resources = resources_of(cpus_per_worker, gpus_per_worker)
-        self._takes_room = bool(cpus_per_worker or gpus_per_worker)
         self._settings = {
             "desk": self.desk_name,
             "run_trial": run_trial,
@@ -125,8 +117,7 @@ class Lanes:
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
-        self._bad: dict[str, list[PlacementGroup]] = {}
-        """The nodes where a lane could not train, with what holds their room so that none starts there again."""
+        self._bad = BadNodes(workers, self._resources)
         self._given_up = 0
         """Lanes that could not train, who knows why."""
         self._nowhere = False
@@ -205,10 +196,10 @@ class Lanes:
             if lane not in self._lanes:
                 continue
             words = f"lane {lane} cannot load {self._settings['run_trial']} on {named(node)}: {reason}"
-            self._bad.setdefault(node, [])
+            self._bad.add(node)
             if self._lanes.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)
-            with self._holding(node):
+            with self._bad.held(node):
                 self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
         for lane in self._ended(0):
             reason, before = self._why_ended(lane), self._lanes[lane]
@@ -238,28 +229,9 @@ class Lanes:
         self._start(lane)
         self._lanes[lane] = replace(self._lanes[lane], **counts)
 
-    @contextlib.contextmanager
-    def _holding(self, node: str) -> Iterator[None]:
-        """Holds the room of a node that is free or is freed in the block: lanes that start again could land there."""
-        free = available_resources_per_node().get(node, {})
-        slots = min(self._workers + workers_held(self._resources, free), MOST_HELD) if self._takes_room else 0
-        asked = [placement_group([self._resources], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
-        yield
-        deadline = time.monotonic() + HELD_WITHIN
-        while (late := [each for each in asked if not is_placed(each)]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for group in late:  # or else an autoscaler would look for another such node
-            remove_placement_group(group)
-        self._bad[node] += [group for group in asked if group not in late]
-
     def _held(self, workers: int) -> int:
         """How many lanes of so many workers the nodes hold on which lanes can train."""
-        good = [resources for node, resources in nodes_there().items() if node not in self._bad]
-        return lanes_held(workers, self._resources, good)
-
-    def _release(self, node: str) -> None:
-        for group in self._bad.pop(node):
-            remove_placement_group(group)
+        return lanes_held(workers, self._resources, self._bad.good())
 
     def _room(self) -> int:
         """How many lanes there may be."""
@@ -267,8 +239,7 @@ class Lanes:
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
-        for node in self._bad.keys() - nodes_there().keys():
-            self._release(node)
+        self._bad.forget_those_gone()
         while len(self._lanes) < min(self._limit, self._room()):
             self._note(f"there is room for another lane: {self._add()}")
         ranks = self._ranks()
@@ -359,8 +330,7 @@ class Lanes:
             ray.get(self._desk.close.remote())
             self._ended(patience)
         self._end(list(self._lanes))
-        for node in list(self._bad):
-            self._release(node)
+        self._bad.release()
         ray.kill(self._desk)
         self._desk_file.unlink(missing_ok=True)
 

@@ -43,7 +43,7 @@ def workers_held(worker: Mapping[str, float], node: Mapping[str, float]) -> int:
 
 def lanes_held(workers: int, worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
     """How many lanes of so many of these workers the nodes hold together; one each where they ask for nothing."""
-    if not {"CPU", "GPU"} & worker.keys():
+    if not takes_room(worker):
         return len(nodes)
     return sum(workers_held(worker, node) for node in nodes) // workers
 
@@ -76,6 +76,11 @@ def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, fl
     """What a worker asks Ray for: a byte of memory where it is neither CPUs nor GPUs, for it must be something."""
     asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
     return {name: share for name, share in asked.items() if share} or {"memory": 1}
+
+
+def takes_room(worker: Mapping[str, float]) -> bool:
+    """Whether it asks for CPUs or GPUs."""
+    return bool({"CPU", "GPU"} & worker.keys())
 
 
 def room_for(worker: Mapping[str, float]) -> int:
