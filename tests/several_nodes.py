@@ -208,17 +208,33 @@ def one_bad_node(folder):
 
 
 def share_a_gpu(folder):
-    """For each share of one GPU, how many lanes open on it, what is left of it, and why a trial there ended."""
+    """For each share of one GPU, how many lanes open on it, what is left of it, why a trial there ended, and what is
+    said."""
     with nodes(8, gpus=1):
         return {share: on_shares(folder / str(share), share) for share in (0.25, 0.5)}
 
 
 def on_shares(folder, share):
-    with Lanes(**settings(folder, count="auto", workers=1, gpus_per_worker=share)) as lanes:
+    notes = []
+    with Lanes(**settings(folder, count="auto", workers=1, gpus_per_worker=share), note=notes.append) as lanes:
         until(lanes, lambda: lanes.free() == lanes.count)
         left = ray.available_resources().get("GPU", 0)
         offer(lanes, folder, "a", steps=2)
-        return [lanes.count, left, ended(lanes, "a")[1]["a"]]
+        why = ended(lanes, "a")[1]["a"]
+        lanes.mend()
+        return [lanes.count, left, why, [note.replace(here_as_named(), "NODE") for note in notes]]
+
+
+def here_as_named():
+    (node,) = (node for node in ray.nodes() if node["Resources"].get("GPU"))
+    return f"127.0.0.1 (node {node['NodeID'][:8]})"
+
+
+def two_gpus(folder):
+    """Which GPUs a rank sees of a lane that has two on one node, a rank each."""
+    with nodes(2, gpus=2), Lanes(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as lanes:
+        offer(lanes, folder, "a", steps=2)
+        return {"why": ended(lanes, "a")[1], "visible": json.loads((folder / "a/starts.jsonl").read_text())["visible"]}
 
 
 def fill_a_gpu(folder):
@@ -263,8 +279,8 @@ def from_none(folder):
     notes, began = [], []
 
     def asked(within=PATIENCE, workers=1, progress=lambda *_: None):
-        cluster = ClusterFile(lanes=2, nodes_within=within)
-        return nodes_asked(cluster, trials=9, workers=workers, note=notes.append, progress=progress)
+        cluster = ClusterFile(lanes=2, nodes_within=within, workers=workers)
+        return nodes_asked(cluster, trials=9, note=notes.append, progress=progress)
 
     def stop(*_):
         raise InterruptedError("stopped")
@@ -296,7 +312,7 @@ def regrow(folder):
     cluster = ClusterFile(lanes=1, nodes_within=PATIENCE, **elastic)
     with (
         nodes(**autoscaling(folder, most=2, every=25)),
-        nodes_asked(cluster, trials=9, workers=2, note=notes.append, progress=lambda *_: None) as surveyed,
+        nodes_asked(cluster, trials=9, note=notes.append, progress=lambda *_: None) as surveyed,
         Lanes(**settings(folder, **elastic, count=1), surveyed=surveyed) as lanes,
     ):
         for lost in (0, 1, 2):
@@ -345,5 +361,5 @@ def offer(lanes, folder, name, **payload):
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
-    scenes += (from_none, regrow, share_a_gpu, fill_a_gpu)
+    scenes += (from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

@@ -30,6 +30,7 @@ def train(payload, desk, rank, world, device):
     if rank == 0:
         with (folder / "starts.jsonl").open("a") as file:
             began = {"from": start, "time": time.time(), "pid": os.getpid(), "world": world}
+            began["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
             file.write(json.dumps({**began, "gpu_memory": torch.cuda.memory_reserved()}) + "\n")
     steps, orders = payload["steps"], payload.get("orders", {})
     if start == steps:

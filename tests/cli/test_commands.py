@@ -174,6 +174,15 @@ def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, ti
     assert "no file 'nosuch.yaml'; shipped: clusters/aws.yaml" in " ".join(err.split())
 
 
+def test_workers_that_would_share_a_gpu_are_refused_before_anything_starts(babeltune, tiny_file, tmp_path):
+    shared = tmp_path / "shared.yaml"
+    shared.write_text("name: shared\ngpus_per_worker: 0.5\n", encoding="utf-8")
+    for command in ("plan", "submit"):
+        code, out, err = babeltune(command, tiny_file, "--set", "budget.workers=2", "--cluster", shared)
+        assert (code, out) == (2, "")
+        assert "cluster 'shared': gpus_per_worker: 0.5 with 2 workers: NCCL does not connect workers on one GPU" in err
+
+
 def test_a_storage_that_is_a_file_is_not_called_empty(babeltune, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "file"))

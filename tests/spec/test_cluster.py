@@ -77,6 +77,14 @@ def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
     assert expected in str(caught.value)
 
 
+def test_a_sweeps_own_number_of_workers_is_checked_as_the_clusters(tmp_path):
+    shared = read_cluster(written(tmp_path, "name: x\ngpus_per_worker: 0.25\n"))
+    assert (shared.with_workers(None).workers, shared.with_workers(1).workers) == (1, 1)
+    with pytest.raises(SpecError, match=r"cluster 'x': gpus_per_worker: 0.25 with 2 workers: NCCL does not connect"):
+        shared.with_workers(2)
+    assert replace(shared, gpus_per_worker=1.0).with_workers(2).workers == 2
+
+
 def test_mistakes_of_several_kinds_are_named_at_once(tmp_path):
     text = "token: hunter2\nmlflow: https://me:hunter2@${NOWHERE}\nstorage: ${NOWHERE}/x\nlanes: many\n"
     with pytest.raises(SpecError) as caught:

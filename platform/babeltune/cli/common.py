@@ -86,6 +86,7 @@ def read(
     sweep = read_sweep(
         file, overlays=overlays or (), assignments=given, reach=not there, fetch=None if there else fetch
     )
+    any_cluster(cluster).with_workers(sweep.budget.workers)
     warn(about_assignments(sweep, given))
     return sweep
 

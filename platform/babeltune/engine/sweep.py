@@ -77,7 +77,7 @@ def submit(
     Raises `DataError` and `TeacherError` before anything starts, `SweepError` when it is being run already or every
     trial fails, `ClusterError` when the cluster cannot hold one trial.
     """
-    sweep = within_grid(sweep)
+    sweep, cluster = within_grid(sweep), cluster.with_workers(sweep.budget.workers)
     folder = folder_in(cluster, into or sweep_id(sweep))
     refuse_a_file(cluster.folder)
     try:
@@ -162,8 +162,7 @@ def _attempt(
         look()
         warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
         corpus = read_corpus(sweep, folder.path.parents[1], progress)
-        workers = sweep.budget.workers or cluster.workers
-        asked = functools.partial(nodes_asked, cluster, workers=workers, note=board.note, progress=progress)
+        asked = functools.partial(nodes_asked, cluster, note=board.note, progress=progress)
         with connected(cluster):
             with asked(trials=1):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
@@ -225,11 +224,10 @@ def _run(
     """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
-    workers = sweep.budget.workers or cluster.workers
     left = max(1, sweep.budget.trials - board.ended)
     lanes = Lanes(
         count=left if cluster.lanes == "auto" else min(left, cluster.lanes),
-        workers=workers,
+        workers=cluster.workers,
         cpus_per_worker=cluster.cpus_per_worker,
         gpus_per_worker=cluster.gpus_per_worker,
         run_trial="babeltune.workers.trial:run",
@@ -242,7 +240,7 @@ def _run(
         waiting=look,
     )
     world: dict[str, Scalar] = {
-        "fact.world_size": workers,
+        "fact.world_size": cluster.workers,
         "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",  # until a trial's first report says which it was
     }
     with Tracking(sweep, folder, prepared, tracker, world) as tracking, lanes:

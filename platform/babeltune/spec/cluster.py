@@ -97,6 +97,13 @@ class Cluster(Strict):
         """The storage as this machine has it: the folder, or the mirror of a URI."""
         return Path(self.storage).absolute() if self.mirrored is None else self.mirrored.folder
 
+    def with_workers(self, workers: int | None) -> Cluster:
+        """The same for the trials of a sweep whose budget says how many workers they have, if it does. `SpecError`."""
+        cluster = replace(self, workers=workers or self.workers)
+        if problem := _shared_gpu(cluster):
+            raise SpecError(f"cluster {self.name!r}: gpus_per_worker: {problem}")
+        return cluster
+
     def seen_from_head(self) -> Cluster:
         """The same cluster for a command that runs on its head, where Ray itself knows the token."""
         return replace(self, address="auto", token_env=None, token_file=None)
@@ -218,12 +225,17 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
             ("silence",),
             f"{cluster.silence:g} must be more than patience, {cluster.patience:g}: training may wait so long",
         )
-    if cluster.workers > 1 and 0 < cluster.gpus_per_worker < 1:
-        yield (
-            ("gpus_per_worker",),
-            f"{cluster.gpus_per_worker:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
-            "give each worker one, or trials one worker",
-        )
+    if problem := _shared_gpu(cluster):
+        yield ("gpus_per_worker",), problem
+
+
+def _shared_gpu(cluster: Cluster) -> str | None:
+    if cluster.workers == 1 or not 0 < cluster.gpus_per_worker < 1:
+        return None
+    return (
+        f"{cluster.gpus_per_worker:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
+        "give each worker one, or trials one worker"
+    )
 
 
 def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ LOOK = 1.0
 
 @contextmanager
 def nodes_asked(
-    cluster: Cluster, *, trials: int, workers: int, note: Callable[[str], None], progress: Progress
+    cluster: Cluster, *, trials: int, note: Callable[[str], None], progress: Progress
 ) -> Iterator[Callable[[int], None]]:
     """Asks for the nodes of the lanes of `trials` until the end of the block, which begins when one lane has its own.
 
@@ -37,17 +37,17 @@ def nodes_asked(
         yield lambda _: None
         return
     lanes = 1 if cluster.lanes == "auto" else max(1, min(cluster.lanes, trials))
-    asked = _Asked(lanes * workers, cluster, note)
+    asked = _Asked(lanes * cluster.workers, cluster, note)
     deadline = time.monotonic() + cluster.nodes_within
     try:
-        while not (fitting := asked.look(workers, last=time.monotonic() > deadline)):
+        while not (fitting := asked.look(last=time.monotonic() > deadline)):
             progress("waiting for nodes", 0, 1)
             time.sleep(LOOK)
-        asked.keep(fitting * workers)
+        asked.keep(fitting * cluster.workers)
         yield asked.keep
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            asked.keep(lanes * workers)
+            asked.keep(lanes * cluster.workers)
 
 
 class _Asked:
@@ -58,14 +58,16 @@ class _Asked:
         self._worker = resources_of(cluster.cpus_per_worker, cluster.gpus_per_worker)
         self._elastic = cluster.least_workers is not None
         self._groups: list[PlacementGroup] = []
+        self._missing = workers
+        """How many had none at the last look."""
 
-    def look(self, workers: int, *, last: bool) -> int:
-        """How many lanes of so many workers fit now; asks for the nodes where none does, or raises if this was the
+    def look(self, *, last: bool) -> int:
+        """How many lanes fit now; asks for the nodes where none does, or raises if this was the
         `last` look."""
         cluster = self._cluster
         try:
-            least = min(workers, cluster.least_workers or workers)
-            return lanes_that_fit(workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least)
+            least = min(cluster.workers, cluster.least_workers or cluster.workers)
+            return lanes_that_fit(cluster.workers, cluster.cpus_per_worker, cluster.gpus_per_worker, least=least)
         except ClusterError:
             if last:
                 raise ClusterError(
@@ -77,11 +79,13 @@ class _Asked:
             return 0
 
     def keep(self, there: int) -> None:
-        """Asks for the nodes of all workers but the `there` that have theirs.
+        """Asks for the nodes of all workers but the `there` that have theirs; those of a lane that starts again are
+        missed for a moment only, and not asked for.
 
         A group for which a node has come is removed, and a worker takes its place. Until it has, nothing more is asked
         for: what is asked for would take it. A lane that waits for more room than there is, too, comes first."""
-        before, missing = len(self._groups), max(0, self._workers - there)
+        before, now = len(self._groups), max(0, self._workers - there)
+        missing, self._missing = min(now, self._missing), now
         come = [group for group in self._groups if is_placed(group)]
         waiting = [group for group in self._groups if group not in come]
         for group in come + waiting[missing:]:

@@ -91,6 +91,7 @@ class Desk:
         self._renewed: set[str] = set()
         """Lanes whose groups shall be new ones before their next trial."""
         self._retired: set[str] = set()
+        self._without_cuda: set[str] = set()
         self._closed = False
         self._changed = asyncio.Condition()
         if self._file is not None and self._file.exists():
@@ -215,6 +216,10 @@ class Desk:
         """The lanes that cannot train at all, with reasons and the ids of their nodes."""
         return dict(self._broken)
 
+    async def on_cpu(self) -> list[str]:
+        """The nodes whose GPUs torch does not see."""
+        return sorted(self._without_cuda)
+
     async def made(self, lane: str) -> int:
         """How many new reports the lane's trials have handed over."""
         return self._made.get(lane, 0)
@@ -256,6 +261,10 @@ class Desk:
         """A lane's word that it cannot load what it should run, and on which node."""
         self._broken[lane] = (reason, node)
         await self._tell()
+
+    async def without_cuda(self, node: str) -> None:
+        """A rank there has a share of a GPU that its torch does not see, and trains on the CPU."""
+        self._without_cuda.add(node)
 
     async def next(self, lane: str, group: str) -> dict[str, Any]:
         """The lane's trial: the unfinished one where this group of ranks is new, else the next offered.

@@ -102,16 +102,19 @@ def lane_loop(settings: dict[str, Any]) -> None:
     """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    cuda = torch.cuda.is_available()  # a cluster may count GPUs that this torch cannot use
+    cuda = distributed.get_backend() == "nccl"
     device = str(ray.train.torch.get_device()) if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(device)
     lane, group = settings["lane"], uuid.uuid4().hex
+    node = ray.get_runtime_context().get_node_id()
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
+    if ray.get_gpu_ids() and not torch.cuda.is_available():
+        ray.get(desk.without_cuda.remote(node))
     try:
         run = load(settings["run_trial"])
     except Exception as error:
-        ray.get(desk.refuse.remote(lane, _reason(error), ray.get_runtime_context().get_node_id()))
+        ray.get(desk.refuse.remote(lane, _reason(error), node))
         return
     slate = Slate(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules

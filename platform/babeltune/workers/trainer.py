@@ -153,21 +153,24 @@ class _Joined(BackendConfig):  # type: ignore[misc]
 
 
 class _ProcessGroup(Backend):  # type: ignore[misc]
-    """torch's, of all ranks: over NCCL if the first one sees a GPU, else over gloo. They leave it as their processes
+    """torch's, of all ranks: over NCCL if torch sees each one's GPU, else over gloo. They leave it as their processes
     end: to ask each to would take 30 s where one of them hangs."""
 
+    share_cuda_visible_devices = True
+    """NCCL connects the GPUs of a node directly where every rank there sees all of them."""
+
     def on_start(self, worker_group: Any, _: BackendConfig) -> None:
-        kind = worker_group.execute_single(0, _kind_of_group)
+        kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"
         address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
         world = len(worker_group)
         joined = [worker_group.execute_single_async(rank, _join, kind, address, rank, world) for rank in range(world)]
         ray.get(joined)
 
 
-def _kind_of_group() -> str:
+def _sees_gpu() -> bool:
     import torch
 
-    return "nccl" if ray.get_gpu_ids() and torch.cuda.is_available() else "gloo"
+    return bool(ray.get_gpu_ids()) and torch.cuda.is_available()
 
 
 def _join(kind: str, address: str, rank: int, world: int) -> None:
