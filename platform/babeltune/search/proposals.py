@@ -94,7 +94,8 @@ class Ledger:
 
 
 class Proposals:
-    """Asks the study for parameters and tells it results, one trial number at a time."""
+    """Asks the study for parameters and tells it results, one trial number at a time. Nobody else writes to the study
+    meanwhile: to read all of it for every report would take longer than to record one."""
 
     def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
         self._study, self._sweep, self._suggest = study, sweep, suggest
@@ -105,6 +106,9 @@ class Proposals:
         if all(WARM in trial.user_attrs for trial in trials):
             self._add_warm(list(warm), len(trials))
         self._offset = sum(WARM in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+        self.begun = len(self.trials())
+        """How many trials of this sweep there are."""
+        self._running: dict[int, optuna.Trial] = {}
 
     def _add_warm(self, warm: list[FrozenTrial], done: int) -> None:
         for earlier in warm[done:]:
@@ -123,27 +127,34 @@ class Proposals:
 
     def ask(self) -> tuple[int, dict[str, Scalar]]:
         """The next trial's number and parameters: given points (or the grid's) first, then the sampler."""
-        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        number = len(self.trials())
-        if not waiting and number < len(self._points):
-            self._study.enqueue_trial(dict(self._points[number]))
-        elif not waiting and self._sweep.sampler.kind == "grid":
-            raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
-        self._study.sampler = sampler_for(self._sweep, number)
+        given = self.begun < len(self._points)
+        if given or self._sweep.sampler.kind == "grid":
+            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if not waiting and not given:
+                raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
+            if not waiting:
+                self._study.enqueue_trial(dict(self._points[self.begun]))
+        self._study.sampler = sampler_for(self._sweep, self.begun)
         trial = self._study.ask()
-        return trial.number - self._offset, self._suggest(trial)
+        self.begun += 1
+        number = trial.number - self._offset
+        self._running[number] = trial
+        return number, self._suggest(trial)
 
     def again(self, number: int) -> dict[str, Scalar]:
         """The parameters of a trial that is still running in the study; any not yet drawn is drawn as it would have."""
         self._study.sampler = sampler_for(self._sweep, number)
-        return self._suggest(self._running(number))
+        return self._suggest(self._trial(number))
 
-    def _running(self, number: int) -> optuna.Trial:
-        return optuna.Trial(self._study, self.trials(TrialState.RUNNING)[number]._trial_id)
+    def _trial(self, number: int) -> optuna.Trial:
+        """A trial that is running in the study."""
+        if number not in self._running:
+            self._running[number] = optuna.Trial(self._study, self.trials(TrialState.RUNNING)[number]._trial_id)
+        return self._running[number]
 
     def report(self, number: int, index: int, values: list[float]) -> None:
         """Records an intermediate result. Optuna refuses `report` with several objectives: attributes keep them."""
-        trial = self._running(number)
+        trial = self._trial(number)
         if len(values) == 1:
             trial.report(values[0], index)
         else:
@@ -153,13 +164,14 @@ class Proposals:
 
     def note(self, number: int, attributes: Mapping[str, Any]) -> None:
         """Sets user attributes of a running trial."""
-        trial = self._running(number)
+        trial = self._trial(number)
         for name, value in attributes.items():
             trial.set_user_attr(name, value)
 
     def tell(self, number: int, state: TrialState, values: list[float] | None) -> None:
         """Ends a trial; `values` only when it is complete."""
         self._study.tell(number + self._offset, values=values if state == TrialState.COMPLETE else None, state=state)
+        self._running.pop(number, None)
 
 
 def reported(trial: FrozenTrial) -> dict[int, list[float]]:

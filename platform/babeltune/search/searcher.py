@@ -98,7 +98,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                 number = self._judged.pop(0)
                 self._tell("start", number, {})
                 self._prune(number)
-            if self._no_more() or (not self._resumed and len(self._proposals.trials()) >= self._budget):
+            if self._no_more() or (not self._resumed and self._proposals.begun >= self._budget):
                 return str(Searcher.FINISHED)
             # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
             free = len(self._numbers) < self._lanes.count and self._lanes.free()
