@@ -64,6 +64,26 @@ def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, mo
         refuse_open(f"cluster 'lab' at {address}", address, insecure=False)
 
 
+def test_a_wrong_token_for_the_ray_of_this_machine_is_one_line_that_says_what_to_do(ray_cluster, monkeypatch):
+    program = """
+from babeltune.cluster.connection import connected
+from babeltune.errors import ClusterError
+from babeltune.spec.cluster import Cluster
+try:
+    with connected(Cluster(name="lab", address="auto", token_env="A_TOKEN")):
+        pass
+except ClusterError as error:
+    print(error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    kept |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "A_TOKEN": "0" * 64}
+    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    said = (
+        "cluster 'lab' at auto does not accept the token; put the cluster's token into the environment variable A_TOKEN"
+    )
+    assert told.stdout.strip() == said
+
+
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     address = ray.get_runtime_context().gcs_address
     assert takes(address, STRANGER) is False

@@ -103,6 +103,29 @@ def test_whatever_became_of_the_study_it_is_what_the_ledger_says(recorded, tmp_p
     assert following == Proposals(undamaged, SWEEP, suggest).ask(), "what comes next is the same, too"
 
 
+@pytest.mark.parametrize("trial", [1, 3], ids=["a trial that ended", "one that runs"])
+def test_a_study_that_lacks_a_report_is_made_again_from_the_ledger(recorded, tmp_path, trial):
+    """A storage behind a URI has the two files of different moments where the driver's machine was lost between."""
+    ledger, expected = recorded
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        database.execute("DELETE FROM trial_intermediate_values WHERE trial_id = ?", (trial + 1,))
+    assert looks(sound_study(tmp_path, SWEEP, ledger, suggest)) == expected
+    assert len(list(tmp_path.glob("study.db.unusable-*"))) == 1
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xfe\x00\n", b"no JSON\n", b"[1]\n", b"{}\n"])
+def test_what_follows_a_bad_line_of_the_ledger_is_put_aside_and_what_is_added_can_be_read(recorded, tmp_path, bad):
+    ledger, _ = recorded
+    path = tmp_path / "results.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:5], bad, *lines[5:]]))
+    assert Ledger(path).lines == ledger.lines[:5]
+    assert path.with_name("results.jsonl.unusable-0").read_bytes() == b"".join([bad, *lines[5:]])
+    again = Ledger(path)
+    again.add("end", 0, state="FAIL", values=None)
+    assert Ledger(path).lines == again.lines == [*ledger.lines[:5], again.lines[-1]]
+
+
 def test_reports_of_several_objectives_that_the_ledger_lost_come_back_from_the_study(tmp_path):
     sweep = replace(SWEEP, objectives=(Objective(metric="dev/score"), Objective(metric="dev/other")))
     proposals = Proposals(open_study(tmp_path, sweep), sweep, suggest)

@@ -321,8 +321,7 @@ def test_a_sweeps_files_are_never_unpickled(copied, pickled, mark):
             with contextlib.suppress(ValueError, BabeltuneError):
                 read(folder)
         if path.name == "results.jsonl":
-            with pytest.raises((ValueError, BabeltuneError)):
-                Ledger(path)
+            assert Ledger(path).lines == []
         path.write_bytes(whole)
     for name in ("searcher-state.pkl", "experiment_state-x.json", "tuner.pkl", "trainable.pkl", "checkpoint.pkl"):
         place = folder.path / "tune" / name

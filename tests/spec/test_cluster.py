@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.errors import SpecError
+from babeltune.cli.common import cluster_of
+from babeltune.cluster.jobs import Jobs
+from babeltune.errors import ClusterError, SpecError
 from babeltune.spec.cluster import Cluster, read_cluster
 from babeltune.spec.secrets import without_password
 from babeltune.storage.where import Where
@@ -147,6 +149,19 @@ def test_an_address_is_shown_without_what_is_secret_in_it(uri):
 def test_a_password_may_come_from_a_variable(tmp_path):
     path = written(tmp_path, "mlflow: postgresql://me:${PASSWORD}@host/db\n")
     assert read_cluster(path, environ={"PASSWORD": "hunter2"}).mlflow == "postgresql://me:hunter2@host/db"
+
+
+def test_no_message_shows_a_password_of_the_address(tmp_path, monkeypatch):
+    path = written(tmp_path, "name: lab\naddress: http://me:${PASSWORD}@127.0.0.1:1\nstorage: /s\n")
+    monkeypatch.setenv("PASSWORD", "hunter2")
+    cluster = read_cluster(path)
+    assert cluster.address == "http://me:hunter2@127.0.0.1:1"
+    assert cluster.named == "cluster 'lab' at http://…@127.0.0.1:1"
+    with pytest.raises(ClusterError, match="does not answer") as from_here:
+        Jobs(cluster)
+    with pytest.raises(SpecError, match="takes jobs only") as as_driver:
+        cluster_of(str(path))
+    assert "hunter2" not in f"{from_here.value} {as_driver.value}"
 
 
 def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):

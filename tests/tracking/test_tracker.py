@@ -87,7 +87,7 @@ def test_a_sweep_and_its_trials_become_a_parent_run_and_child_runs(store, tmp_pa
 
 def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, clients):
     path = tmp_path / "spool.jsonl"
-    for _ in range(2):
+    for acknowledged in (None, b"{}", b"\xff"):
         tracker = track.Tracker(store, path, "babeltune")
         if not path.stat().st_size:
             a_sweep(tracker)
@@ -95,7 +95,8 @@ def test_replaying_the_whole_spool_adds_no_run_and_no_number(store, tmp_path, cl
             tracker.end_trial(0, "FINISHED", {})
         assert tracker.flush(120)
         tracker.close()
-        path.with_name("spool.jsonl.sent").unlink()  # every acknowledgement is lost
+        sent = path.with_name("spool.jsonl.sent")  # every acknowledgement is lost
+        sent.unlink() if acknowledged is None else sent.write_bytes(acknowledged)
     client = clients(store)
     experiment = client.get_experiment_by_name("babeltune").experiment_id
     assert len(client.search_runs([experiment])) == 2

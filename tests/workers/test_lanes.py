@@ -14,7 +14,7 @@ from babeltune.errors import ClusterError
 from babeltune.workers import slate as slates
 from babeltune.workers.desk import Desk
 from babeltune.workers.lanes import Lanes
-from babeltune.workers.nodes import lanes_that_fit
+from babeltune.workers.nodes import lanes_that_fit, nodes_there
 from babeltune.workers.trainer import ENVIRONMENT
 from toy_trials import groups_held
 
@@ -250,21 +250,55 @@ def test_a_trial_hangs_that_neither_asks_nor_waits_for_a_verdict_and_fails_after
         await desk.next("lane", "group-0")
         waiting = asyncio.ensure_future(desk.report("t", {"index": 1}))
         await asyncio.sleep(0)
-        assert await desk.silent(0) == {}, "the search is slow, not the trial"
+        assert await desk.silent(0, 9) == {}, "the search is slow, not the trial"
         assert await desk.next_report("t", 0) == {"report": {"index": 1}}
         asked = asyncio.ensure_future(desk.next_report("t", 1))
         assert await waiting
         for number in range(1, 5):
             assert not await desk.stopped("t")
-            assert await desk.silent(1) == {}, "it has just asked"
-            assert await desk.silent(0) == {"lane": "t"}
-            assert await desk.silent(0) == {}, "its lane is started again already"
+            assert await desk.silent(1, 9) == {}, "it has just asked"
+            assert await desk.silent(0, 9) == {"lane": "t"}
+            assert await desk.silent(0, 9) == {}, "its lane is started again already"
             again = asyncio.ensure_future(desk.next("lane", f"group-{number}"))
             await asyncio.sleep(0.01)
         again.cancel()
         return await asked
 
     assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
+
+
+def test_the_ranks_of_a_trial_that_cannot_hear_its_stop_are_let_go_and_told_that_their_group_is_of_no_use():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group")
+        await desk.stop("t")
+        left = asyncio.ensure_future(desk.leave("lane", "t", 0, 2, "done", ""))
+        await asyncio.sleep(0.01)
+        assert await desk.abandon(9, []) == {}
+        assert await desk.abandon(0, []) == {"lane": "t"}
+        late = await desk.leave("lane", "t", 1, 2, "done", "")
+        return await left, late
+
+    assert in_desk(steps) == (False, False)
+
+
+def test_a_lane_hangs_that_has_no_trial_and_asks_for_none():
+    async def steps(desk):
+        await desk.offer("t", {})
+        await desk.next("lane", "group")
+        assert await desk.silent(9, 0) == {}, "it has one"
+        assert await desk.leave("lane", "t", 0, 1, "done", "")
+        await asyncio.sleep(0.01)
+        assert await desk.silent(0, 9) == {}, "it has just had one"
+        assert await desk.silent(9, 0) == {"lane": None}
+        assert await desk.silent(9, 0) == {}, "it is started again already"
+        waiting = asyncio.ensure_future(desk.next("lane", "new"))
+        await asyncio.sleep(0.01)
+        assert await desk.silent(9, 0) == {}, "it waits for one"
+        await desk.offer("u", {})
+        return await waiting
+
+    assert in_desk(steps) == {"trial": "u", "payload": {}}
 
 
 def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
@@ -471,6 +505,30 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     assert (first["from"], second["from"]) == (0, 2)
     assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
     assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
+
+
+def test_the_place_of_a_lane_that_was_given_up_is_there_again_once_another_node_has_come(ray_cluster, tmp_path):
+    lanes = Lanes(**TWO_WORKERS, storage=tmp_path)
+    room = lanes._room()
+    lanes._given_up.append(set(nodes_there()))
+    assert lanes._room() == room - 1
+    lanes._given_up[0] = {"a node that is gone"}
+    assert lanes._room() == room
+
+
+@pytest.mark.long
+def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.workers.lanes.STOPS_WITHIN", 3.0)
+    notes = []
+    settings = {**TWO_WORKERS, "workers": 1, "count": 1, "silence": 3.0, "note": notes.append}
+    with Lanes(**settings, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "last", steps=1, orders={"kind": "hang_after", "at": 1})
+        assert follow_and_mend(opened, "last") == (1, None)
+        offer(opened, tmp_path, "next", steps=1)
+        assert follow_and_mend(opened, "next") == (1, None)
+    assert notes[0].endswith("has asked for no trial for 3 s; it is started again")
+    (first,), (second,) = starts(tmp_path, "last"), starts(tmp_path, "next")
+    assert first["pid"] != second["pid"]
 
 
 @pytest.mark.long

@@ -104,7 +104,7 @@ def cluster_of(file: str | None) -> Cluster:
     cluster = any_cluster(file)
     if cluster.by_jobs:
         raise SpecError(
-            f"cluster {cluster.name!r} at {cluster.address} takes jobs only, and this command is none; run it on the "
+            f"{cluster.named} takes jobs only, and this command is none; run it on the "
             "cluster's head with a file that says `address: auto`"
         )
     return cluster

@@ -45,7 +45,7 @@ def examine_there(cluster: Cluster, file: str) -> list[Finding]:
         remote = Remote(cluster, file)
     except (ClusterError, SpecError) as error:
         return [*findings, Finding("address", False, str(error))]
-    findings.append(Finding("address", True, f"{cluster.address}, Ray {remote.jobs.version}"))
+    findings.append(Finding("address", True, f"{cluster.place}, Ray {remote.jobs.version}"))
     if remote.jobs.open:
         todo = "is not asked for: anybody can run programs there; start Ray with RAY_AUTH_MODE=token"
         findings.append(Finding("token", False, todo))

@@ -11,6 +11,7 @@ from types import FrameType
 
 import ray
 import torch
+from ray._private.services import canonicalize_bootstrap_address
 
 from babeltune.cluster.access import authenticate, listens, refuse_open, shown, takes
 from babeltune.errors import ClusterError
@@ -36,22 +37,23 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         return
     if cluster.by_jobs:
         raise ClusterError(
-            f"cluster {cluster.name!r}: {cluster.address} is a dashboard, which takes jobs only; "
+            f"cluster {cluster.name!r}: {cluster.place} is a dashboard, which takes jobs only; "
             "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
         )
-    named = f"cluster {cluster.name!r} at {cluster.address}"
+    named = cluster.named
     token = cluster.token()
     if not listens(cluster.address):
         dashboard = f"; a dashboard's address is http://{cluster.address}" if cluster.address.endswith(":8265") else ""
         raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
-    if ":" in cluster.address and takes(cluster.address, shown(token) if token else {}) is False:
+    address = _found(cluster.address)
+    if ":" in address and takes(address, shown(token) if token else {}) is False:
         why = "wants a token" if token is None else "does not accept the token"
         raise ClusterError(f"{named} {why}; {cluster.token_place}")
     if token is not None:
         authenticate(token)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-    except (ConnectionError, OSError, RuntimeError) as error:
+    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
     end_when_asked()
     try:
@@ -59,6 +61,13 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         yield
     finally:
         ray.shutdown()
+
+
+def _found(address: str) -> str:
+    """The `host:port` of the Ray that `auto` means here, if there is one."""
+    with suppress(ConnectionError):
+        return str(canonicalize_bootstrap_address(address) or address) if address == "auto" else address
+    return address
 
 
 def end_when_asked() -> None:

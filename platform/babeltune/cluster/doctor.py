@@ -177,7 +177,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         from babeltune.cluster.connection import connected
 
         if not listens(cluster.address):
-            yield Finding("address", False, f"{cluster.address} does not answer; start Ray, or change `address`")
+            yield Finding("address", False, f"{cluster.place} does not answer; start Ray, or change `address`")
             return
         try:
             with connected(cluster, insecure=True):
@@ -186,7 +186,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         except BabeltuneError as error:
             yield Finding("address", False, str(error))
             return
-        yield Finding("address", True, f"{cluster.address}: {len(nodes)} nodes")
+        yield Finding("address", True, f"{cluster.place}: {len(nodes)} nodes")
         yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
     try:

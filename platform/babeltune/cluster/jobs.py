@@ -109,7 +109,7 @@ class Jobs:
 
     @property
     def named(self) -> str:
-        return f"cluster {self.cluster.name!r} at {self.cluster.address}"
+        return self.cluster.named
 
     def _open(self) -> bool:
         """Whether the dashboard takes requests from everybody: asked without a token."""

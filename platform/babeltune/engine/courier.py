@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -255,8 +256,8 @@ class Courier:
                     self._listen()
                 self._send(final=False)
                 if self.trouble is not None:
-                    self.folder.note(f"the storage {self._mirror.bucket.uri} takes what is sent again")
                     self.trouble = None
+                    self.folder.note(f"the storage {self._mirror.bucket.uri} takes what is sent again")
             except SweepError as error:
                 self.lost = error
                 return
@@ -288,10 +289,11 @@ class Courier:
             self.folder.stop_request.touch()
 
     def _stumble(self, error: Exception) -> None:
-        if self.trouble is None:
+        first, self.trouble = self.trouble is None, error
+        if first:
             self._since = time.monotonic()
-            self.folder.note(self._words(error))
-        self.trouble = error
+            with suppress(OSError):  # such as a full disk; the thread goes on
+                self.folder.note(self._words(error))
 
     def _words(self, error: Exception) -> str:
         waiting = sum(self._mirror.waits(path) for path in records_in(self.folder.path))

@@ -52,8 +52,15 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     )
 
 
+def put_aside(path: Path, rest: bytes) -> None:
+    """Keeps what cannot be read of a file, beside it."""
+    number = len(list(path.parent.glob(f"{path.name}.unusable-*")))
+    path.with_name(f"{path.name}.unusable-{number}").write_bytes(rest)
+
+
 class Ledger:
-    """`results.jsonl`: what happened, in order."""
+    """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
+    would never be read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,12 +68,16 @@ class Ledger:
         self._reports: dict[int, list[dict[str, Any]]] = {}
         self._notes: dict[int, dict[str, Any]] = {}
         end_on_a_line(path)
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    self._remember(json.loads(line))
-                except ValueError:
-                    break
+        whole = path.read_bytes() if path.exists() else b""
+        sound = 0
+        for line in whole.splitlines(keepends=True):
+            try:
+                self._remember(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                put_aside(path, whole[sound:])
+                os.truncate(path, sound)
+                break
+            sound += len(line)
 
     def add(self, event: str, number: int, **facts: Any) -> None:
         """Appends one line, on disk before it returns."""
@@ -86,11 +97,12 @@ class Ledger:
         return self._notes.get(number, {})
 
     def _remember(self, line: dict[str, Any]) -> None:
+        event, number = line["event"], line["number"]
+        if event == "report":
+            self._reports.setdefault(number, []).append(line)
+        elif event == "note":
+            self._notes[number] = line["attributes"]
         self.lines.append(line)
-        if line["event"] == "report":
-            self._reports.setdefault(line["number"], []).append(line)
-        elif line["event"] == "note":
-            self._notes[line["number"]] = line["attributes"]
 
 
 class Proposals:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from babeltune.errors import BabeltuneError, StorageError
 from babeltune.records import Scalar, Sweep
-from babeltune.search.proposals import Ledger, Proposals, follow, open_study
+from babeltune.search.proposals import Ledger, Proposals, follow, open_study, reported
 from babeltune.search.warm_start import Suggest
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,13 @@ def sound_study(
 
 def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
     """What the ledger says that the study does not; empty where there is nothing."""
+    made = {number: reported(trial) for number, trial in known.items()}
     for line in ledger.lines:
         trial = known.get(line["number"])
         if trial is None:
             return f"it lacks trial {line['number']}"
+        if line["event"] == "report" and line["index"] not in made[line["number"]]:
+            return f"it lacks report {line['index']} of trial {line['number']}"
         if line["event"] != "end":
             continue
         values = trial.values if line["state"] == "COMPLETE" else None  # of a pruned one Optuna keeps the last report's

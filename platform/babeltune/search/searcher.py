@@ -87,7 +87,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                     self._ledger.add("report", number, index=index, values=objectives)
             if number not in ended and trial.state.is_finished():
                 values = trial.values if trial.state == TrialState.COMPLETE else None
-                self._ledger.add("end", number, state=trial.state.name, values=values)
+                reason = trial.user_attrs.get("reason")
+                self._note_end(number, trial.state, values, reason)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
@@ -158,6 +159,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         report = json.loads(result["report"])
         known = self._ledger.reports(number)
         if known and report["index"] <= known[-1]["index"]:
+            if report["index"] == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
+                self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
             return
         values = [report["metrics"][objective.metric] for objective in self._sweep.objectives]
         self._proposals.report(number, report["index"], values)
@@ -200,11 +203,14 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._proposals.note(number, {"reason": reason})
         told = values if state == TrialState.COMPLETE else None
         self._proposals.tell(number, state, told)
-        self._ledger.add("end", number, state=state.name, values=told, **({"reason": reason} if reason else {}))
+        self._note_end(number, state, told, reason)
         self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
         ended = self._proposals.trials(*ENDED).values()
         if len(ended) >= max(ENOUGH, self._lanes.count):
             give_up_on(ended, self._sweep.budget.failures)
+
+    def _note_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
+        self._ledger.add("end", number, state=state.name, values=values, **({"reason": reason} if reason else {}))
 
 
 def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:

@@ -20,7 +20,7 @@ from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import read_document, validate
 from babeltune.spec.files import expand, find_file
-from babeltune.spec.secrets import holds_password
+from babeltune.spec.secrets import holds_password, without_password
 from babeltune.storage.where import Where
 
 DEFAULT = "clusters/local.yaml"
@@ -84,6 +84,16 @@ class Cluster(Strict):
     def by_jobs(self) -> bool:
         """Whether work goes there as Ray jobs."""
         return self.address.startswith(DASHBOARD)
+
+    @property
+    def place(self) -> str:
+        """Its address for messages, without a password that it may hold."""
+        return without_password(self.address)
+
+    @property
+    def named(self) -> str:
+        """Its name and address, for messages."""
+        return f"cluster {self.name!r} at {self.place}"
 
     @property
     def mirrored(self) -> Where | None:

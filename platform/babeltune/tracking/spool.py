@@ -32,7 +32,7 @@ class Spool:
         self._store = hashlib.sha256(store.encode()).hexdigest()  # a store's address may hold a password
         self._file = path.open("ab", buffering=0)
         self.size = path.stat().st_size
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError, KeyError):  # or else all is sent again
             known = json.loads(self._sent.read_text(encoding="utf-8"))
             if known["store"] == self._store and known["offset"] <= self.size:
                 self.offset, self.memo = known["offset"], known["memo"]
@@ -63,7 +63,7 @@ class Spool:
         """Everything that was ever appended, but for lines that are no events."""
         with self.path.open("rb") as file:
             for line in file:
-                with contextlib.suppress(json.JSONDecodeError):
+                with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
     def acknowledge(self, lines: Sequence[bytes]) -> None:

@@ -42,13 +42,14 @@ class BadNodes:
         free = available_resources_per_node().get(node, {})
         slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
         asked = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
+        self._held[node] += asked
         yield
         deadline = time.monotonic() + HELD_WITHIN
         while (late := [group for group in asked if not is_placed(group)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         for group in late:  # or else an autoscaler would look for another such node
             remove_placement_group(group)
-        self._held[node] += [group for group in asked if group not in late]
+            self._held[node].remove(group)
 
     def forget_those_gone(self) -> None:
         for node in self._held.keys() - nodes_there().keys():

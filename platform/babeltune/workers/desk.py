@@ -84,6 +84,8 @@ class Desk:
         self._groups: dict[str, str] = {}
         """Of each lane, the group of ranks that asked last."""
         self._waiting: set[str] = set()
+        self._idle: dict[str, float] = {}
+        """Since when lanes have neither had a trial nor waited for one, which is a moment between two."""
         self._broken: dict[str, tuple[str, str]] = {}
         """Of lanes that cannot train, the reason and the node's id."""
         self._made: dict[str, int] = {}
@@ -105,6 +107,7 @@ class Desk:
         self._assigned, self._groups, self._made = state["assigned"], state["groups"], state["made"]
         self._broken = {lane: (reason, node) for lane, (reason, node) in state["broken"].items()}
         self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
+        self._without_cuda = set(state["without_cuda"])
 
     def _write(self) -> None:
         if self._file is None:
@@ -118,6 +121,7 @@ class Desk:
             "made": self._made,
             "renewed": sorted(self._renewed),
             "retired": sorted(self._retired),
+            "without_cuda": sorted(self._without_cuda),
             "closed": self._closed,
         }
         try:
@@ -201,6 +205,7 @@ class Desk:
         """Forgets a lane that has no place to train; its trial, which is returned, goes to the next free one."""
         self._retired.add(lane)
         self._waiting.discard(lane)
+        self._idle.pop(lane, None)
         trial = self._assigned.pop(lane, None)
         if trial is not None:
             self._works[trial].attempt = _Attempt()
@@ -224,29 +229,33 @@ class Desk:
         """How many new reports the lane's trials have handed over."""
         return self._made.get(lane, 0)
 
-    async def silent(self, seconds: float) -> dict[str, str]:
-        """The lanes whose trial, which is given, has shown no sign of life for so long, each once for a group."""
+    async def silent(self, seconds: float, idle: float) -> dict[str, str | None]:
+        """The lanes whose trial, which is given, has shown no sign of life for so long, and those that have neither had
+        one nor asked for one for so many seconds `idle`. Each once for a group."""
         bound = time.monotonic() - seconds
-        found = {lane: trial for lane, trial in self._assigned.items() if self._works[trial].heard < bound}
-        for trial in found.values():
+        busy = {lane: trial for lane, trial in self._assigned.items() if self._works[trial].heard < bound}
+        for trial in busy.values():
             work = self._works[trial]
             work.heard, work.trouble = math.inf, f"no progress for {seconds:g} s"
-        return found
+        lost = [lane for lane, since in self._idle.items() if since < time.monotonic() - idle]
+        self._idle |= dict.fromkeys(lost, math.inf)
+        return {**busy, **dict.fromkeys(lost)}
 
-    async def abandon(self, seconds: float, homeless: list[str]) -> list[str]:
+    async def abandon(self, seconds: float, homeless: list[str]) -> dict[str, str]:
         """Ends the trials that were told to stop and cannot hear it: their lanes have no place, or they have shown no
-        sign of life for so long. Returns them."""
+        sign of life for so long. Returns them by their lanes, whose groups are of no use any more."""
         bound = time.monotonic() - seconds
         deaf = {
             lane: trial
             for lane, trial in self._assigned.items()
             if self._works[trial].stopped and (lane in homeless or self._works[trial].heard < bound)
         }
-        for lane in deaf:
+        for lane, trial in deaf.items():
+            self._works[trial].attempt.go_on = False
             self._end(lane, None)
         if deaf:
             await self._tell()
-        return list(deaf.values())
+        return deaf
 
     async def close(self) -> None:
         """Sends every lane home: idle ones now, busy ones as `stop` does."""
@@ -265,6 +274,7 @@ class Desk:
     async def without_cuda(self, node: str) -> None:
         """A rank there has a share of a GPU that its torch does not see, and trains on the CPU."""
         self._without_cuda.add(node)
+        self._write()
 
     async def next(self, lane: str, group: str) -> dict[str, Any]:
         """The lane's trial: the unfinished one where this group of ranks is new, else the next offered.
@@ -274,6 +284,7 @@ class Desk:
         """
         new = self._groups.get(lane) != group
         self._groups[lane] = group
+        self._idle.pop(lane, None)
         if new:
             self._renewed.discard(lane)
         if lane in self._assigned and (not new or self._restarted(lane)):
@@ -290,6 +301,7 @@ class Desk:
         finally:
             if self._groups[lane] == group:
                 self._waiting.discard(lane)
+                self._idle[lane] = time.monotonic()
         if self._groups[lane] != group:
             return {}
         if self._closed or lane in self._retired:
@@ -299,6 +311,7 @@ class Desk:
         if not self._pending:
             return {}
         self._assigned[lane] = self._pending.popleft()
+        del self._idle[lane]
         ended = [name for name, work in self._works.items() if work.ended]
         for trial in ended[:-WATCHED]:
             self._works[trial].reports.clear()
@@ -327,6 +340,7 @@ class Desk:
         return lane in self._assigned
 
     def _end(self, lane: str, reason: str | None) -> None:
+        self._idle[lane] = time.monotonic()
         work = self._works[self._assigned.pop(lane)]
         work.ended, work.reason, work.payload = True, reason, {}
 

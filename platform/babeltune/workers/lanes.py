@@ -32,6 +32,7 @@ from babeltune.workers.nodes import (
     lanes_held,
     lanes_that_fit,
     named,
+    nodes_there,
     places_of,
     resources_of,
     room_for,
@@ -51,7 +52,8 @@ PLACELESS = 5.0
 HOMELESS = 15.0
 """Seconds that a lane which has lost its place may wait for a node to come back."""
 STOPS_WITHIN = 120.0
-"""Seconds without a sign of life after which a trial that was told to stop is held to have done so."""
+"""Seconds without a sign of life after which a trial that was told to stop is held to have done so, and a lane without
+a trial to hang, which a new group of ranks must not be: it has nothing to tell until it has started."""
 
 
 @dataclass
@@ -120,8 +122,8 @@ class Lanes:
         self._bad = BadNodes(workers, self._resources)
         self._on_cpu: set[str] = set()
         """The nodes of which it was said that lanes have no GPU there."""
-        self._given_up = 0
-        """Lanes that could not train, who knows why."""
+        self._given_up: list[set[str]] = []
+        """For each lane that could not train, who knows why, the nodes that were there."""
         self._nowhere = False
         """Whether no node holds a lane."""
         self._note, self._waiting = note, waiting
@@ -218,16 +220,25 @@ class Lanes:
                 words = f"lane {lane} cannot train: {reason}; see Ray's logs of its workers, then resume"
                 if len(self._lanes) == 1:
                     raise ClusterError(words)
-                self._given_up += 1
+                self._given_up.append(set(nodes_there()))
                 self._leave_out(lane, f"{words}; the sweep goes on without it")
                 continue
             self._note(f"lane {lane} ended ({reason}) and is started again")
             self._again(lane, respawns=respawns, made=made)
-        for lane, trial in ray.get(self._desk.silent.remote(self._silence)).items():
-            self._note(f"{trial} shows no progress for {self._silence:g} s; its lane {lane} is started again")
+        lost = self._lost()
+        idle = max(self._silence, STOPS_WITHIN)
+        for lane, trial in ray.get(self._desk.silent.remote(self._silence, idle)).items():
+            if trial is not None:
+                self._note(f"{trial} shows no progress for {self._silence:g} s; its lane {lane} is started again")
+            elif lane in self._lanes and lane not in lost:
+                self._note(f"lane {lane} has asked for no trial for {idle:g} s; it is started again")
+            else:
+                continue
             self._again(lane)
-        for trial in ray.get(self._desk.abandon.remote(STOPS_WITHIN, self._lost())):
+        for lane, trial in ray.get(self._desk.abandon.remote(STOPS_WITHIN, lost)).items():
             self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
+            if lane not in lost:
+                self._again(lane)
         if time.monotonic() - self._surveyed > SURVEY:
             self._surveyed = time.monotonic()
             self._survey()
@@ -243,8 +254,10 @@ class Lanes:
         return lanes_held(workers, self._resources, self._bad.good())
 
     def _room(self) -> int:
-        """How many lanes there may be."""
-        return (self._held(self._workers) or min(1, self._held(self._least))) - self._given_up
+        """How many lanes there may be; one that was given up has its place again once another node has come."""
+        there = nodes_there().keys()
+        given_up = sum(there <= nodes for nodes in self._given_up)
+        return (self._held(self._workers) or min(1, self._held(self._least))) - given_up
 
     def _survey(self) -> None:
         """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
@@ -285,9 +298,9 @@ class Lanes:
         return [name for name, lane in self._lanes.items() if lane.homeless is not None and lane.homeless < since]
 
     def _leave_out(self, lane: str, why: str) -> None:
-        """Ends a lane for good; another gets its trial."""
-        trial = ray.get(self._desk.retire.remote(lane))
+        """Ends a lane for good; another gets its trial, once nothing of this one writes in the trial's folder."""
         self._end([lane])
+        trial = ray.get(self._desk.retire.remote(lane))
         self._note(f"{why}; {trial} goes on in another" if trial else why)
 
     def _ranks(self) -> dict[str, int]:
