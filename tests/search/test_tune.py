@@ -340,6 +340,9 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_p
     with pytest.raises(SpecError, match=r"none of the 3 finished trials of early-1234 lies in this search space"):
         warm_trials(tmp_path / "early-5678", sweep, lambda trial: {"y": trial.suggest_float("y", 0, 1)})
     (tmp_path / "early-1234" / "study.db").write_bytes(b"no database" * 1000)
+    again = [(one.number, one.params["x"], one.value) for one in warm_trials(tmp_path / "early-5678", sweep, suggest)]
+    assert again == [(0, 0.2, 0.2), (1, 0.4, 0.4)], "a resumed sweep does not ask the earlier one"
+    (tmp_path / "early-5678" / "warm_start.json").write_text("{}")
     with pytest.raises(
         SpecError, match=r"study.db cannot be read \(.*\); `babeltune resume early-1234` makes it again"
     ):

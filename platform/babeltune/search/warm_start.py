@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import OperationalError
 
+from babeltune.data.files import write_json
 from babeltune.errors import SpecError
 from babeltune.records import Scalar, Sweep, plain
 
@@ -21,30 +22,54 @@ STUDY = "sweep"
 """The name of every sweep's study."""
 WARM = "warm_start"
 """The attribute of trials that were taken over."""
+KEPT = "warm_start.json"
+"""What a sweep has taken over."""
 
 
 def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
     """The finished trials of the earlier sweep, beside this one, that `sampler.warm_start` names.
 
-    Left out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep,
-    it was judged by other objectives or dev sets, or none of its trials fits.
+    They are kept in `folder`, so that a resumed sweep has the same ones, whatever has become of the earlier since. Left
+    out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep, it was
+    judged by other objectives or dev sets, or none of its trials fits.
     """
     name = sweep.sampler.warm_start
     if name is None:
         return []
+    path, of = folder / KEPT, {"from": name, **_judged(plain(sweep))}
+    try:
+        kept = json.loads(path.read_bytes())
+        if {key: kept[key] for key in of} == of:
+            return [_taken(fitting(one["params"], suggest), **one) for one in kept["trials"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
+        pass  # it is not there, it is damaged, or the search space is another one
+    found = _earlier(name, folder, sweep, suggest)
+    trials = [{"number": one.number, "params": one.params, "values": one.values} for one in found]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**of, "trials": trials})
+    return found
+
+
+def _judged(sweep: dict[str, Any]) -> dict[str, Any]:
+    """What decides whether two sweeps' results compare."""
+    return {"objectives": sweep["objectives"], **{f"data.{key}": sweep["data"][key] for key in ("root", "dev")}}
+
+
+def _taken(distributions: dict[str, Any], *, number: int, params: dict[str, Any], values: list[float]) -> FrozenTrial:
+    trial = optuna.create_trial(params=params, distributions=distributions, values=values)
+    trial.number = number
+    return trial
+
+
+def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
+    """Those of the earlier sweep itself."""
     named = sorted(folder.parent.glob(f"{name}/study.db")) or sorted(folder.parent.glob(f"{name}-*/study.db"))
     found = [study for study in named if study.parent != folder]  # a sweep may start from an earlier one of its name
     if len(found) != 1:
         have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
-    judged, now = json.loads((found[0].parent / "sweep.json").read_text(encoding="utf-8")), plain(sweep)
-    before = {
-        "objectives": judged["objectives"],
-        "data.root": judged["data"]["root"],
-        "data.dev": judged["data"]["dev"],
-    }
-    mine = {"objectives": now["objectives"], "data.root": now["data"]["root"], "data.dev": now["data"]["dev"]}
-    other = [name for name in mine if mine[name] != before[name]]
+    before = _judged(json.loads((found[0].parent / "sweep.json").read_text(encoding="utf-8")))
+    other = [name for name, value in _judged(plain(sweep)).items() if value != before[name]]
     if other:
         raise SpecError(
             f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
