@@ -64,6 +64,26 @@ def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, mo
         refuse_open(f"cluster 'lab' at {address}", address, insecure=False)
 
 
+def test_a_ray_that_does_not_start_here_is_one_line_that_says_what_to_do(tmp_path):
+    far = tmp_path / ("l" * 90)
+    far.mkdir()
+    program = """
+from babeltune.cluster.connection import local_ray
+from babeltune.errors import ClusterError
+try:
+    with local_ray(num_cpus=1):
+        pass
+except ClusterError as error:
+    print(error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept["RAY_TMPDIR"] = str(far)
+    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("Ray does not start on this machine (")
+    assert "107 bytes" in told.stdout
+    assert told.stdout.endswith("a short path and some room, RAY_TMPDIR or else /tmp; then try again\n")
+
+
 def test_a_wrong_token_for_the_ray_of_this_machine_is_one_line_that_says_what_to_do(ray_cluster, monkeypatch):
     program = """
 from babeltune.cluster.connection import connected

@@ -224,6 +224,8 @@ def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_rest
         await desk.offer("t", {"a": 1})
         seen = [await desk.next("lane", f"group-{number}") for number in range(4)]
         assert seen == [{"trial": "t", "payload": {"a": 1}}] * 4
+        lost = "t lost a worker of its lane; it goes on from its last checkpoint"
+        assert (await desk.news(), await desk.news()) == ([lost] * 3, [])
         asked = asyncio.ensure_future(desk.next("lane", "group-4"))
         ended = await desk.next_report("t", 0)
         asked.cancel()

@@ -104,20 +104,28 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
     It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
-    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so.
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so. Raises
+    `ClusterError` where it does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        object_store_memory=200 * 2**20,
-        log_to_driver=False,
-        logging_level="ERROR",
-        runtime_env={"env_vars": env} if env else None,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            object_store_memory=200 * 2**20,
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": env} if env else None,
+        )
+    except Exception as error:  # whatever kept one of its processes from starting
+        ray.shutdown()
+        raise ClusterError(
+            f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
+            "short path and some room, RAY_TMPDIR or else /tmp; then try again"
+        ) from error
     try:
         yield
     finally:

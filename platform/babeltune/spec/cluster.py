@@ -31,6 +31,8 @@ OF_THE_HEAD = ("storage", "cache", "mlflow")
 DASHBOARD = ("http://", "https://")
 ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+")
 Isolation = Literal["lane", "process"]
+FINEST = 10_000
+"""Parts of a CPU or GPU that Ray can tell apart."""
 SECRETS = ("token", "password", "secret", "api_key")
 URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -221,6 +223,11 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     ):
         if number < low:
             yield (key,), f"{number} must be at least {low}"
+    for key, share in (("cpus_per_worker", cluster.cpus_per_worker), ("gpus_per_worker", cluster.gpus_per_worker)):
+        if share > 0 and abs(share * FINEST - round(share * FINEST)) > 1e-6:
+            yield (key,), f"{share:g} must be a multiple of {1 / FINEST:g}, as finely as Ray counts"
+    if cluster.nodes_within and cluster.address == "local":
+        yield ("nodes_within",), f"{cluster.nodes_within:g} is for a cluster with an autoscaler; this machine has none"
     if cluster.gpus_per_worker > 1 and cluster.gpus_per_worker % 1:
         yield (
             ("gpus_per_worker",),

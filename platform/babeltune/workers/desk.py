@@ -94,6 +94,7 @@ class Desk:
         """Lanes whose groups shall be new ones before their next trial."""
         self._retired: set[str] = set()
         self._without_cuda: set[str] = set()
+        self._news: list[str] = []
         self._closed = False
         self._changed = asyncio.Condition()
         if self._file is not None and self._file.exists():
@@ -211,7 +212,7 @@ class Desk:
             self._works[trial].attempt = _Attempt()
             self._pending.appendleft(trial)
         await self._tell()
-        return trial
+        return trial and self._name(trial)
 
     async def holding(self) -> list[str]:
         """The lanes that have a trial."""
@@ -220,6 +221,11 @@ class Desk:
     async def broken(self) -> dict[str, tuple[str, str]]:
         """The lanes that cannot train at all, with reasons and the ids of their nodes."""
         return dict(self._broken)
+
+    async def news(self) -> list[str]:
+        """What has become of trials since this was asked last."""
+        news, self._news = self._news, []
+        return news
 
     async def on_cpu(self) -> list[str]:
         """The nodes whose GPUs torch does not see."""
@@ -239,7 +245,7 @@ class Desk:
             work.heard, work.trouble = math.inf, f"no progress for {seconds:g} s"
         lost = [lane for lane, since in self._idle.items() if since < time.monotonic() - idle]
         self._idle |= dict.fromkeys(lost, math.inf)
-        return {**busy, **dict.fromkeys(lost)}
+        return {**{lane: self._name(trial) for lane, trial in busy.items()}, **dict.fromkeys(lost)}
 
     async def abandon(self, seconds: float, homeless: list[str]) -> dict[str, str]:
         """Ends the trials that were told to stop and cannot hear it: their lanes have no place, or they have shown no
@@ -250,12 +256,13 @@ class Desk:
             for lane, trial in self._assigned.items()
             if self._works[trial].stopped and (lane in homeless or self._works[trial].heard < bound)
         }
+        named = {lane: self._name(trial) for lane, trial in deaf.items()}
         for lane, trial in deaf.items():
             self._works[trial].attempt.go_on = False
             self._end(lane, None)
         if deaf:
             await self._tell()
-        return deaf
+        return named
 
     async def close(self) -> None:
         """Sends every lane home: idle ones now, busy ones as `stop` does."""
@@ -335,9 +342,16 @@ class Desk:
         elif work.restarts > RESTARTS:
             self._end(lane, f"{work.trouble}; given up after {RESTARTS} restarts without a new report")
         else:
+            if work.trouble == DIED:
+                name = self._name(self._assigned[lane])
+                self._news.append(f"{name} lost a worker of its lane; it goes on from its last checkpoint")
             work.attempt = _Attempt()
             work.trouble = DIED
         return lane in self._assigned
+
+    def _name(self, trial: str) -> str:
+        """What the trial is called: as its folder is, if it has one."""
+        return Path(self._works[trial].payload.get("folder", trial)).name
 
     def _end(self, lane: str, reason: str | None) -> None:
         self._idle[lane] = time.monotonic()

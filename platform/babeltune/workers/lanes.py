@@ -205,6 +205,8 @@ class Lanes:
                 raise ClusterError(words)
             with self._bad.held(node):
                 self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
+        for words in ray.get(self._desk.news.remote()):
+            self._note(words)
         for node in ray.get(self._desk.on_cpu.remote()):
             if node not in self._on_cpu:
                 self._on_cpu.add(node)
