@@ -168,6 +168,13 @@ def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
     assert "search_spaces is a folder; name a file in it, such as" in " ".join(err.split())
 
 
+def test_what_is_there_but_no_file_is_not_called_absent(babeltune, tmp_path):
+    (tmp_path / "itself.yaml").symlink_to("itself.yaml")
+    for path in ("/dev/null", tmp_path / "itself.yaml"):
+        code, _, err = babeltune("plan", path)
+        assert (code, f"{path} is neither a file nor a link to one" in " ".join(err.split())) == (2, True)
+
+
 def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
     code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
     assert code == 2
@@ -366,11 +373,12 @@ def test_who_watched_a_sweep_goes_on_with_it_once_its_driver_is_gone(watched):
 
 
 def test_resuming_a_finished_sweep_shows_it_and_adds_nothing(babeltune, home):
-    before = (home.path / "results.jsonl").read_bytes()
+    before = (home.path / "results.jsonl").read_bytes(), (home.path / "sweep.json").stat().st_mtime_ns
     code, out, _ = babeltune("resume", "searched", "--json")
     assert code == 0
     assert json.loads(out)["state"] == "finished"
-    assert (home.path / "results.jsonl").read_bytes() == before
+    after = (home.path / "results.jsonl").read_bytes(), (home.path / "sweep.json").stat().st_mtime_ns
+    assert after == before, "nor is it the latest sweep now"
 
 
 def test_extend_wants_more_trials_than_the_sweep_has(babeltune, home):

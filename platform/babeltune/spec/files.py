@@ -60,6 +60,8 @@ def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "s
             inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
             such = f", such as {', '.join(inside)}" if inside else ""
             raise SpecError(f"{candidate} is a folder; name a file in it{such}")
+        if os.path.lexists(candidate):
+            raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
     files = "*.yaml" if among == "clusters" else "**/*.yaml"  # what is deeper in clusters/ is for other programs
     offered = sorted(str(path.relative_to(root)) for root in roots for path in (root / among).glob(files))
     near = nearest(str(name), offered)
