@@ -225,7 +225,7 @@ def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_rest
         seen = [await desk.next("lane", f"group-{number}") for number in range(4)]
         assert seen == [{"trial": "t", "payload": {"a": 1}}] * 4
         lost = "t lost a worker of its lane; it goes on from its last checkpoint"
-        assert (await desk.news(), await desk.news()) == ([lost] * 3, [])
+        assert (await desk.said(0), await desk.said(2), await desk.said(3)) == ([lost] * 3, [lost], [])
         asked = asyncio.ensure_future(desk.next("lane", "group-4"))
         ended = await desk.next_report("t", 0)
         asked.cancel()

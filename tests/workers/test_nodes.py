@@ -110,12 +110,10 @@ def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     saw = play("share_a_gpu", tmp_path)
     assert {share: told[:3] for share, told in saw.items()} == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
-    on_cpu = "torch sees no CUDA on NODE: what trains there has {} GPUs and uses the CPU; see that its driver and its "
-    on_cpu += "build of torch fit, then resume"
+    on_cpu = "torch sees no CUDA on NODE: what trains there has a GPU share and uses the CPU; see that its driver "
+    on_cpu += "and its build of torch fit, then resume"
     cuda = torch.cuda.is_available()
-    assert {share: told[3] for share, told in saw.items()} == {
-        share: [] if cuda else [on_cpu.format(share)] for share in saw
-    }
+    assert {share: told[3] for share, told in saw.items()} == {share: [] if cuda else [on_cpu] for share in saw}
 
 
 def test_each_rank_of_a_node_sees_the_gpus_of_all_so_that_they_can_connect_directly(tmp_path):

@@ -34,7 +34,7 @@ class Remote:
         self.cluster, self.file = cluster, file
         self.jobs: Jobs = Jobs(cluster)
         if self.jobs.open:
-            danger = f"{self.jobs.named} wants no token: whoever reaches it can run programs there"
+            danger = f"{self.jobs.cluster.named} wants no token: whoever reaches it can run programs there"
             if insecure is False:
                 raise ClusterError(
                     f"{danger}; start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
@@ -217,7 +217,7 @@ def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bo
     job = remote.jobs.find(name)
     if job is None:
         known = ", ".join(dict.fromkeys(job.sweep for job in remote.jobs.all() if job.sweep)) or "none"
-        raise UnknownNameError(f"{remote.jobs.named} has no job of a sweep {name or ''!r}; sweeps: {known}")
+        raise UnknownNameError(f"{remote.jobs.cluster.named} has no job of a sweep {name or ''!r}; sweeps: {known}")
     if follow_it and not as_json:
         end_as(remote, follow(remote, job))
         return

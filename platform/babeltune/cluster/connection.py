@@ -65,9 +65,11 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
 
 def _found(address: str) -> str:
     """The `host:port` of the Ray that `auto` means here, if there is one."""
+    if address != "auto":
+        return address
     with suppress(ConnectionError):
-        return str(canonicalize_bootstrap_address(address) or address) if address == "auto" else address
-    return address
+        address = canonicalize_bootstrap_address(address) or address
+    return str(address)
 
 
 def end_when_asked() -> None:

@@ -103,13 +103,9 @@ class Jobs:
             self.version = str(self._client._server_ray_version)
         if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
             raise ClusterError(
-                f"{self.named} runs Ray {self.version} and this machine {ray.__version__}; install "
+                f"{self.cluster.named} runs Ray {self.version} and this machine {ray.__version__}; install "
                 f"ray=={self.version} here, or {ray.__version__} there"
             )
-
-    @property
-    def named(self) -> str:
-        return self.cluster.named
 
     def _open(self) -> bool:
         """Whether the dashboard takes requests from everybody: asked without a token."""
@@ -118,14 +114,14 @@ class Jobs:
             answer = requests.get(address, timeout=20, allow_redirects=False)
         except requests.RequestException as error:
             raise ClusterError(
-                f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`"
+                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
             ) from error
         if answer.status_code == requests.codes.not_found:
-            raise ClusterError(f"{self.named} is no Ray dashboard: it has no /api/jobs; check `address`")
+            raise ClusterError(f"{self.cluster.named} is no Ray dashboard: it has no /api/jobs; check `address`")
         if answer.status_code not in (requests.codes.ok, *REFUSALS):
             raise ClusterError(
-                f"{self.named} answers with status {answer.status_code}, which does not say whether it wants a token; "
-                "try again, or check `address`"
+                f"{self.cluster.named} answers with status {answer.status_code}, which does not say whether it wants a "
+                "token; try again, or check `address`"
             )
         return answer.status_code == requests.codes.ok
 
@@ -136,13 +132,15 @@ class Jobs:
             yield
         except AuthenticationError as error:
             why = "wants a token" if "required" in str(error) else "does not accept the token"
-            raise ClusterError(f"{self.named} {why}; {self.cluster.token_place}") from None
+            raise ClusterError(f"{self.cluster.named} {why}; {self.cluster.token_place}") from None
         except BabeltuneError:
             raise
         except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
-            raise AwayError(f"{self.named} does not answer ({_shortly(error)}); start it, or check `address`") from None
+            raise AwayError(
+                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
+            ) from None
         except RuntimeError as error:
-            raise ClusterError(f"{self.named}: {_shortly(error)}") from None
+            raise ClusterError(f"{self.cluster.named}: {_shortly(error)}") from None
 
     def all(self) -> list[Job]:
         """The jobs that were submitted, the oldest first."""
@@ -186,7 +184,7 @@ class Jobs:
                 return self._submit(f"{sweep}-{attempt}", arguments, files, sweep), True
             except _TakenError:
                 continue
-        raise ClusterError(f"{self.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
+        raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
 
     def ask(self, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[int, str]:
         """Runs a command on the head and waits: its exit code and what it wrote."""

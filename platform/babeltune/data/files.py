@@ -37,6 +37,12 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode())
 
 
+def aside(path: Path) -> Path:
+    """Where to keep, beside it, what cannot be used of the file."""
+    number = len(list(path.parent.glob(f"{path.name}.unusable-*")))
+    return path.with_name(f"{path.name}.unusable-{number}")
+
+
 def sync(path: Path) -> None:
     """Has the system put the file, or a folder's list of names, on the disk."""
     handle = os.open(path, os.O_RDONLY)

@@ -105,11 +105,10 @@ def submit(
             check = shared.enter_context(heard(folder, ray_at))
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
-        if folder.state() != "finished" or folder.read("sweep.json") != plain(
-            sweep
-        ):  # or else it is not the latest now
+        finished = folder.state() == "finished"
+        if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
             folder.write("sweep.json", sweep)
-        if ended_trials(folder) >= sweep.budget.trials and folder.state() == "finished" and folder.is_whole():
+        if finished and ended_trials(folder) >= sweep.budget.trials and folder.is_whole():
             send_rest(sweep, cluster, folder)
             return folder
         ended = ended_trials(folder)

@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from babeltune.data.files import end_on_a_line
+from babeltune.data.files import aside, end_on_a_line
 from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
@@ -52,12 +52,6 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     )
 
 
-def put_aside(path: Path, rest: bytes) -> None:
-    """Keeps what cannot be read of a file, beside it."""
-    number = len(list(path.parent.glob(f"{path.name}.unusable-*")))
-    path.with_name(f"{path.name}.unusable-{number}").write_bytes(rest)
-
-
 class Ledger:
     """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
     would never be read."""
@@ -74,7 +68,7 @@ class Ledger:
             try:
                 self._remember(json.loads(line))
             except (ValueError, TypeError, KeyError):
-                put_aside(path, whole[sound:])
+                aside(path).write_bytes(whole[sound:])
                 os.truncate(path, sound)
                 break
             sound += len(line)

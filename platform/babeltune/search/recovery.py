@@ -11,6 +11,7 @@ import optuna
 from optuna.trial import FrozenTrial
 from sqlalchemy.exc import OperationalError
 
+from babeltune.data.files import aside
 from babeltune.errors import BabeltuneError, StorageError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals, follow, open_study, reported
@@ -93,8 +94,8 @@ def _half_drawn(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
 
 def _put_aside(folder: Path) -> None:
     """Renames the study's files."""
-    number = len(list(folder.glob("study.db.unusable-*")))
+    kept = aside(folder / "study.db")
     for suffix in ("", "-journal", "-wal", "-shm"):
         path = folder / f"study.db{suffix}"
         if path.exists():
-            path.rename(folder / f"study.db.unusable-{number}{suffix}")
+            path.rename(kept.with_name(f"{kept.name}{suffix}"))

@@ -62,8 +62,7 @@ class _Asked:
         """How many had none at the last look."""
 
     def look(self, *, last: bool) -> int:
-        """How many lanes fit now; asks for the nodes where none does, or raises if this was the
-        `last` look."""
+        """How many lanes fit now; asks for the nodes where none does, or raises if this was the `last` look."""
         cluster = self._cluster
         try:
             least = min(cluster.workers, cluster.least_workers or cluster.workers)
@@ -79,11 +78,12 @@ class _Asked:
             return 0
 
     def keep(self, there: int) -> None:
-        """Asks for the nodes of all workers but the `there` that have theirs; those of a lane that starts again are
-        missed for a moment only, and not asked for.
+        """Asks for the nodes of all workers but the `there` that have theirs.
 
-        A group for which a node has come is removed, and a worker takes its place. Until it has, nothing more is asked
-        for: what is asked for would take it. A lane that waits for more room than there is, too, comes first."""
+        Those of a lane that starts again are missed for a moment only, and not asked for. A group for which a node has
+        come is removed, and a worker takes its place; until it has, nothing more is asked for, which would take it. A
+        lane that waits for more room than there is, too, comes first.
+        """
         before, now = len(self._groups), max(0, self._workers - there)
         missing, self._missing = min(now, self._missing), now
         come = [group for group in self._groups if is_placed(group)]

@@ -93,8 +93,8 @@ class Desk:
         self._renewed: set[str] = set()
         """Lanes whose groups shall be new ones before their next trial."""
         self._retired: set[str] = set()
-        self._without_cuda: set[str] = set()
-        self._news: list[str] = []
+        self._said: list[str] = []
+        """What has become of trials and lanes, for the driver's log."""
         self._closed = False
         self._changed = asyncio.Condition()
         if self._file is not None and self._file.exists():
@@ -108,7 +108,7 @@ class Desk:
         self._assigned, self._groups, self._made = state["assigned"], state["groups"], state["made"]
         self._broken = {lane: (reason, node) for lane, (reason, node) in state["broken"].items()}
         self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
-        self._without_cuda = set(state["without_cuda"])
+        self._said = state["said"]
 
     def _write(self) -> None:
         if self._file is None:
@@ -122,7 +122,7 @@ class Desk:
             "made": self._made,
             "renewed": sorted(self._renewed),
             "retired": sorted(self._retired),
-            "without_cuda": sorted(self._without_cuda),
+            "said": self._said,
             "closed": self._closed,
         }
         try:
@@ -222,14 +222,9 @@ class Desk:
         """The lanes that cannot train at all, with reasons and the ids of their nodes."""
         return dict(self._broken)
 
-    async def news(self) -> list[str]:
-        """What has become of trials since this was asked last."""
-        news, self._news = self._news, []
-        return news
-
-    async def on_cpu(self) -> list[str]:
-        """The nodes whose GPUs torch does not see."""
-        return sorted(self._without_cuda)
+    async def said(self, after: int) -> list[str]:
+        """What has become of trials and lanes since so much was said."""
+        return self._said[after:]
 
     async def made(self, lane: str) -> int:
         """How many new reports the lane's trials have handed over."""
@@ -278,10 +273,11 @@ class Desk:
         self._broken[lane] = (reason, node)
         await self._tell()
 
-    async def without_cuda(self, node: str) -> None:
-        """A rank there has a share of a GPU that its torch does not see, and trains on the CPU."""
-        self._without_cuda.add(node)
-        self._write()
+    async def say(self, words: str) -> None:
+        """Has the driver log what several ranks may have to say, once."""
+        if words not in self._said:
+            self._said.append(words)
+            self._write()
 
     async def next(self, lane: str, group: str) -> dict[str, Any]:
         """The lane's trial: the unfinished one where this group of ranks is new, else the next offered.
@@ -291,12 +287,12 @@ class Desk:
         """
         new = self._groups.get(lane) != group
         self._groups[lane] = group
-        self._idle.pop(lane, None)
         if new:
             self._renewed.discard(lane)
         if lane in self._assigned and (not new or self._restarted(lane)):
             await self._tell()
             return self._assignment(lane)
+        self._idle.pop(lane, None)
         self._waiting.add(lane)
         await self._tell()
 
@@ -344,7 +340,7 @@ class Desk:
         else:
             if work.trouble == DIED:
                 name = self._name(self._assigned[lane])
-                self._news.append(f"{name} lost a worker of its lane; it goes on from its last checkpoint")
+                self._said.append(f"{name} lost a worker of its lane; it goes on from its last checkpoint")
             work.attempt = _Attempt()
             work.trouble = DIED
         return lane in self._assigned

@@ -20,8 +20,14 @@ from torch import distributed
 
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.workers.desk import DIED, NAMESPACE, Ending
+from babeltune.workers.nodes import named
 from babeltune.workers.slate import Slate
 from babeltune.workers.system import SystemMetrics
+
+NO_CUDA = (
+    "torch sees no CUDA on {}: what trains there has a GPU share and uses the CPU; see that its driver and its build "
+    "of torch fit, then resume"
+)
 
 
 class RunTrial(Protocol):
@@ -110,7 +116,7 @@ def lane_loop(settings: dict[str, Any]) -> None:
     node = ray.get_runtime_context().get_node_id()
     desk = ray.get_actor(settings["desk"], namespace=NAMESPACE)
     if ray.get_gpu_ids() and not torch.cuda.is_available():
-        ray.get(desk.without_cuda.remote(node))
+        ray.get(desk.say.remote(NO_CUDA.format(named(node))))
     try:
         run = load(settings["run_trial"])
     except Exception as error:

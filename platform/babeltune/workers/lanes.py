@@ -120,8 +120,8 @@ class Lanes:
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
         self._bad = BadNodes(workers, self._resources)
-        self._on_cpu: set[str] = set()
-        """The nodes of which it was said that lanes have no GPU there."""
+        self._heard = 0
+        """How much of what the desk has said is noted."""
         self._given_up: list[set[str]] = []
         """For each lane that could not train, who knows why, the nodes that were there."""
         self._nowhere = False
@@ -205,15 +205,9 @@ class Lanes:
                 raise ClusterError(words)
             with self._bad.held(node):
                 self._leave_out(lane, f"{words.splitlines()[0]}; the sweep goes on without it")
-        for words in ray.get(self._desk.news.remote()):
+        for words in ray.get(self._desk.said.remote(self._heard)):
+            self._heard += 1
             self._note(words)
-        for node in ray.get(self._desk.on_cpu.remote()):
-            if node not in self._on_cpu:
-                self._on_cpu.add(node)
-                self._note(
-                    f"torch sees no CUDA on {named(node)}: what trains there has {self._shares[1]:g} GPUs and uses the "
-                    "CPU; see that its driver and its build of torch fit, then resume"
-                )
         for lane in self._ended(0):
             reason, before = self._why_ended(lane), self._lanes[lane]
             made = ray.get(self._desk.made.remote(lane))
