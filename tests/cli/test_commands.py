@@ -325,10 +325,10 @@ def test_who_watched_a_sweep_fails_as_it_did(watched):
     assert "promote" not in out
 
 
-@pytest.mark.parametrize("state", ["stopped", "interrupted"])
-def test_who_watched_a_sweep_leaves_it_as_it_was_left(watched, state):
+@pytest.mark.parametrize(("state", "ends"), [("stopped", 0), ("interrupted", 130)])
+def test_who_watched_a_sweep_leaves_it_as_it_was_left_and_ends_as_its_driver(watched, state, ends):
     folder, code, out, err = watched(state)
-    assert (code, folder.state()) == (0, state)
+    assert (code, folder.state()) == (ends, state)
     assert "showing it" in err
     assert f"{state}; nothing is lost: `babeltune resume {folder.id}" in out
 

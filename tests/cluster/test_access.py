@@ -84,6 +84,25 @@ except ClusterError as error:
     assert told.stdout.endswith("a short path and some room, RAY_TMPDIR or else /tmp; then try again\n")
 
 
+def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():
+    program = """
+import os, time, ray
+from ray._private.utils import publish_error_to_driver
+from babeltune.cluster.connection import local_ray
+with local_ray(num_cpus=1):
+    try:
+        ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+    except ray.exceptions.WorkerCrashedError:
+        print("it died")
+    publish_error_to_driver("memory", "a node runs low on memory", ray._private.worker.global_worker.gcs_client)
+    time.sleep(3)
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "it died\n"
+    assert [line for line in told.stderr.splitlines() if "Ray:" in line] == ["Ray: a node runs low on memory"]
+    assert "worker died" not in told.stderr
+
+
 def test_a_wrong_token_for_the_ray_of_this_machine_is_one_line_that_says_what_to_do(ray_cluster, monkeypatch):
     program = """
 from babeltune.cluster.connection import connected

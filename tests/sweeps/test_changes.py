@@ -66,13 +66,14 @@ def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copi
         assert "is running with the spec that it began with; `babeltune stop" in " ".join(err.split())
     code, _, err = babeltune(*longer)
     assert code == 1
-    assert "taken: budget.trials: 4 → 5" in err
+    assert "taken:" not in err, "nothing was"
     assert f"\n  training.pairs: {pairs} → 640\n" in err
     assert "--accept-changes" in err
     assert folder.sweep().training.pairs == pairs, "a refused spec leaves the folder as it was"
     assert folder.accepted() == []
     code, out, err = babeltune(*longer, "--accept-changes", "--json")
     assert code == 0, err
+    assert "taken: budget.trials: 4 → 5" in err
     assert json.loads(out)["sweep"] == folder.id, "the id is kept"
     assert [(e["changes"], e["begun"], e["unfinished"]) for e in json.loads(out)["accepted_changes"]] == [
         ([plain(Change("training.pairs", pairs, 640))], [0, 1, 2, 3], [])

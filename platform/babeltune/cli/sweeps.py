@@ -149,15 +149,18 @@ def run_sweep(
             err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    state = folder.state()
     if not as_json:
-        if folder.state() in ("stopped", "interrupted"):
-            out.print(f"{folder.state()}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        if state in ("stopped", "interrupted"):
+            out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
         else:
             rest = folder.read("tracking.json") or {}
             if rest.get("unsent_bytes"):
                 again = f"babeltune resume {folder.id}{where}"
                 out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
             out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
+    if state == "interrupted":  # while it was watched; as its driver ends
+        raise typer.Exit(INTERRUPTED)
 
 
 @app.command()
@@ -257,17 +260,19 @@ def resume(
         if is_driven(folder):
             where = with_cluster(cluster)
             raise SweepError(running_words(folder.id, where, "spec", f"resume {folder.id} --spec {spec}"))
-        show_taken(folder, sweep)
+        show_taken(folder, sweep, accept_changes=accept_changes)
     run_sweep(sweep, cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
 
 
-def show_taken(folder: SweepFolder, sweep: Sweep) -> None:
-    """Says what a given spec changes without deciding a result; what decides one is said when it is refused."""
+def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> None:
+    """Says what a given spec changes without deciding a result, unless it is refused for what decides one."""
     from babeltune.spec.space import within_grid
     from babeltune.sweeps.changes import spec_changes
 
-    for change in spec_changes(folder, within_grid(sweep)):
-        if not change.decides:
+    changes = spec_changes(folder, within_grid(sweep))
+    refused = any(change.decides for change in changes) and not accept_changes
+    for change in changes:
+        if not (change.decides or refused):
             err.print(f"taken: {change}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import ray
 import torch
@@ -17,7 +19,15 @@ from babeltune.cluster.access import authenticate, listens, refuse_open, shown, 
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
 
+log = logging.getLogger(__name__)
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
+    """What Ray would print in colours on stdout, where results go: of memory that runs out, or of a worker that died,
+    which a sweep's log says in its own words."""
+    for words in data["lines"]:
+        log.log(logging.DEBUG if "worker died" in words else logging.WARNING, "Ray: %s", words.strip())
 
 
 @contextmanager
@@ -51,6 +61,7 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         raise ClusterError(f"{named} {why}; {cluster.token_place}")
     if token is not None:
         authenticate(token)
+    ray._private.worker.print_to_stdstream = _no_result
     try:
         ray.init(address=cluster.address, log_to_driver=False)
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
@@ -110,6 +121,7 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
     `ClusterError` where it does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray._private.worker.print_to_stdstream = _no_result
     try:
         ray.init(
             address="local",

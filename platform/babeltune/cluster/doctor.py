@@ -186,12 +186,12 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
         except BabeltuneError as error:
             yield Finding("address", False, str(error))
             return
-        yield Finding("address", True, f"{cluster.place}: {len(nodes)} nodes")
+        yield Finding("address", True, f"{cluster.place}; nodes: {len(nodes)}")
         yield Finding("token", closed, "is wanted" if closed else f"this cluster {OPEN}")
     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
     try:
         fit = lanes_that_fit(cluster.workers, *shares, least=cluster.least_workers, nodes=nodes)
-        yield Finding("lanes", True, f"room for {fit} of {cluster.workers} workers")
+        yield Finding("lanes", True, f"room for {fit}; workers in each: {cluster.workers}")
     except ClusterError as error:
         asked = "none fits now; `nodes_within` asks for nodes with a sweep"
         yield Finding("lanes", cluster.nodes_within > 0, asked if cluster.nodes_within else str(error))

@@ -35,6 +35,8 @@ FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
 SECRETS = ("token", "password", "secret", "api_key")
 URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
+MLFLOW = re.compile(r"https?://.+|(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+|\$\{.+", re.DOTALL)
+"""A server or a database; of a dashboard's cluster, a variable may be all."""
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
 PLACE = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
 """What follows the `://` of a storage: a bucket and a prefix, or a path, without user, query or fragment."""
@@ -209,6 +211,12 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield from _uri_problems(uri[1], uri[2], cluster)
     elif cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
         yield ("storage",), f"{cluster.storage!r} must be a whole path on the cluster's nodes, such as /mnt/babeltune"
+    if cluster.mlflow and not MLFLOW.fullmatch(cluster.mlflow):
+        yield (
+            ("mlflow",),
+            f"{without_password(cluster.mlflow)!r} must be a server, http://… or https://…, or a database: "
+            "sqlite:///…, postgresql://…, mysql://… or mssql://…",
+        )
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
     for key, number, low in (

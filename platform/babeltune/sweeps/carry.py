@@ -65,6 +65,7 @@ class Sending:
                 patiently(
                     lambda: push_trial(self._mirror, self._folder),
                     LONGER * self._patience if report.get("last") else min(SHORTLY, self._patience),
+                    self.stopped,
                 )
             except BucketError as error:
                 if report.get("last"):
@@ -76,8 +77,9 @@ class Sending:
         return self._inner.stopped()
 
 
-def patiently(errand: Callable[[], object], seconds: float) -> None:
-    """The errand, tried again for so many seconds while the store does not answer."""
+def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
+    """The errand, tried again for so many seconds while the store does not answer; each time, `alive` says that the
+    trial waits and does not hang."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -86,6 +88,7 @@ def patiently(errand: Callable[[], object], seconds: float) -> None:
         except BucketError:
             if time.monotonic() > deadline:
                 raise
+        alive()
         time.sleep(0.5)
 
 
@@ -97,8 +100,12 @@ def on_this_node(
     where = Where(**payload["mirror"])
     mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
     prepared, folder = mirror.path(payload["prepared"]), mirror.path(payload["folder"])
-    patiently(lambda: bring_prepared(mirror, prepared), LONGER * where.patience)
-    settle(mirror, folder, where.patience, rank, world, device)
+
+    def waiting(errand: Callable[[], object]) -> None:
+        patiently(errand, LONGER * where.patience, reports.stopped)
+
+    waiting(lambda: bring_prepared(mirror, prepared))
+    settle(mirror, folder, waiting, rank, world, device)
     ended = threading.Event()
     thread = threading.Thread(target=_note_progress, args=(mirror, folder, ended), daemon=True)
     if rank == 0:
@@ -137,13 +144,15 @@ def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
 # A trial's checkpoints
 
 
-def settle(mirror: Mirror, folder: Path, patience: float, rank: int, world: int, device: str) -> None:
+def settle(
+    mirror: Mirror, folder: Path, waiting: Callable[[Callable[[], object]], None], rank: int, world: int, device: str
+) -> None:
     """All ranks have the same reports and checkpoints: those of the node or of the bucket that go further."""
     key = mirror.key(folder)
     if rank == 0:
         with mirror.lock(key):
-            patiently(lambda: pull_trial(mirror, folder), LONGER * patience)
-            patiently(lambda: push_trial(mirror, folder), LONGER * patience)
+            waiting(lambda: pull_trial(mirror, folder))
+            waiting(lambda: push_trial(mirror, folder))
     if world == 1:
         return
     wanted = Ranks().of_first(state_of(folder) if rank == 0 else 0, device)
@@ -152,7 +161,7 @@ def settle(mirror: Mirror, folder: Path, patience: float, rank: int, world: int,
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             (folder / REPORTS).unlink(missing_ok=True)
             mirror.forget(f"{key}/{REPORTS}")
-            patiently(lambda: pull_trial(mirror, folder), LONGER * patience)
+            waiting(lambda: pull_trial(mirror, folder))
         if state_of(folder) != wanted:
             raise BucketError(f"{mirror.bucket.uri}/{key} does not have the checkpoint from which rank 0 goes on")
 

@@ -65,7 +65,7 @@ def lanes_that_fit(
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
             f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
-            f"does not fit: the cluster has {len(nodes)} nodes with {cpus:g} CPUs and {gpus:g} GPUs in all; "
+            f"does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
             "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
             "an autoscaler starts them"
         )
