@@ -5,13 +5,15 @@ import time
 
 
 def when(condition, action):
-    """Does the action in another thread once the condition holds."""
+    """Does the action in another thread once the condition holds; where it never does, the action ends the wait, and
+    the test fails for the thread's error."""
 
     def work():
         deadline = time.monotonic() + 240
-        while not condition() and time.monotonic() < deadline:
+        while not (held := condition()) and time.monotonic() < deadline:
             time.sleep(0.05)
         action()
+        assert held, f"{condition} did not hold within 240 s"
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

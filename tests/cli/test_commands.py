@@ -307,10 +307,10 @@ def watched(babeltune, copied, tiny_file, monkeypatch):
         watching.set()
         return attach(*arguments)
 
-    def submit(state, **more):
+    def submit(state, *options, **more):
         other = drive(folder, watching.is_set)
         folder.set_state(state, **more)
-        code, out, err = babeltune("submit", again)
+        code, out, err = babeltune("submit", again, *options)
         other.join(30)
         return folder, code, out, " ".join(err.split())
 
@@ -327,8 +327,9 @@ def test_who_watched_a_sweep_fails_as_it_did(watched):
 
 @pytest.mark.parametrize(("state", "ends"), [("stopped", 0), ("interrupted", 130)])
 def test_who_watched_a_sweep_leaves_it_as_it_was_left_and_ends_as_its_driver(watched, state, ends):
-    folder, code, out, err = watched(state)
+    folder, code, out, err = watched(state, "--trials", 9)
     assert (code, folder.state()) == (ends, state)
+    assert "not taken while it runs: budget.trials: 4 → 9" in err
     assert "showing it" in err
     assert f"{state}; nothing is lost: `babeltune resume {folder.id}" in out
 
@@ -388,13 +389,14 @@ def test_extend_wants_more_trials_than_the_sweep_has(babeltune, home):
         assert f"--trials {trials}: sweep {home.id} has a budget of 4 trials; give more" in " ".join(err.split())
 
 
-def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch):
+@pytest.mark.parametrize("command", ["extend", "resume"])
+def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch, command):
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     with only_driver(folder):
-        code, _, err = babeltune("extend", folder.id, "--trials", 9)
+        code, _, err = babeltune(command, folder.id, "--trials", 9)
     assert code == 1
-    assert f"babeltune extend {folder.id} --trials 9" in " ".join(err.split())
+    assert f"babeltune resume {folder.id} --trials 9" in " ".join(err.split())
 
 
 def test_logs_tell_what_the_driver_did(babeltune, home):

@@ -30,7 +30,7 @@ import babeltune as imported
 from babeltune.cli import main
 from babeltune.cluster.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.cluster.wheel import build_wheel
-from babeltune.errors import ClusterError
+from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from ports import free_port, listens
@@ -128,8 +128,29 @@ def words(text):
     return " ".join(text.split())
 
 
+def test_a_sweep_is_found_by_its_id_its_name_and_what_alone_begins_like_that(monkeypatch):
+    jobs = Jobs.__new__(Jobs)
+    ran = [("quality", "0a"), ("quick", "1b"), ("quick", "2c"), ("quick", "1b")]
+    first = dict.fromkeys(ran)
+    known = [Job(f"{name}-{key}-{number}", "STOPPED", sweep=f"{name}-{key}") for number, (name, key) in enumerate(ran)]
+    monkeypatch.setattr(jobs, "all", lambda: known)
+    assert len(first) == 3
+    for name, found in {
+        None: "quick-1b-3",
+        "quick": "quick-1b-3",
+        "quick-2c": "quick-2c-2",
+        "quick-1b-1": "quick-1b-3",
+        "qual": "quality-0a-0",
+        "quick-2": "quick-2c-2",
+    }.items():
+        assert jobs.find(name).id == found
+    assert jobs.find("slow") is None
+    with pytest.raises(UnknownNameError, match=r"'qu' begins the names of several sweeps: quick-1b, quick-2c, quality"):
+        jobs.find("qu")
+
+
 @pytest.mark.long
-def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place):
+def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place, monkeypatch):
     code, out, err = babeltune("submit", tiny_file)
     assert code == 0, out + err
     assert f"sweep {quick} is submitted as job {quick}-1" in words(err)
@@ -155,6 +176,10 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 4
+    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
+    code, out, err = babeltune("logs", quick)
+    assert code == 0, out + err
+    assert "accepted: training.pairs: 640 → 1280" in out
 
 
 @pytest.mark.long
@@ -167,10 +192,11 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     assert json.loads(out)["state"] in ("starting", "new", "running")
     code, out, _ = babeltune("submit", tiny_file, *LONG, "--detach")
     assert code == 0
-    assert f"sweep {long} is running as job {long}-1; `babeltune logs {long} -f" in words(out)
+    assert f"sweep {long} is running as job {long}-1, with what it began with; `babeltune logs {long} -f" in words(out)
     wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
     for changing, what in (
         (("extend", long, "--trials", 9), "budget"),
+        (("resume", long, "--trials", 9), "budget"),
         (("resume", long, "--spec", tiny_file), "spec"),
     ):
         code, _, err = babeltune(*changing)

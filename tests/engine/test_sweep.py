@@ -339,7 +339,7 @@ def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypat
     monkeypatch.setattr("babeltune.workers.lanes.PLACELESS", 0.5)
     sweep, _, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
-    for seed, waiting in ((7, "tokenizing"), (sweep.seed, "the cluster has no room")):
+    for seed, waiting in ((7, "scoring the untrained student"), (sweep.seed, "the cluster has no room")):
         asked = replace(sweep, seed=seed)
         folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(asked))
         heard = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from babeltune.errors import SweepError
 from babeltune.records import Data, Objective, Parameter, Sampler, Source, Sweep
 from babeltune.search.proposals import Ledger, Proposals, follow, open_study, replay, reported
-from babeltune.search.recovery import sound_study
+from babeltune.search.recovery import catch_up, sound_study
 from babeltune.search.searcher import give_up_on
 
 SWEEP = Sweep(
@@ -183,6 +183,37 @@ def test_an_altered_ledger_makes_no_study(recorded, tmp_path):
     (tmp_path / "study.db").unlink()
     with pytest.raises(SweepError, match=r"results.jsonl proposes trial 7 where trial 0 is next"):
         sound_study(tmp_path, SWEEP, ledger, suggest)
+
+
+def test_what_only_the_study_knows_is_added_to_the_ledger_in_the_order_in_which_it_happened(tmp_path):
+    sweep = replace(SWEEP, sampler=Sampler(kind="tpe", startup=2))
+    proposals = Proposals(open_study(tmp_path, sweep), sweep, suggest)
+    proposed = {}
+
+    def ask():
+        number, params = proposals.ask()
+        proposed[number] = params
+        proposals.report(number, 1, [params["x"]])
+
+    def end(number):
+        proposals.note(number, {"reason": "it is over"})
+        proposals.tell(number, TrialState.COMPLETE, [proposed[number]["x"]])
+
+    for step in (ask, ask, ask, lambda: end(2), ask, lambda: end(0), ask, lambda: end(3), ask, lambda: end(1), ask):
+        step()
+    ledger = Ledger(tmp_path / "results.jsonl")
+    catch_up(ledger, proposals)
+    happened = [(line["event"], line["number"]) for line in ledger.lines if line["event"] != "report"]
+    assert happened == [
+        *[("propose", 0), ("propose", 1), ("propose", 2), ("end", 2), ("propose", 3), ("end", 0), ("propose", 4)],
+        *[("end", 3), ("propose", 5), ("end", 1), ("propose", 6)],
+    ]
+    assert [len(ledger.reports(number)) for number in proposed] == [1] * 7
+    assert replay(ledger.lines, sweep, suggest) == proposed
+    assert sound_study(tmp_path, sweep, ledger, suggest)
+    before = list(ledger.lines)
+    catch_up(ledger, proposals)
+    assert ledger.lines == before
 
 
 def a_trial(failed, reason=""):

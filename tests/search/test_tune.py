@@ -11,6 +11,7 @@ import ray
 from optuna.trial import TrialState
 from ray._private.state import actors
 
+from babeltune.cluster.tasks import ray_refusals
 from babeltune.data.files import write_json
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
@@ -198,6 +199,17 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp
             payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
         )
     assert len(states(tmp_path, a_sweep())) < 10
+
+
+def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_lane, tmp_path):
+    broken = {"orders": {"kind": "refuse", "at": 1}}
+    with pytest.raises(
+        SweepError, match=r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
+    ):
+        run(tmp_path, one_lane, a_sweep(), 12, payload=lambda *_: broken)
+    assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.1)), 12)
+    names = [state.name for state in states(tmp_path, a_sweep())]
+    assert names == ["FAIL"] * 5 + ["COMPLETE"] * 7
 
 
 def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_lane, tmp_path):
@@ -494,6 +506,6 @@ def test_a_search_whose_desk_dies_for_good_says_how_to_go_on(ray_cluster, tmp_pa
             ray.kill(doomed._desk)
 
     before = groups_held()
-    with pytest.raises(ClusterError, match=r"is gone .*`babeltune resume` goes on"), doomed:
+    with pytest.raises(ClusterError, match=r"has failed .*`babeltune resume` goes on"), ray_refusals(), doomed:
         run(tmp_path, doomed, a_sweep(), 4, kill)
     assert groups_held() == before

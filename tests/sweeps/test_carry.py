@@ -138,18 +138,22 @@ def test_a_checkpoint_between_two_reports_travels_too_and_goes_with_the_next_rep
 
 class Desk:
     def __init__(self):
-        self.seen = []
+        self.seen, self.asked = [], 0
 
     def report(self, report):
         self.seen.append(report)
         return True
+
+    def stopped(self):
+        self.asked += 1
+        return False
 
 
 def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for_it(nodes, s3):
     one, other = nodes
     one.bucket.patience = 0.2
     desk = Desk()
-    sending = Sending(desk, one, one.path(KEY), 0, patience=0.3)
+    sending = Sending(desk, one, one.path(KEY), 0, patience=2.0)
     s3.door.shut()
     train(one, 1, {1})
     assert sending.report({"index": 1})
@@ -158,6 +162,7 @@ def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for
     with pytest.raises(BucketError):
         sending.report({"index": 2, "last": True})
     assert [report["index"] for report in desk.seen] == [1]
+    assert desk.asked >= 2, "it waits, and does not hang"
     s3.door.open()
     assert sending.report({"index": 2, "last": True})
     assert desk.seen[1] == {"index": 2, "last": True}

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from mlflow import MlflowClient
 
 from babeltune.engine import courier as couriers
 from babeltune.engine.courier import Courier
@@ -17,10 +18,10 @@ from babeltune.engine.sweep import driven_folder, submit
 from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.promotion.promote import evaluate_model, promote
 from babeltune.spec.cluster import Cluster
-from babeltune.spec.sweep_file import sweep_id
+from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.storage.mirror import SEAL
 from babeltune.sweeps.board import is_driven
-from babeltune.sweeps.folder import SweepFolder, read_log
+from babeltune.sweeps.folder import SweepFolder, read_log, read_outcome
 from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import OWNER, Places
 from babeltune.training.checkpoint import read_reports
@@ -60,8 +61,6 @@ def machine(tmp_path_factory):
 @pytest.fixture(scope="module")
 def far(ray_cluster, s3_server, tiny_file, machine):
     """A finished sweep of two trials, which ran on machine `one` while the server was away for two seconds."""
-    from babeltune.spec.sweep_file import read_sweep
-
     sweep = replace(read_sweep(tiny_file), name="far")
     folder = SweepFolder(machine("one").folder / "sweeps" / sweep_id(sweep))
 
@@ -247,6 +246,30 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
     with Courier(one, folder):
         assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"
     del sweep
+
+
+def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_cluster, s3, machine, tiny_file):
+    sweep = read_sweep(tiny_file)
+    longer = replace(sweep, name="taken", training=replace(sweep.training, pairs=38400))
+    one = machine("one")
+    folder = SweepFolder(one.folder / "sweeps" / sweep_id(longer))
+    key = f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+
+    def another(board):
+        def come():
+            owner = json.loads(s3.get(key))
+            s3.put(key, json.dumps({**owner, "session": "another", "host": "elsewhere", "folder": "/x"}).encode())
+
+        when(lambda: board.searching is not None and read_outcome(folder.trial(0)) == "running", come)
+
+    with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
+        submit(longer, one, watch=another)
+    assert folder.state() == "running", "as the other one left it"
+    assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"
+    client = MlflowClient(one.mlflow)
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
+    assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
 
 
 def test_a_driver_whose_clock_was_ahead_holds_the_sweep_only_while_it_speaks(far, s3, machine, monkeypatch):

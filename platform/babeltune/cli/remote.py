@@ -153,6 +153,8 @@ def run_there(
     command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
     job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()})
     said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
+    if not new:
+        said += ", with what it began with"
     if detach:
         hint = f"`babeltune logs {sweep} -f{remote.where}` follows it"
         document = {"sweep": sweep, "job": job.id, "state": job.state, "new": new}
@@ -215,9 +217,9 @@ def status_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: 
 def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:
     """The log of the latest attempt."""
     job = remote.jobs.find(name)
-    if job is None:
-        known = ", ".join(dict.fromkeys(job.sweep for job in remote.jobs.all() if job.sweep)) or "none"
-        raise UnknownNameError(f"{remote.jobs.cluster.named} has no job of a sweep {name or ''!r}; sweeps: {known}")
+    if job is None:  # the storage may know the sweep all the same
+        remote.show(["logs", *((name,) if name is not None else ())], as_json)
+        return
     if follow_it and not as_json:
         end_as(remote, follow(remote, job))
         return

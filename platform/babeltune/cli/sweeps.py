@@ -120,7 +120,9 @@ def run_sweep(
     from babeltune.engine.lease import DrivenError
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
+    from babeltune.spec.space import within_grid
     from babeltune.sweeps.board import sweep_document
+    from babeltune.sweeps.changes import spec_changes
 
     cluster, where = cluster_of(file), with_cluster(file)
     if cluster.address == "local":
@@ -129,6 +131,8 @@ def run_sweep(
         running = driven_folder(name, cluster)
         if running is not None:
             err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
+            for change in spec_changes(running, within_grid(sweep)):
+                err.print(f"not taken while it runs: {change}", markup=False, highlight=False, soft_wrap=True)
             folder = attach(running, err)
             state = folder.state()  # as its driver said
             if state == "failed":
@@ -237,11 +241,12 @@ def resume(
             "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
         )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
+    changed = ("spec", f"--spec {spec}") if spec is not None else ("budget", f"--trials {trials}") if trials else None
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:
         job = remote.jobs.find(name)
-        if sweep is not None and job is not None and job.live:
-            raise SweepError(running_words(job.sweep, remote.where, "spec", f"resume {job.sweep} --spec {spec}"))
+        if changed and job is not None and job.live:
+            raise SweepError(running_words(job.sweep, remote.where, *changed))
         continue_there(
             remote,
             "resume",
@@ -254,12 +259,11 @@ def resume(
         )
         return
     folder = folder_of(name, cluster)
+    if changed and is_driven(folder):
+        raise SweepError(running_words(folder.id, with_cluster(cluster), *changed))
     if sweep is None:
         sweep = recorded(folder, trials)
     else:
-        if is_driven(folder):
-            where = with_cluster(cluster)
-            raise SweepError(running_words(folder.id, where, "spec", f"resume {folder.id} --spec {spec}"))
         show_taken(folder, sweep, accept_changes=accept_changes)
     run_sweep(sweep, cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
 
@@ -295,7 +299,7 @@ def extend(
     if remote is not None:
         job = remote.jobs.find(name)
         if job is not None and job.live:
-            raise SweepError(extend_words(job.sweep, remote.where, trials))
+            raise SweepError(running_words(job.sweep, remote.where, "budget", f"--trials {trials}"))
         continue_there(
             remote, "extend", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
         )
@@ -305,18 +309,14 @@ def extend(
     if trials <= before:
         raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {before} trials; give more than that")
     if is_driven(folder):
-        raise SweepError(extend_words(folder.id, with_cluster(cluster), trials))
+        raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}"))
     run_sweep(recorded(folder, trials), cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
 
 
-def extend_words(sweep: str, where: str, trials: int) -> str:
-    return running_words(sweep, where, "budget", f"extend {sweep} --trials {trials}")
-
-
-def running_words(sweep: str, where: str, what: str, then: str) -> str:
+def running_words(sweep: str, where: str, what: str, options: str) -> str:
     return (
         f"sweep {sweep} is running with the {what} that it began with; `babeltune stop {sweep}{where}`, then "
-        f"`babeltune {then}{where}`: nothing is lost"
+        f"`babeltune resume {sweep} {options}{where}`: nothing is lost"
     )
 
 
@@ -332,6 +332,8 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
         raise SweepError(
             f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
             "settings; resume it with that version, or submit its file as a new sweep"
+            + "; if it was cut off as it took another file, give that again: --spec FILE --accept-changes"
+            * bool(folder.accepted())
         )
     if trials is None:
         return sweep

@@ -32,7 +32,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from babeltune.cluster.wheel import build_wheel
-from babeltune.errors import BabeltuneError, ClusterError, from_network
+from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
 from babeltune.spec.cluster import Cluster
 
 LIVE = ("PENDING", "RUNNING")
@@ -158,15 +158,14 @@ class Jobs:
 
     def find(self, name: str | None) -> Job | None:
         """The latest attempt at a sweep with this id, the beginning of one, or this name; at any, without a name."""
-        latest = [job for job in reversed(self.all()) if job.sweep]
-        for match in (
-            lambda job: name is None or name in (job.id, job.sweep, job.sweep.rpartition("-")[0]),
-            lambda job: job.sweep.startswith(name),
-        ):
-            for job in latest:
-                if match(job):
-                    return max(self.of_sweep(job.sweep), key=lambda other: other.attempt)
-        return None
+        jobs = [job for job in reversed(self.all()) if job.sweep]
+        name = next((job.sweep for job in jobs if job.id == name), name)
+        latest = list(dict.fromkeys(job.sweep for job in jobs))
+        named = [id_ for id_ in latest if name in (None, id_, id_.rpartition("-")[0])]
+        begun = named[:1] or [id_ for id_ in latest if id_.startswith(str(name))]
+        if len(begun) > 1:
+            raise UnknownNameError(f"{name!r} begins the names of several sweeps: {', '.join(begun)}; name one")
+        return self.of_sweep(begun[0])[-1] if begun else None
 
     def run_sweep(self, sweep: str, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[Job, bool]:
         """Submits the next attempt at the sweep: the job, and whether it is new; one that lives is not submitted again.

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 
-from babeltune.errors import BabeltuneError
+from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.sweeps.carry import files_of, put_files, with_files
+
+
+@contextmanager
+def ray_refusals() -> Iterator[None]:
+    """Makes a `ClusterError` of what Ray cannot do: a process, or the node that it ran on, is gone or out of memory."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        why = (str(cause).strip().splitlines() or ["no words"])[0]
+        raise ClusterError(
+            f"a process that the sweep needs has failed ({type(cause).__name__}: {why}); every trial keeps its last "
+            "checkpoint: `babeltune resume` goes on"
+        ) from error
 
 
 def first_of(references: list[Any], look: Callable[[], None]) -> tuple[list[Any], list[Any]]:

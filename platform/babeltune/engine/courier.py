@@ -24,7 +24,7 @@ from filelock import Timeout
 
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
-from babeltune.engine.lease import running_elsewhere
+from babeltune.engine.lease import OvertakenError, running_elsewhere
 from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
@@ -280,7 +280,7 @@ class Courier:
         """Says that this driver lives, unless another one has the sweep; hears who wants it to stop."""
         owner = self._owner()
         if owner is not None and owner["session"] != self._session:
-            raise SweepError(
+            raise OvertakenError(
                 f"sweep {self.folder.id} was taken over by {owner['host']}; this driver stops, "
                 f"`babeltune status {self.folder.id}` shows the other"
             )

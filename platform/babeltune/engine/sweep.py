@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from babeltune.cluster.connection import connected, interrupts
-from babeltune.cluster.tasks import fetched, ray_shards
+from babeltune.cluster.tasks import fetched, ray_refusals, ray_shards
 from babeltune.data.corpus import Corpus
 from babeltune.data.files import write_json
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
@@ -165,7 +165,7 @@ def _attempt(
         warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
         corpus = read_corpus(sweep, folder.path.parents[1], progress)
         asked = functools.partial(nodes_asked, cluster, note=board.note, progress=progress)
-        with connected(cluster):
+        with connected(cluster), ray_refusals():
             with asked(trials=1):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
             with asked(trials=sweep.budget.trials - board.before) as surveyed:

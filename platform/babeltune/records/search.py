@@ -77,7 +77,8 @@ class Budget(Strict):
     workers: int | None = None
     """Workers per trial; absent: the cluster file's."""
     failures: float = 1.0
-    """The sweep gives up once this share of its trials has failed, of five or more that ended, or of all at its end."""
+    """The sweep gives up once this share of its trials has failed, of five or more that ended, or of all at its end;
+    those before are not counted again once it is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)

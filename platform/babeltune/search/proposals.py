@@ -82,6 +82,10 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
 
+    def add_end(self, number: int, state: str, values: list[float] | None, reason: str | None) -> None:
+        """Appends a trial's end in this state of Optuna's."""
+        self.add("end", number, state=state, values=values, **({"reason": reason} if reason else {}))
+
     def reports(self, number: int) -> list[dict[str, Any]]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))

@@ -1,14 +1,17 @@
-"""Makes a study that is lost, damaged or of another version again, from the ledger: it has all that a search needs."""
+"""Makes a study that is lost, damaged or of another version again, from the ledger: it has all that a search needs.
+What the study alone knows, the ledger is told."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import OperationalError
 
 from babeltune.data.files import aside
@@ -62,6 +65,27 @@ def sound_study(
 
     follow(ledger.lines, proposals, as_recorded)
     return study
+
+
+def catch_up(ledger: Ledger, proposals: Proposals) -> None:
+    """Adds to the ledger what the study learned just before a crash, in the order in which it did."""
+    told = {event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")}
+    unknown: list[tuple[datetime, Callable[[], None]]] = []
+    for number, trial in sorted(proposals.trials().items()):
+        began = trial.datetime_start or datetime.min
+        until = max(began, trial.datetime_complete or datetime.max)
+        if number not in told["propose"]:
+            unknown.append((began, partial(ledger.add, "propose", number, params=trial.params)))
+        known = {line["index"] for line in ledger.reports(number)}
+        for index, values in sorted(reported(trial).items()):
+            if index not in known:  # proposals do not depend on when a report came
+                unknown.append((until, partial(ledger.add, "report", number, index=index, values=values)))
+        if number not in told["end"] and trial.state.is_finished():
+            final = trial.values if trial.state == TrialState.COMPLETE else None
+            reason = trial.user_attrs.get("reason")
+            unknown.append((until, partial(ledger.add_end, number, trial.state.name, final, reason)))
+    for _, add in sorted(unknown, key=lambda each: each[0]):
+        add()
 
 
 def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:

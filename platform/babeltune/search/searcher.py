@@ -12,7 +12,7 @@ from ray.tune.search import Searcher
 
 from babeltune.errors import StorageError, SweepError
 from babeltune.records import Scalar, Sweep
-from babeltune.search.proposals import Ledger, Proposals, reported
+from babeltune.search.proposals import Ledger, Proposals
 from babeltune.workers.lanes import Lanes
 
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
@@ -53,8 +53,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._judged = sorted(judged)
         self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
         self._numbers: dict[str, int] = {}
+        self._forgiven = _given_up(proposals, trials, sweep.budget.failures)
         self.trouble: BaseException | None = None
-        self._catch_up()
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing: Tune pickles its searcher now and then, and babeltune never reads a pickle."""
@@ -73,22 +73,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **_: Any) -> bool:
         """Agrees: the sweep says what is searched."""
         return True
-
-    def _catch_up(self) -> None:
-        """Adds to the ledger what the study learned just before a crash."""
-        proposed = {line["number"] for line in self._ledger.lines if line["event"] == "propose"}
-        ended = {line["number"] for line in self._ledger.lines if line["event"] == "end"}
-        for number, trial in sorted(self._proposals.trials().items()):
-            if number not in proposed:
-                self._ledger.add("propose", number, params=trial.params)
-            told = {line["index"] for line in self._ledger.reports(number)}
-            for index, objectives in sorted(reported(trial).items()):
-                if index not in told:
-                    self._ledger.add("report", number, index=index, values=objectives)
-            if number not in ended and trial.state.is_finished():
-                values = trial.values if trial.state == TrialState.COMPLETE else None
-                reason = trial.user_attrs.get("reason")
-                self._note_end(number, trial.state, values, reason)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
@@ -203,14 +187,28 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._proposals.note(number, {"reason": reason})
         told = values if state == TrialState.COMPLETE else None
         self._proposals.tell(number, state, told)
-        self._note_end(number, state, told, reason)
+        self._ledger.add_end(number, state.name, told, reason)
         self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
-        ended = self._proposals.trials(*ENDED).values()
+        ended = self.ended()
         if len(ended) >= max(ENOUGH, self._lanes.count):
             give_up_on(ended, self._sweep.budget.failures)
 
-    def _note_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
-        self._ledger.add("end", number, state=state.name, values=values, **({"reason": reason} if reason else {}))
+    def ended(self) -> list[FrozenTrial]:
+        """The trials by which it is known whether to give up: without those that a sweep gave up on before it was
+        resumed."""
+        return [trial for number, trial in self._proposals.trials(*ENDED).items() if number not in self._forgiven]
+
+
+def _given_up(proposals: Proposals, trials: int, share: float) -> set[int]:
+    """The ended trials, where the sweep gave up on them with others to come."""
+    ended = proposals.trials(*ENDED)
+    if len(ended) >= trials:
+        return set()
+    try:
+        give_up_on(ended.values(), share)
+    except SweepError:
+        return set(ended)
+    return set()
 
 
 def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:
@@ -221,4 +219,7 @@ def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:
     reasons = Counter(str(trial.user_attrs.get("reason", "unknown")).splitlines()[0] for trial in failed)
     listed = "; ".join(f"{count}× {reason}" for reason, count in reasons.most_common(3))
     some = "all" if len(failed) == len(ended) else f"{len(failed)}"
-    raise SweepError(f"{some} of the first {len(ended)} trials failed: {listed}; change the sweep file")
+    raise SweepError(
+        f"{some} of the first {len(ended)} trials failed: {listed}; change the sweep file, or mend what broke, then "
+        "`babeltune resume`"
+    )

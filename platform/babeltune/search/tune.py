@@ -24,10 +24,10 @@ from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from babeltune.errors import BabeltuneError, ClusterError, SweepError
+from babeltune.errors import BabeltuneError, SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
-from babeltune.search.recovery import sound_study
+from babeltune.search.recovery import catch_up, sound_study
 from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher, give_up_on
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
@@ -208,6 +208,7 @@ def search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
     proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
+    catch_up(ledger, proposals)
     scheduler = scheduler_for(sweep, lambda: lanes.count)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < sweep.training.reports}
@@ -228,16 +229,11 @@ def search(
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
-    if isinstance(searcher.trouble, ray.exceptions.RayError):
-        raise ClusterError(
-            f"a process that the search needs is gone ({str(searcher.trouble).strip().splitlines()[0]}); every trial "
-            "keeps its last checkpoint: `babeltune resume` goes on"
-        ) from searcher.trouble
     if searcher.trouble is not None:
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
     if not stop():
-        give_up_on(ended.values(), sweep.budget.failures)
+        give_up_on(searcher.ended(), sweep.budget.failures)
     return len(ended) >= trials
 
 

@@ -35,7 +35,9 @@ FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
 SECRETS = ("token", "password", "secret", "api_key")
 URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
-MLFLOW = re.compile(r"https?://.+|(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+|\$\{.+", re.DOTALL)
+MLFLOW = re.compile(
+    r"https?://[^/].*|databricks(://.+)?|(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+|\$\{.+", re.DOTALL
+)
 """A server or a database; of a dashboard's cluster, a variable may be all."""
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
 PLACE = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")

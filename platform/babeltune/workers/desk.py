@@ -109,6 +109,8 @@ class Desk:
         self._broken = {lane: (reason, node) for lane, (reason, node) in state["broken"].items()}
         self._renewed, self._retired, self._closed = set(state["renewed"]), set(state["retired"]), state["closed"]
         self._said = state["said"]
+        between = self._groups.keys() - self._assigned.keys() - self._retired
+        self._idle = dict.fromkeys(between, time.monotonic())
 
     def _write(self) -> None:
         if self._file is None:
@@ -373,9 +375,10 @@ class Desk:
         return not work.stopped
 
     async def stopped(self, trial: str) -> bool:
-        """Whether the trial should end before its next report. That it asks is its sign of life."""
+        """Whether the trial should end before its next report. That it asks is its sign of life, until it is told."""
         work = self._works[trial]
-        work.heard = time.monotonic()
+        if not work.stopped:
+            work.heard = time.monotonic()
         return work.stopped
 
     async def leave(
