@@ -121,11 +121,11 @@ def records_agree(
 
 
 def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int, optuna.trial.FrozenTrial]) -> None:
-    """In MLflow, every step of training has its loss once, and every report its scores."""
+    """In MLflow, every step of training has its loss, every report its scores, and no metric two values at a step."""
     client, _, children = runs_of(folder, cluster)
     metric = folder.sweep().objectives[0].metric
     for number, trial in trials.items():
-        run = children[str(number)].info.run_id
+        found, run = children[str(number)].data.metrics, children[str(number)].info.run_id
         reports = read_reports(folder.trial(number))
         told = reports if trial.state.name != "FAIL" else reports[: trial.user_attrs.get("reports", 0)]
         trained = sorted(each.step for each in client.get_metric_history(run, "train/loss"))
@@ -133,6 +133,9 @@ def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int
         assert trained == list(range(1, len(trained) + 1))
         scored = client.get_metric_history(run, metric)
         assert sorted((m.step, m.value) for m in scored) == [(r.step, r.metrics[metric]) for r in told]
+        for name in found:
+            steps = Counter(each.step for each in client.get_metric_history(run, name))
+            assert max(steps.values()) == 1, f"{name} has two values at one step: {steps.most_common(3)}"
 
 
 def checkpoints_are_kept(folder: SweepFolder, trials: dict[int, optuna.trial.FrozenTrial]) -> None:

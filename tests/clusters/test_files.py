@@ -8,11 +8,17 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import boto3
 import click
 import jsonschema
+import moto
 import pytest
 import ray
 import yaml
+from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
+from ray.autoscaler._private.commands import _bootstrap_config
+from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 from typer.main import get_command
 
 from babeltune.cli import app
@@ -89,14 +95,32 @@ def test_a_file_of_variables_is_where_docker_reads_it_on_the_host(path):
 
 
 def test_launcher_files_pass_rays_own_validation():
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
     for path in RAYS:
-        (values,) = documents(path)
-        if values["provider"]["type"] == "local":  # the one that needs no credentials
-            prepared = prepare_config(values)
-            validate_config(prepared)
-            assert prepared["head_node_type"] in prepared["available_node_types"]
+        prepared = prepare_config(*documents(path))
+        validate_config(prepared)
+        assert prepared["head_node_type"] in prepared["available_node_types"]
+
+
+def test_ray_up_prepares_aws_and_starts_both_kinds_of_node_there(tmp_path, monkeypatch):
+    """By Ray's own code, on moto's AWS: keys, network and what the instances hold; then one of each is run."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # the key goes into its `.ssh`
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "moto")
+    (values,) = documents(CLUSTERS / "ray_up" / "aws.yaml")
+    region = values["provider"]["region"]
+    with moto.mock_aws():
+        boto3.client("iam").create_instance_profile(InstanceProfileName="babeltune")
+        made = _bootstrap_config(values, no_config_cache=True)
+        kinds = made["available_node_types"]
+        worker = kinds["gpu_worker"]["resources"]
+        assert (worker["GPU"], worker["CPU"], kinds["head"]["resources"]["GPU"]) == (1, 4, 0)
+        provider = AWSNodeProvider(made["provider"], made["cluster_name"])
+        for name, kind in kinds.items():
+            tags = {TAG_RAY_NODE_KIND: "head" if name == "head" else "worker", TAG_RAY_USER_NODE_TYPE: name}
+            provider.create_node(kind["node_config"], tags, 1)
+        places = boto3.client("ec2", region_name=region).describe_instances()["Reservations"]
+    started = sorted(instance["InstanceType"] for place in places for instance in place["Instances"])
+    assert started == ["g6.xlarge", "m6i.xlarge"]
 
 
 @pytest.mark.parametrize("path", KUBERNETES, ids=name_of)

@@ -24,7 +24,7 @@ from filelock import Timeout
 
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
-from babeltune.engine.lease import OvertakenError, running_elsewhere
+from babeltune.engine.lease import DrivenError, OvertakenError, running_elsewhere
 from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
@@ -137,7 +137,7 @@ class Courier:
         mirror, owner = self._mirror, self._owner()
         ago = heard_ago(owner, self.folder)
         if owner is not None and ago is not None and (ago >= -SILENT or self._speaks(owner)):
-            raise SweepError(
+            raise DrivenError(
                 f"sweep {self.folder.id} is being run on {owner['host']}, which was heard {max(0.0, ago):.0f} s ago; "
                 f"`babeltune stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
             )
@@ -160,7 +160,7 @@ class Courier:
         self._beat()
         found = self._owner()
         if found is None or found["session"] != self._session:
-            raise SweepError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
+            raise DrivenError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
 
     def _speaks(self, owner: dict[str, Any]) -> bool:
         """Whether another word of that driver comes before it is held to be dead, by this machine's clock alone."""
