@@ -396,7 +396,7 @@ def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch, comma
     with only_driver(folder):
         code, _, err = babeltune(command, folder.id, "--trials", 9)
     assert code == 1
-    assert f"babeltune resume {folder.id} --trials 9" in " ".join(err.split())
+    assert f"babeltune {command} {folder.id} --trials 9" in " ".join(err.split())
 
 
 def test_logs_tell_what_the_driver_did(babeltune, home):
@@ -415,12 +415,13 @@ def test_logs_tell_what_the_driver_did(babeltune, home):
     }
 
 
-def test_a_damaged_sweep_does_not_hide_the_others(babeltune, copied, monkeypatch):
+@pytest.mark.parametrize("content", [b"{", b"{}", b"[]"])
+def test_a_damaged_sweep_does_not_hide_the_others(babeltune, copied, monkeypatch, content):
     _, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     damaged = folder.path.with_name("damaged-0123456789")
     damaged.mkdir()
-    (damaged / "sweep.json").write_bytes(b"{")
+    (damaged / "sweep.json").write_bytes(content)
     code, out, err = babeltune("runs", "--json")
     assert code == 0
     assert [document["sweep"] for document in json.loads(out)] == [folder.id]

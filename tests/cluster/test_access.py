@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -101,6 +102,27 @@ with local_ray(num_cpus=1):
     assert told.stdout == "it died\n"
     assert [line for line in told.stderr.splitlines() if "Ray:" in line] == ["Ray: a node runs low on memory"]
     assert "worker died" not in told.stderr
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_driver_whose_own_ray_dies_ends_at_once_and_says_what_to_do(name):
+    program = f"""
+import time, psutil
+from babeltune.cluster.connection import local_ray
+with local_ray(num_cpus=1):
+    own = psutil.Process().children(recursive=True)
+    print(*(child.pid for child in own), flush=True)
+    next(child for child in own if child.name() == {name!r}).kill()
+    time.sleep(60)
+"""
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert f"error: Ray has died on this machine ({name}); the same command again goes on\n" in told.stderr
+    assert time.monotonic() - began < 50, "which Ray itself would say after a minute"
+    pids = [int(pid) for pid in told.stdout.split()]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=30)
+    assert not alive
 
 
 def test_a_wrong_token_for_the_ray_of_this_machine_is_one_line_that_says_what_to_do(ray_cluster, monkeypatch):

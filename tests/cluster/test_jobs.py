@@ -176,6 +176,12 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 4
+    with monkeypatch.context() as patched:
+        patched.setattr(Jobs, "find", lambda *_: Job(f"{quick}-4", "RUNNING", sweep=quick))  # as a moment ago
+        patched.setattr(Jobs, "end", lambda _, job: pytest.fail(f"{job} is ended"))
+        code, out, err = babeltune("stop", quick)
+        assert code == 1
+        assert f"sweep {quick} is not running; its state is finished" in words(err)
     monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
     code, out, err = babeltune("logs", quick)
     assert code == 0, out + err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from babeltune.errors import SpecError, SweepError, UnknownNameError
 from babeltune.records import Objective, Report
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.board import standing, sweep_document
+from babeltune.sweeps.board import is_driven, standing, sweep_document
 from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, outcome
 from babeltune.sweeps.leaderboard import front, leaderboard, trial_row, winner
 from babeltune.training.checkpoint import read_reports, write_reports
@@ -122,16 +123,30 @@ def test_a_file_that_was_cut_off_is_named_with_what_to_do(tmp_path, sweep, name,
         folder.state(), leaderboard(folder)
 
 
-@pytest.mark.parametrize("name", ["trial.json", "outcome.json"])
-def test_who_looks_on_sees_every_trial_but_the_damaged_one(tmp_path, sweep, name):
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("trial.json", b"", "is damaged"),
+        ("outcome.json", b"", "is damaged"),
+        ("trial.json", b"[]", r"is damaged (it holds no JSON object)"),
+        ("trial.json", b"{}", r"is damaged (it has no `params`)"),
+        ("trial.json", None, "is gone; restore it from a copy"),
+    ],
+)
+def test_who_looks_on_sees_every_trial_but_the_damaged_one(tmp_path, sweep, name, content, why):
     folder = make(tmp_path, sweep, "a-0123456789")
     add(folder, sweep, 0, [0.1], "finished")
     add(folder, sweep, 1, [0.2], "finished")
-    (folder.trial(1) / name).write_bytes(b"")
+    (folder.path / "owner.json").write_bytes(b"5")
+    if content is None:
+        (folder.trial(1) / name).unlink()
+    else:
+        (folder.trial(1) / name).write_bytes(content)
+    assert not is_driven(folder)
     whole, cut = standing(folder)
     assert (whole.name, whole.state, cut.name, cut.state) == ("t0000", "finished", "t0001", "damaged")
-    assert f"t0001/{name} is damaged" in cut.warning
-    with pytest.raises(SweepError, match="is damaged"):
+    assert f"t0001/{name} {why}" in cut.warning
+    with pytest.raises(SweepError, match=re.escape(why)):
         winner(folder)
 
 

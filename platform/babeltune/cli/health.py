@@ -55,7 +55,8 @@ def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     found = json_in(text)
     if not isinstance(found, list):
         last = (text.strip().splitlines() or ["it said nothing"])[-1]
-        return [*findings, Finding("head", False, f"cannot run babeltune: {last}")]
+        todo = "run `ray start` there with an environment on its PATH that has babeltune's packages"
+        return [*findings, Finding("head", False, f"cannot run babeltune: {last}; {todo}")]
     versions = {one["name"]: one["text"] for one in found if one["ok"]}
     fitting = [one for one in packages(versions, needed()) if one.name in versions]
     unfit = {one.name: one for one in fitting if not one.ok}

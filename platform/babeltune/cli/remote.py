@@ -240,6 +240,8 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
         remote.jobs.end(job.id)
     else:
         code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json")
+        if code and "is not running; its state is finished" in text and not _ended(remote.jobs, job.id, wait).live:
+            raise SweepError(f"sweep {job.sweep} is not running; its state is finished")
         if code and remote.jobs.get(job.id).live:
             why = "is late" if json_in(text) else (text.strip().splitlines() or ["says nothing"])[-1]
             err.print(f"its driver does not hear ({why}); ending job {job.id}", markup=False)

@@ -299,7 +299,7 @@ def extend(
     if remote is not None:
         job = remote.jobs.find(name)
         if job is not None and job.live:
-            raise SweepError(running_words(job.sweep, remote.where, "budget", f"--trials {trials}"))
+            raise SweepError(running_words(job.sweep, remote.where, "budget", f"--trials {trials}", "extend"))
         continue_there(
             remote, "extend", name, trials=trials, accept_changes=accept_changes, detach=detach, as_json=as_json
         )
@@ -309,14 +309,14 @@ def extend(
     if trials <= before:
         raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {before} trials; give more than that")
     if is_driven(folder):
-        raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}"))
+        raise SweepError(running_words(folder.id, with_cluster(cluster), "budget", f"--trials {trials}", "extend"))
     run_sweep(recorded(folder, trials), cluster, accept_changes, as_json, into=folder.id, insecure=insecure)
 
 
-def running_words(sweep: str, where: str, what: str, options: str) -> str:
+def running_words(sweep: str, where: str, what: str, options: str, then: str = "resume") -> str:
     return (
         f"sweep {sweep} is running with the {what} that it began with; `babeltune stop {sweep}{where}`, then "
-        f"`babeltune resume {sweep} {options}{where}`: nothing is lost"
+        f"`babeltune {then} {sweep} {options}{where}`: nothing is lost"
     )
 
 

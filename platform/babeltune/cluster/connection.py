@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+import psutil
 import ray
 import torch
 from ray._private.services import canonicalize_bootstrap_address
@@ -20,6 +22,10 @@ from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
 
 log = logging.getLogger(__name__)
+NEEDED = ("gcs_server", "raylet")
+"""Ray's own processes, without which nothing goes on."""
+LOOK = 1.0
+"""Seconds between two looks at whether they live."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -140,7 +146,24 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
             f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
             "short path and some room, RAY_TMPDIR or else /tmp; then try again"
         ) from error
+    ending = threading.Event()
+    threading.Thread(target=_end_without_ray, args=(ending,), daemon=True).start()
     try:
         yield
     finally:
+        ending.set()
         ray.shutdown()
+
+
+def _end_without_ray(ending: threading.Event) -> None:
+    """Ends this process where one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
+    node = ray._private.worker._global_node
+    while not ending.wait(LOOK):
+        dead = [name for name, _ in node.dead_processes() if name in NEEDED]
+        if dead and not ending.is_set():
+            sys.stderr.write(f"error: Ray has died on this machine ({dead[0]}); the same command again goes on\n")
+            sys.stderr.flush()
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os._exit(1)

@@ -47,7 +47,7 @@ from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
 
-SAVING = "interrupted; saving every trial's step (Ctrl-C again does not)"
+SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
 def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
@@ -108,10 +108,10 @@ def submit(
         finished = folder.state() == "finished"
         if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
             folder.write("sweep.json", sweep)
-        if finished and ended_trials(folder) >= sweep.budget.trials and folder.is_whole():
+        ended = len(ended_trials(folder))
+        if finished and ended >= sweep.budget.trials and folder.is_whole():
             send_rest(sweep, cluster, folder)
             return folder
-        ended = ended_trials(folder)
         board = Board(sweep, folder, ended=ended, before=ended)
         if watch:
             watch(board)
@@ -180,11 +180,11 @@ def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
     close_tracker(tracker, folder)
 
 
-def ended_trials(folder: SweepFolder) -> int:
-    """How many trials finished, were pruned or failed."""
+def ended_trials(folder: SweepFolder) -> set[str]:
+    """The trials that finished, were pruned or failed."""
     objective = folder.sweep().objectives[0]
     rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
-    return sum(row.state in ENDED for row in rows)
+    return {row.name for row in rows if row.state in ENDED}
 
 
 class _StopRequestedError(KeyboardInterrupt):
@@ -245,6 +245,7 @@ def _run(
         "fact.world_size": cluster.workers,
         "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",  # until a trial's first report says which it was
     }
+    ended = ended_trials(folder)
     with Tracking(sweep, folder, prepared, tracker, world) as tracking, lanes:
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
@@ -252,7 +253,8 @@ def _run(
             attributes = tracking.on_event(kind, number, info)
             courier.nudge()
             if kind == "end" and info["state"] in ENDED:
-                board.ended += 1
+                ended.add(folder.trial(number).name)
+                board.ended = len(ended)
                 board.progress(board.stage, board.ended, sweep.budget.trials)
             return attributes
 

@@ -208,6 +208,9 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
             f"{cluster.address!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
             "dashboard's http://HOST:PORT",
         )
+    port = re.search(r":(\d+)/?$", cluster.address)
+    if port and not 0 < int(port[1]) < 65536:
+        yield ("address",), f"{cluster.place!r} has port {port[1]}, and ports are 1 to 65535"
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)

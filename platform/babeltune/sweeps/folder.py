@@ -80,8 +80,8 @@ class SweepFolder:
         """Whether what a finished sweep has made is there."""
         return all((self.path / name).exists() for name in NEEDED)
 
-    def read(self, name: str) -> Any:
-        """The JSON file of that name; None where it is not there yet."""
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in the file of that name; None where it is not there yet."""
         path = self.path / name
         return read_json(path) if path.exists() else None
 
@@ -104,7 +104,13 @@ class SweepFolder:
         values = self.read(name)
         if values is None:
             raise SweepError(f"{self.path} has no {name}; it is not a sweep's folder")
-        return sweep_from(values)
+        try:
+            return sweep_from(values)
+        except SpecError as error:
+            why = " ".join(str(error.__cause__ or error).splitlines()[:3])
+            raise SweepError(
+                f"{self.path / name} is damaged, or of another version of babeltune ({why}); restore it from a copy"
+            ) from error
 
     def set_state(self, state: str, **more: Scalar) -> None:
         self.write("state.json", {"state": state, "time": time.time(), **more})
@@ -195,14 +201,16 @@ def has_begun(path: Path) -> bool:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in the file; empty where there is none."""
-    values: dict[str, Any] = read_json(path) if path.exists() else {}
-    return values
+    return read_json(path) if path.exists() else {}
 
 
-def read_json(path: Path) -> Any:
-    """What the file holds. Raises `SweepError` that names a file that was altered or cut off."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file. Raises `SweepError` that names a file that was altered or cut off."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        return values
     except ValueError as error:
         todo = "remove it: `babeltune resume` makes it again" if path.name in MADE_AGAIN else "restore it from a copy"
         raise SweepError(f"{path} is damaged ({error}); {todo}") from error

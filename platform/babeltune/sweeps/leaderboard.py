@@ -12,7 +12,7 @@ from babeltune.data.files import version
 from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.records import Goal, Objective, Report, Scalar, Sweep
-from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, read_json, read_object
+from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_json, read_object
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
 LOST = "its reports are lost"
@@ -74,7 +74,11 @@ def _version(path: Path) -> list[int] | None:
 
 
 def _read_row(path: Path, objective: Objective) -> Row:
+    if not (path / "trial.json").exists():
+        raise SweepError(f"{path / 'trial.json'} is gone; restore it from a copy")
     trial = read_json(path / "trial.json")
+    if not isinstance(trial.get("params"), dict):
+        raise SweepError(f"{path / 'trial.json'} is damaged (it has no `params`); restore it from a copy")
     outcome, now = read_object(path / "outcome.json"), {}
     with suppress(SweepError):  # no more than how far the trial is; its worker writes it again
         now = read_object(path / PROGRESS)
@@ -151,7 +155,7 @@ def leaderboard(folder: SweepFolder, metric: str | None = None, *, damaged: bool
             unreadable.append(Row(name=name, state="damaged", warning=str(error)))
 
     for path in folder.trials():
-        if (path / "trial.json").exists():
+        if (path / "trial.json").exists() or has_begun(path):
             with row_instead(path.name):
                 rows.append(trial_row(path, objective))
     with row_instead("facts.json"):
@@ -217,8 +221,10 @@ def winner(folder: SweepFolder) -> Row:
         if row.state == "finished" and row.best is not None:
             return row
     objective = folder.sweep().objectives[0]
-    shown = ", ".join(f"{path.name} {trial_row(path, objective).state}" for path in folder.trials())
+    rows = [trial_row(path, objective) for path in folder.trials()]
+    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in rows)
+    wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
     raise SweepError(
         f"sweep {folder.id} has no finished trial to promote; states: {shown or 'no trials'}; "
-        f"`babeltune resume {folder.id}` goes on"
+        f"{wait}`babeltune resume {folder.id}` goes on"
     )

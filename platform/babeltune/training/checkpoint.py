@@ -65,7 +65,10 @@ def verify_checkpoint(folder: Path) -> None:
         for name, expected in files.items():
             found = sha256_of(folder / name)
             if found != expected:
-                raise CheckpointError(f"checkpoint file {folder / name} has SHA-256 {found}, recorded was {expected}")
+                raise CheckpointError(
+                    f"checkpoint file {folder / name} is damaged: it has SHA-256 {found}, recorded was {expected}; "
+                    "restore it from a copy, or name another trial"
+                )
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
 
