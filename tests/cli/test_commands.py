@@ -387,6 +387,9 @@ def test_extend_wants_more_trials_than_the_sweep_has(babeltune, home):
         code, _, err = babeltune("extend", "searched", "--trials", trials)
         assert code == 2
         assert f"--trials {trials}: sweep {home.id} has a budget of 4 trials; give more" in " ".join(err.split())
+    code, _, err = babeltune("resume", "searched", "--trials", 3)
+    assert code == 2
+    assert f"--trials 3: sweep {home.id} has a budget of 4; give no less" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("command", ["extend", "resume"])

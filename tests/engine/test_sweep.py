@@ -16,25 +16,26 @@ import optuna
 import psutil
 import pytest
 import ray
+import torch
 
 from babeltune.cluster.connection import end_when_asked, interrupts
 from babeltune.data.files import sha256_of
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine import sweep as driver
 from babeltune.engine.environment import deciding_facts
-from babeltune.engine.events import Tracking
+from babeltune.engine.events import Tracking, _beginning
 from babeltune.engine.lease import only_driver, this_driver
 from babeltune.engine.sweep import folder_in, payload, submit
 from babeltune.errors import ClusterError, SpecError, SweepError
 from babeltune.evaluation.evaluate import SPEED
-from babeltune.records import plain
+from babeltune.records import Report, plain
 from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
 from babeltune.sweeps.folder import MADE_AGAIN, SweepFolder, outcome, read_log
 from babeltune.sweeps.leaderboard import leaderboard, trial_row, winner
 from babeltune.tracking.tracker import Tracker
-from babeltune.training.checkpoint import checkpoint_folder, read_state, stopped_folder
+from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
 from babeltune.workers.lanes import Lanes
 from waiting import when
 
@@ -261,17 +262,31 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
     check_unchanged(folder, facts, accept=False)
 
 
-def test_sigterm_is_ctrl_c():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_to_be_asked_to_end_is_ctrl_c(number):
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     try:
         end_when_asked()
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_started_it_with_nohup_may_leave():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        end_when_asked()
+        with interrupts(lambda: None) as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     handler, heard, ended = signal.getsignal(number), [], []
 
@@ -289,6 +304,30 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     assert ended == [0, 1], "the second cuts it off"
     assert heard == [1, 2]
     assert signal.getsignal(number) is handler
+
+
+def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
+    sweep, _, cluster = copied
+    large = replace(sweep, seed=9, budget=replace(sweep.budget, workers=64))
+    with pytest.raises(ClusterError, match=r"a lane of 64 workers .* does not fit"):
+        submit(large, cluster)
+    assert not SweepFolder(cluster.folder / "sweeps" / sweep_id(large)).prepared.exists()
+
+
+def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
+    def saved(place):
+        save_checkpoint(place, {"student": {"w": torch.ones(5)}}, {"reports": 1})
+
+    assert _beginning(tmp_path) == "begins"
+    saved(stopped_folder(tmp_path))
+    assert _beginning(tmp_path) == "goes on after 0 reports"
+    saved(checkpoint_folder(tmp_path, 1))
+    report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics={})
+    write_reports(tmp_path, [report])
+    assert _beginning(tmp_path) == "goes on after 1 reports"
+    (checkpoint_folder(tmp_path, 1) / "student.safetensors").write_bytes(b"")
+    damaged = f"goes on without its latest checkpoint, which is damaged: {checkpoint_folder(tmp_path, 1)}"
+    assert _beginning(tmp_path) == damaged
 
 
 def test_a_stop_during_preparation_is_heard(copied):

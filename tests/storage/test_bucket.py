@@ -99,5 +99,7 @@ def test_a_protocol_that_is_not_installed_or_not_known_says_what_to_do(monkeypat
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
     with pytest.raises(ClusterError, match=r"gs://b/x needs a package .*`pip install 'babeltune\[gs\]'` on every node"):
         Bucket("gs://b/x")
+    with pytest.raises(BucketError, match=r"ftp://127.0.0.1/x cannot be reached \(.*\); check its address"):
+        Bucket("ftp://127.0.0.1/x")
     with pytest.raises(ClusterError, match="xyz://b/x cannot be opened: Protocol not known: xyz"):
         Bucket("xyz://b/x")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from rich.markup import escape
 
 from babeltune.cli import filtering, health, looks, mining, models, sweeps, transfer
@@ -19,7 +21,7 @@ def main() -> None:
     except BabeltuneError as error:
         words, code = str(error), error.exit_code
     except OSError as error:
-        if error.errno not in REFUSALS:
+        if error.errno not in {*REFUSALS, errno.EISDIR, errno.ENOTDIR}:
             raise
         words, code = f"{error.filename or 'a file'}: {error.strerror}; make it usable, or name another", 1
     else:

@@ -324,7 +324,7 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     """The sweep as its folder has it, with so many trials."""
     import dataclasses
 
-    from babeltune.errors import SweepError
+    from babeltune.errors import SpecError, SweepError
     from babeltune.spec.sweep_file import sweep_id
 
     sweep = folder.sweep()
@@ -337,4 +337,6 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
         )
     if trials is None:
         return sweep
+    if trials < sweep.budget.trials:
+        raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {sweep.budget.trials}; give no less")
     return dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))

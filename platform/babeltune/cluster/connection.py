@@ -26,14 +26,15 @@ NEEDED = ("gcs_server", "raylet")
 """Ray's own processes, without which nothing goes on."""
 LOOK = 1.0
 """Seconds between two looks at whether they live."""
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
     """What Ray would print in colours on stdout, where results go: of memory that runs out, or of a worker that died,
     which a sweep's log says in its own words."""
     for words in data["lines"]:
-        log.log(logging.DEBUG if "worker died" in words else logging.WARNING, "Ray: %s", words.strip())
+        mended = "worker died" in words or "retries remaining" in words
+        log.log(logging.DEBUG if mended else logging.WARNING, "Ray: %s", words.strip())
 
 
 @contextmanager
@@ -90,15 +91,18 @@ def _found(address: str) -> str:
 
 
 def end_when_asked() -> None:
-    """Makes of SIGTERM what Ctrl-C is; Ray, which has just started, would end this process with a dump of its stack."""
+    """Makes of SIGTERM, and of SIGHUP (a terminal that is closed), what Ctrl-C is; Ray, which has just started, would
+    end this process with a dump of its stack."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+                signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
 def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes of the first Ctrl-C (or SIGTERM) within the block a request, of which `heard` is told and which the yielded
-    function knows; the second raises `KeyboardInterrupt`."""
+    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request, of which `heard` is told and which the
+    yielded function knows; the second raises `KeyboardInterrupt`."""
     asked = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -110,7 +114,8 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
             heard()
 
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handle) for number in INTERRUPTS if main}
+    heeded = [number for number in INTERRUPTS if main and signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heeded}
     try:
         yield lambda: asked
     finally:

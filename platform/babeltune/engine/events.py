@@ -22,7 +22,7 @@ from babeltune.search.searcher import WORDS
 from babeltune.sweeps.folder import State, SweepFolder, condition_of, outcome, read_outcome
 from babeltune.sweeps.leaderboard import trial_row
 from babeltune.tracking.tracker import Status, Told, Tracker
-from babeltune.training.checkpoint import read_reports
+from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
 
 LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
 """Seconds that a sweep waits at its end for MLflow to take everything, and after Ctrl-C."""
@@ -132,10 +132,11 @@ class Tracking:
             state = WORDS[TrialState[ended[number]["state"]]] if number in ended else None
             late = state is not None and (not known.ended or state != read_outcome(place))
             if reports or late:
-                self.start(number)
+                self.folder.note(f"MLflow is told again of {place.name}")
+                self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
-                self.end(number, state or "stopped", ended.get(number, {}).get("reason", ""))
+                self.end(number, state or "stopped", ended.get(number, {}).get("reason", ""), again=True)
 
     def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
         """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
@@ -148,11 +149,12 @@ class Tracking:
         self.end(number, info["state"], info.get("reason") or "")
         return None
 
-    def start(self, number: int) -> dict[str, Scalar] | None:
+    def start(self, number: int, *, again: bool = False) -> dict[str, Scalar] | None:
         trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
         self.open.add(number)
         outcome(self.folder.trial(number), "running")
-        self.folder.note(f"{self.folder.trial(number).name} begins")
+        if not again:
+            self.folder.note(f"{self.folder.trial(number).name} {_beginning(self.folder.trial(number))}")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
@@ -172,7 +174,7 @@ class Tracking:
         self.tracker.metrics(number, [*report.points, scores])
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
 
-    def end(self, number: int, state: State, reason: str) -> None:
+    def end(self, number: int, state: State, reason: str, *, again: bool = False) -> None:
         place = self.folder.trial(number)
         self.open.discard(number)
         outcome(place, state, reason)
@@ -180,7 +182,21 @@ class Tracking:
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
         )
-        self.folder.note(f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}")
+        if not again:
+            self.folder.note(
+                f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}"
+            )
         status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
         tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
+
+
+def _beginning(place: Path) -> str:
+    """How the trial in this folder begins: anew, or with which of its checkpoints."""
+    reports = read_reports(place)
+    last = [checkpoint_folder(place, reports[-1].index)] if reports else []
+    there = [checkpoint for checkpoint in (*last, stopped_folder(place)) if checkpoint.exists()]
+    damaged = ", ".join(str(checkpoint) for checkpoint in there if not is_good(checkpoint))
+    if damaged:
+        return f"goes on without its latest checkpoint, which is damaged: {damaged}"
+    return f"goes on after {len(reports)} reports" if reports or there else "begins"

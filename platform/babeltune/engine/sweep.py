@@ -46,6 +46,7 @@ from babeltune.sweeps.places import Places
 from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
+from babeltune.workers.nodes import lanes_that_fit
 
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
@@ -166,6 +167,9 @@ def _attempt(
         corpus = read_corpus(sweep, folder.path.parents[1], progress)
         asked = functools.partial(nodes_asked, cluster, note=board.note, progress=progress)
         with connected(cluster), ray_refusals():
+            if not cluster.nodes_within:  # it is known before all that is prepared
+                shares = cluster.cpus_per_worker, cluster.gpus_per_worker
+                lanes_that_fit(cluster.workers, *shares, least=cluster.least_workers)
             with asked(trials=1):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, look, courier, accept=accept)
             with asked(trials=sweep.budget.trials - board.before) as surveyed:

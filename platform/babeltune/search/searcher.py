@@ -221,5 +221,5 @@ def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:
     some = "all" if len(failed) == len(ended) else f"{len(failed)}"
     raise SweepError(
         f"{some} of the first {len(ended)} trials failed: {listed}; change the sweep file, or mend what broke, then "
-        "`babeltune resume`"
+        "`babeltune resume`, or `extend` where no trial is left"
     )

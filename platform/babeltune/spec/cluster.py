@@ -214,6 +214,8 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)
+    elif not cluster.by_jobs and ("${" in cluster.storage or re.match(r"[a-z][a-z0-9+.-]*:", cluster.storage)):
+        yield ("storage",), f"{cluster.storage!r} must be a folder, or a URI such as s3://bucket/prefix"
     elif cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
         yield ("storage",), f"{cluster.storage!r} must be a whole path on the cluster's nodes, such as /mnt/babeltune"
     if cluster.mlflow and not MLFLOW.fullmatch(cluster.mlflow):

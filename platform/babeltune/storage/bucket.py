@@ -178,6 +178,8 @@ def _opened(uri: str) -> tuple[Any, str]:
         raise ClusterError(f"the storage {uri} needs a package that is not installed; {todo}") from error
     except ValueError as error:
         raise ClusterError(f"the storage {uri} cannot be opened: {_first_line(error)}") from error
+    except OSError as error:  # of protocols that connect at once
+        raise BucketError(f"the storage {uri} cannot be reached ({_first_line(error)}); check its address") from error
     if protocol.startswith("s3"):
         system.retries = 1
     return system, str(root).rstrip("/")
