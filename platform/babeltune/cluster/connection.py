@@ -94,9 +94,13 @@ def end_when_asked() -> None:
     """Makes of SIGTERM, and of SIGHUP (a terminal that is closed), what Ctrl-C is; Ray, which has just started, would
     end this process with a dump of its stack."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
-                signal.signal(number, signal.default_int_handler)
+        for number in {signal.SIGTERM, signal.SIGHUP} & heeded():
+            signal.signal(number, signal.default_int_handler)
+
+
+def heeded() -> set[signal.Signals]:
+    """The signals that ask this process to end: of a terminal that is closed `nohup` wants to hear nothing."""
+    return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
 
 
 @contextmanager
@@ -114,8 +118,7 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
             heard()
 
     main = threading.current_thread() is threading.main_thread()
-    heeded = [number for number in INTERRUPTS if main and signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in heeded}
+    before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}
     try:
         yield lambda: asked
     finally:
