@@ -18,7 +18,7 @@ import pytest
 import ray
 import torch
 
-from babeltune.cluster.connection import end_when_asked, interrupts
+from babeltune.cluster.interrupts import end_when_asked, interrupts
 from babeltune.data.files import sha256_of
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine import sweep as driver

@@ -212,6 +212,21 @@ def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_lane, tm
     assert names == ["FAIL"] * 5 + ["COMPLETE"] * 7
 
 
+def test_failures_before_a_stop_are_counted_when_the_sweep_goes_on(one_lane, tmp_path):
+    sweep, events = a_sweep(budget=Budget(failures=0.5)), Events()
+
+    def broken(number, _):
+        return {"orders": {"kind": "refuse", "at": 1}} if number < 3 else {}
+
+    def three_ended():
+        return len(events.of("end")) >= 3
+
+    assert not run(tmp_path, one_lane, sweep, 12, events, payload=broken, stop=three_ended)
+    assert states(tmp_path, sweep)[:3] == [TrialState.FAIL] * 3
+    with pytest.raises(SweepError, match=r"3 of the first 5 trials failed: 3× the loss is nan at step 7"):
+        run(tmp_path, one_lane, sweep, 12, payload=broken)
+
+
 def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_lane, tmp_path):
     """Where there are too few trials to give up before."""
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 if TYPE_CHECKING:
+    from babeltune.errors import SweepError
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
     from babeltune.sweeps.folder import SweepFolder
@@ -124,6 +125,13 @@ def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
             raise
         warn([f"{error}; this is what this machine has"])
         return find_sweep(places.folder, name)
+
+
+def not_running(sweep: str, state: str, more: str = "") -> SweepError:
+    """The refusal of what only a running sweep can do."""
+    from babeltune.errors import SweepError
+
+    return SweepError(f"sweep {sweep} is not running; its state is {state}{more}")
 
 
 def with_cluster(file: str | None) -> str:

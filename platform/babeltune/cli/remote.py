@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from babeltune.cli.common import INTERRUPTED, any_cluster, err, out, say, warn, with_cluster
+from babeltune.cli.common import INTERRUPTED, any_cluster, err, not_running, out, say, warn, with_cluster
 from babeltune.errors import ClusterError, SweepError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -235,13 +235,13 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
     job = remote.jobs.find(name)
     if job is None or not job.live:
         state = remote.document(job.sweep if job else name or "")
-        raise SweepError(f"sweep {state['sweep']} is not running; its state is {state['state']}")
+        raise not_running(state["sweep"], state["state"])
     if job.state == "PENDING":
         remote.jobs.end(job.id)
     else:
         code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json")
         if code and "is not running; its state is finished" in text and not _ended(remote.jobs, job.id, wait).live:
-            raise SweepError(f"sweep {job.sweep} is not running; its state is finished")
+            raise not_running(job.sweep, "finished")
         if code and remote.jobs.get(job.id).live:
             why = "is late" if json_in(text) else (text.strip().splitlines() or ["says nothing"])[-1]
             err.print(f"its driver does not hear ({why}); ending job {job.id}", markup=False)

@@ -20,6 +20,7 @@ from babeltune.cli.common import (
     cluster_of,
     err,
     folder_of,
+    not_running,
     out,
     read,
     say,
@@ -177,7 +178,6 @@ def stop(
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
     a Ray job is then ended."""
     from babeltune.cli.remote import remote_of, stop_there
-    from babeltune.errors import SweepError
     from babeltune.sweeps.board import is_driven, sweep_document
     from babeltune.sweeps.places import Places
 
@@ -189,7 +189,7 @@ def stop(
     if not is_driven(folder):
         state = sweep_document(folder)["state"]
         soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
-        raise SweepError(f"sweep {folder.id} is not running; its state is {state}{soon}")
+        raise not_running(folder.id, state, soon)
     Places(cluster_of(cluster)).ask_to_stop(folder)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
     deadline, said = time.monotonic() + wait, False
@@ -241,7 +241,9 @@ def resume(
             "it changes a sweep file; name one with --spec FILE", param_hint="--with" if with_ else "--set"
         )
     sweep = read(spec, with_, set_, cluster, trials) if spec is not None else None
-    changed = ("spec", f"--spec {spec}") if spec is not None else ("budget", f"--trials {trials}") if trials else None
+    changed = ("budget", f"--trials {trials}") if trials is not None else None
+    if spec is not None:
+        changed = ("spec", f"--spec {spec}")
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:
         job = remote.jobs.find(name)
@@ -329,11 +331,11 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
 
     sweep = folder.sweep()
     if sweep_id(sweep) != (folder.read("facts.json") or {}).get("spec", folder.id):
+        cut_off = "; if it was cut off as it took another file, give that again: --spec FILE --accept-changes"
         raise SweepError(
             f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
-            "settings; resume it with that version, or submit its file as a new sweep"
-            + "; if it was cut off as it took another file, give that again: --spec FILE --accept-changes"
-            * bool(folder.accepted())
+            f"settings; resume it with that version, or submit its file as a new sweep"
+            f"{cut_off if folder.accepted() else ''}"
         )
     if trials is None:
         return sweep

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -18,6 +16,7 @@ import torch
 from ray._private.services import canonicalize_bootstrap_address
 
 from babeltune.cluster.access import authenticate, listens, refuse_open, shown, takes
+from babeltune.cluster.interrupts import end_when_asked
 from babeltune.errors import ClusterError
 from babeltune.spec.cluster import Cluster
 
@@ -26,7 +25,12 @@ NEEDED = ("gcs_server", "raylet")
 """Ray's own processes, without which nothing goes on."""
 LOOK = 1.0
 """Seconds between two looks at whether they live."""
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _init(**options: Any) -> None:
+    """`ray.init`, whose words for whoever watches go to the log."""
+    ray._private.worker.print_to_stdstream = _no_result
+    ray.init(log_to_driver=False, **options)
 
 
 def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
@@ -68,9 +72,8 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         raise ClusterError(f"{named} {why}; {cluster.token_place}")
     if token is not None:
         authenticate(token)
-    ray._private.worker.print_to_stdstream = _no_result
     try:
-        ray.init(address=cluster.address, log_to_driver=False)
+        _init(address=cluster.address)
     except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
         raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
     end_when_asked()
@@ -90,42 +93,6 @@ def _found(address: str) -> str:
     return str(address)
 
 
-def end_when_asked() -> None:
-    """Makes of SIGTERM, and of SIGHUP (a terminal that is closed), what Ctrl-C is; Ray, which has just started, would
-    end this process with a dump of its stack."""
-    if threading.current_thread() is threading.main_thread():
-        for number in {signal.SIGTERM, signal.SIGHUP} & heeded():
-            signal.signal(number, signal.default_int_handler)
-
-
-def heeded() -> set[signal.Signals]:
-    """The signals that ask this process to end: of a terminal that is closed `nohup` wants to hear nothing."""
-    return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
-
-
-@contextmanager
-def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request, of which `heard` is told and which the
-    yielded function knows; the second raises `KeyboardInterrupt`."""
-    asked = False
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
-        with suppress(OSError):  # such as a full disk, on which nothing can be noted
-            heard()
-
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @contextmanager
 def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
@@ -135,16 +102,14 @@ def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str
     `ClusterError` where it does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray._private.worker.print_to_stdstream = _no_result
     try:
-        ray.init(
+        _init(
             address="local",
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
             object_store_memory=200 * 2**20,
-            log_to_driver=False,
             logging_level="ERROR",
             runtime_env={"env_vars": env} if env else None,
         )

@@ -17,7 +17,8 @@ from typing import Any
 
 import ray
 
-from babeltune.cluster.connection import connected, interrupts
+from babeltune.cluster.connection import connected
+from babeltune.cluster.interrupts import interrupts
 from babeltune.cluster.tasks import fetched, ray_refusals, ray_shards
 from babeltune.data.corpus import Corpus
 from babeltune.data.files import write_json

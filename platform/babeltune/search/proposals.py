@@ -1,8 +1,8 @@
 """The proposals of a sweep: an Optuna study that lasts, and the order in which results came.
 
 study.db        Optuna's storage: every trial with its parameters, state, values and attributes
-results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened; replaying it
-                proposes the same
+results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened, and the trials
+                on which the sweep gave up; replaying it proposes the same
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Ledger:
         self.lines: list[dict[str, Any]] = []
         self._reports: dict[int, list[dict[str, Any]]] = {}
         self._notes: dict[int, dict[str, Any]] = {}
+        self.given_up: set[int] = set()
+        """The trials of which so many failed that the sweep ended."""
         end_on_a_line(path)
         whole = path.read_bytes() if path.exists() else b""
         sound = 0
@@ -100,6 +102,8 @@ class Ledger:
             self._reports.setdefault(number, []).append(line)
         elif event == "note":
             self._notes[number] = line["attributes"]
+        elif event == "give_up":
+            self.given_up |= set(line["trials"])
         self.lines.append(line)
 
 

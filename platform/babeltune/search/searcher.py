@@ -53,7 +53,6 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._judged = sorted(judged)
         self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
         self._numbers: dict[str, int] = {}
-        self._forgiven = _given_up(proposals, trials, sweep.budget.failures)
         self.trouble: BaseException | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -189,37 +188,31 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._proposals.tell(number, state, told)
         self._ledger.add_end(number, state.name, told, reason)
         self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
-        ended = self.ended()
-        if len(ended) >= max(ENOUGH, self._lanes.count):
-            give_up_on(ended, self._sweep.budget.failures)
+        self.judge()
 
-    def ended(self) -> list[FrozenTrial]:
-        """The trials by which it is known whether to give up: without those that a sweep gave up on before it was
-        resumed."""
-        return [trial for number, trial in self._proposals.trials(*ENDED).items() if number not in self._forgiven]
-
-
-def _given_up(proposals: Proposals, trials: int, share: float) -> set[int]:
-    """The ended trials, where the sweep gave up on them with others to come."""
-    ended = proposals.trials(*ENDED)
-    if len(ended) >= trials:
-        return set()
-    try:
-        give_up_on(ended.values(), share)
-    except SweepError:
-        return set(ended)
-    return set()
+    def judge(self, *, last: bool = False) -> None:
+        """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
+        that no trial is to come."""
+        everyone, before = self._proposals.trials(*ENDED), self._ledger.given_up
+        ended = {number: trial for number, trial in everyone.items() if number not in before}
+        if last:
+            ended = ended or everyone
+        elif len(ended) < max(ENOUGH, self._lanes.count):
+            return
+        if why := too_many_failed(ended.values(), self._sweep.budget.failures):
+            self._ledger.add("give_up", max(ended), trials=sorted(ended))
+            raise SweepError(
+                f"{why}; change the sweep file, or mend what broke, then `babeltune resume`, or `extend` where no "
+                "trial is left"
+            )
 
 
-def give_up_on(ended: Collection[FrozenTrial], share: float) -> None:
-    """Raises `SweepError` with the three commonest reasons where this share of the trials failed, or more."""
+def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:
+    """Says so with the three commonest reasons where this share of the trials failed, or more; else empty."""
     failed = [trial for trial in ended if trial.state == TrialState.FAIL]
     if not failed or len(failed) < share * len(ended):
-        return
+        return ""
     reasons = Counter(str(trial.user_attrs.get("reason", "unknown")).splitlines()[0] for trial in failed)
     listed = "; ".join(f"{count}× {reason}" for reason, count in reasons.most_common(3))
     some = "all" if len(failed) == len(ended) else f"{len(failed)}"
-    raise SweepError(
-        f"{some} of the first {len(ended)} trials failed: {listed}; change the sweep file, or mend what broke, then "
-        "`babeltune resume`, or `extend` where no trial is left"
-    )
+    return f"{some} of the first {len(ended)} trials failed: {listed}"

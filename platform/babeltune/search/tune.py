@@ -28,7 +28,7 @@ from babeltune.errors import BabeltuneError, SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
 from babeltune.search.recovery import catch_up, sound_study
-from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher, give_up_on
+from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes
@@ -233,7 +233,7 @@ def search(
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
     if not stop():
-        give_up_on(searcher.ended(), sweep.budget.failures)
+        searcher.judge(last=True)
     return len(ended) >= trials
 
 

@@ -217,12 +217,12 @@ def winner(folder: SweepFolder) -> Row:
 
     Raises `SweepError` when none has finished.
     """
-    for row in leaderboard(folder):
+    rows = leaderboard(folder)
+    for row in rows:
         if row.state == "finished" and row.best is not None:
             return row
-    objective = folder.sweep().objectives[0]
-    rows = [trial_row(path, objective) for path in folder.trials()]
-    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in rows)
+    trials = sorted((row for row in rows if row.name not in folder.baselines()), key=lambda row: row.name)
+    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in trials)
     wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
     raise SweepError(
         f"sweep {folder.id} has no finished trial to promote; states: {shown or 'no trials'}; "

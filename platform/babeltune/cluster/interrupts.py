@@ -1,0 +1,47 @@
+"""The signals by which a process is asked to end: Ctrl-C, and what is treated as one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def end_when_asked() -> None:
+    """Makes of SIGTERM, and of SIGHUP (a terminal that is closed), what Ctrl-C is; Ray, which has just started, would
+    end this process with a dump of its stack."""
+    if threading.current_thread() is threading.main_thread():
+        for number in {signal.SIGTERM, signal.SIGHUP} & heeded():
+            signal.signal(number, signal.default_int_handler)
+
+
+def heeded() -> set[signal.Signals]:
+    """The signals that ask this process to end: of a terminal that is closed `nohup` wants to hear nothing."""
+    return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
+
+
+@contextmanager
+def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request, of which `heard` is told and which the
+    yielded function knows; the second raises `KeyboardInterrupt`."""
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            signal.default_int_handler(number, frame)
+        asked = True
+        with suppress(OSError):  # such as a full disk, on which nothing can be noted
+            heard()
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
