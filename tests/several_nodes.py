@@ -207,6 +207,22 @@ def one_bad_node(folder):
     return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": said, "bad": bad.node_id}
 
 
+def one_blind_node(folder):
+    """Of two nodes one does not see the storage, which its first trial finds."""
+    notes, good = [], folder / "good"
+    os.environ["ONE_NODE"] = str(good)
+    with (
+        nodes(1, 1) as (_, both),
+        Lanes(**settings(folder, workers=1, run_trial="toy_trials:seen_on_one_node"), note=notes.append) as lanes,
+    ):
+        until(lanes, lambda: lanes.free() == 2)
+        for name in ("a", "b"):
+            offer(lanes, folder, name, steps=5, seconds=0.2)
+        seen, reasons = ended(lanes, "a", "b")
+        (blind,) = [node for node in both if node.node_id not in good.read_text()]
+        return {"last": [each[-1] for each in seen.values()], "why": reasons, "notes": notes, "blind": blind.node_id}
+
+
 def share_a_gpu(folder):
     """For each share of one GPU, how many lanes open on it, what is left of it, why a trial there ended, and what is
     said."""
@@ -361,5 +377,5 @@ def offer(lanes, folder, name, **payload):
 if __name__ == "__main__":
     lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
-    scenes += (from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu)
+    scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

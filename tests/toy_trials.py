@@ -153,17 +153,32 @@ def groups_held():
     return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
 
 
+def seen_on_one_node(payload, desk, rank, world, device):
+    """`train` on the node that asks first, and on those whose ids are beside its own; another does not see the sweep's
+    storage."""
+    from babeltune.workers.trial import run
+
+    if not _is_known_here():
+        run({**payload, "prepared": "/nowhere/prepared.json"}, desk, rank, world, device)
+    train(payload, desk, rank, world, device)
+
+
 def __getattr__(name):
     """`on_one_node` is `train` on the node that asks first, and on whose id is beside its own; on another it cannot be
     imported."""
     if name != "on_one_node":
         raise AttributeError(name)
+    if not _is_known_here():
+        raise ImportError("not on this node")
+    return train
+
+
+def _is_known_here():
     mine, first = ray.get_runtime_context().get_node_id(), Path(os.environ["ONE_NODE"])
     try:
         with first.open("x") as file:
             file.write(mine)
     except FileExistsError:
         time.sleep(0.5)  # it is being written
-        if mine not in first.read_text():
-            raise ImportError("not on this node") from None
-    return train
+        return mine in first.read_text()
+    return True

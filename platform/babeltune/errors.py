@@ -92,6 +92,10 @@ class ClusterError(BabeltuneError):
     """A cluster that cannot be reached or cannot hold what was asked for."""
 
 
+class NodeError(ClusterError):
+    """A node on which no trial can run, in words that go on after its name, such as `does not see …`."""
+
+
 class BucketError(ClusterError):
     """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 

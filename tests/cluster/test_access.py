@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from babeltune.cluster import access
-from babeltune.cluster.access import STRANGER, refuse_open, shown, takes
+from babeltune.cluster.access import STRANGER, open_to_all, refuse_open, shown, takes
 from babeltune.errors import ClusterError
 
 pytestmark = pytest.mark.timeout(600)
@@ -55,6 +55,7 @@ def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_r
     with pytest.raises(ClusterError, match=said):
         refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
     refuse_open("cluster 'lab'", open_ray, insecure=True)
+    assert open_to_all("cluster 'lab'", open_ray).startswith("cluster 'lab' wants no token: whoever reaches it can run")
 
 
 def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch):
@@ -151,3 +152,4 @@ def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
     assert takes(address, shown("0" * 64)) is False
     assert takes(address, {})
     refuse_open("cluster 'lab'", address, insecure=False)
+    assert not open_to_all("cluster 'lab'", address)

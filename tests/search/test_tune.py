@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import re
 import signal
 import threading
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from ray._private.state import actors
 
 from babeltune.cluster.tasks import ray_refusals
 from babeltune.data.files import write_json
-from babeltune.errors import ClusterError, SpecError, SweepError
+from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
 from babeltune.search.proposals import Ledger, Proposals, open_study, replay, sampler_for
 from babeltune.search.tune import prime, register_methods, scheduler_for, search
@@ -244,6 +245,43 @@ def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_
     assert [state.name for state in states(tmp_path, a_sweep())] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
     search_again()
     assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.8)), 4)
+
+
+def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_lane, tmp_path):
+    def payload(number, _):
+        if number == 1:
+            raise MethodError("alpha, beta and gamma are all 0: nothing is learned")
+        return {}
+
+    events = Events()
+    assert run(tmp_path, one_lane, a_sweep(), 4, events, payload=payload)
+    states_of = [state.name for state in states(tmp_path, a_sweep())]
+    assert states_of == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert 1 not in {number for _, number, _ in events.all}
+    assert open_study(tmp_path, a_sweep()).get_trials()[1].user_attrs["reason"].startswith("alpha, beta and gamma")
+    assert run(tmp_path, one_lane, a_sweep(), 5, payload=payload)
+
+
+def test_a_lane_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
+    """While no trial runs, Tune itself looks at nothing for ten minutes."""
+    notes = []
+    with Lanes(
+        count=1,
+        workers=1,
+        cpus_per_worker=0,
+        gpus_per_worker=0,
+        run_trial="toy_trials:train",
+        storage=tmp_path / "lanes",
+        note=notes.append,
+    ) as lanes:
+
+        def kill_it(event, number, _):
+            if event == "end" and number == 0:
+                (lane,) = lanes._lanes.values()
+                ray.kill(lane.controller)
+
+        assert run(tmp_path, lanes, a_sweep(), 3, kill_it)
+    assert re.search(r"^lane \S+ ended \(.*\) and is started again$", notes[0])
 
 
 def test_a_killed_worker_is_not_noticed_by_the_search(one_lane, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,13 @@ def test_a_bucket_that_is_not_there_and_credentials_that_are_missing_are_named(s
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     with pytest.raises(BucketError, match="credentials that may read and write there, in its environment"):
         Bucket(f"{s3.uri}/x").write("a", b"1")
+
+
+def test_a_disk_of_this_machine_that_refuses_is_not_taken_for_the_store(s3_bucket):
+    bucket = s3_bucket
+    bucket.write("a", b"1")
+    with pytest.raises(BucketError, match=r"cannot be read at a \(.*\); make room on this machine, and its folder wri"):
+        bucket.download("a", Path("/sys/kernel/babeltune"))
 
 
 def test_a_google_bucket_that_is_not_there_is_named(gs):

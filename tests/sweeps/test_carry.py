@@ -7,7 +7,9 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +18,21 @@ from babeltune.data.shards import run_here
 from babeltune.data.store import read_store
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.tokens import build_token_store, load_tokenizer
-from babeltune.errors import BucketError
-from babeltune.records import Report
+from babeltune.errors import BucketError, NodeError
+from babeltune.records import Report, plain
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
-from babeltune.sweeps.carry import Sending, files_of, pull_trial, push_trial, put_files, with_files
+from babeltune.sweeps import carry
+from babeltune.sweeps.carry import (
+    Sending,
+    files_of,
+    on_this_node,
+    patiently,
+    pull_trial,
+    push_trial,
+    put_files,
+    with_files,
+)
 from babeltune.sweeps.places import records_in
 from babeltune.training.checkpoint import (
     checkpoint_folder,
@@ -185,6 +197,28 @@ def test_ranks_on_two_nodes_go_on_from_the_same_report(nodes, tmp_path):
         for rank, name in enumerate(("one", "other"))
     ]
     assert [rank.communicate(timeout=240)[0].split()[-1] for rank in ranks] == ["3", "3"]
+
+
+def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
+    where = Where(uri=f"s3://{BUCKET}/unfit", cache="/sys/kernel/babeltune", patience=20)
+    payload = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+    said = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
+    with pytest.raises(NodeError, match=said), on_this_node(payload, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
+        pass
+
+
+def test_a_long_errand_gives_signs_of_life(monkeypatch):
+    monkeypatch.setattr(carry, "SIGN_EVERY", 0.05)
+    signs = []
+
+    def say():
+        signs.append(time.monotonic())
+        raise OSError("the desk is away")
+
+    patiently(lambda: time.sleep(1), 20, say)
+    said = len(signs)
+    time.sleep(0.3)
+    assert 3 <= said <= len(signs) <= said + 1, "and none once it is done"
 
 
 def test_a_shards_files_travel_both_ways(tmp_path):

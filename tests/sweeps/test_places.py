@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 
 from babeltune.engine import courier as couriers
 from babeltune.engine.courier import Courier
+from babeltune.engine.lease import only_driver
 from babeltune.engine.sweep import driven_folder, submit
 from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.promotion.promote import evaluate_model, promote
@@ -217,6 +218,28 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
         assert leaderboard(here) == leaderboard(there), "who drove last has the newest folder"
     (aside,) = one.folder.glob(f"superseded/{id_}-*/results.jsonl")
     assert '"number": 7' in aside.read_text(encoding="utf-8")
+
+
+def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, machine, monkeypatch):
+    _, folder = far
+    one = machine("one")
+    monkeypatch.setattr(couriers, "TURN", 0.2)
+    has, gone = threading.Event(), threading.Event()
+
+    def look():
+        with Places(one).mirror.lock(f"sweeps/{folder.id}"):
+            has.set()
+            time.sleep(1)
+        gone.set()
+
+    threading.Thread(target=look).start()
+    has.wait()
+    with Courier(one, folder), only_driver(folder):
+        assert gone.wait(10)
+        began = time.monotonic()
+        with pytest.raises(SweepError, match="is being run by"), Courier(one, folder):
+            pass
+    assert time.monotonic() - began < couriers.LOOKS / 2
 
 
 def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machine):

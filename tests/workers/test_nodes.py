@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 import uuid
@@ -103,8 +104,16 @@ def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp
     assert (saw["last"], saw["why"], saw["count"]) == (5, {"a": None, "b": None, "c": None}, 1)
     note, *others = saw["notes"]
     assert {other.partition(";")[0][1:] for other in others} <= {" lost a worker of its lane"}
-    assert f"cannot load toy_trials:on_one_node on 127.0.0.1 (node {saw['bad'][:8]}): ImportError: not on this" in note
+    assert f" on 127.0.0.1 (node {saw['bad'][:8]}) cannot load toy_trials:on_one_node: ImportError: not on this" in note
     assert note.endswith("; the sweep goes on without it")
+
+
+def test_a_trial_whose_node_does_not_see_the_storage_goes_on_on_another(tmp_path):
+    saw = play("one_blind_node", tmp_path)
+    assert (saw["last"], saw["why"]) == ([5, 5], {"a": None, "b": None})
+    (note,) = saw["notes"]
+    assert f" on 127.0.0.1 (node {saw['blind'][:8]}) does not see /nowhere/prepared.json; mount the sweep's" in note
+    assert re.search(r"; the sweep goes on without it; [ab] goes on in another$", note)
 
 
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):

@@ -103,7 +103,7 @@ def followed(folder: SweepFolder) -> Iterator[str]:
 @app.command()
 def runs(
     name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
-    sort: Annotated[str | None, typer.Option(help="A metric, such as dev/everyday/accuracy.")] = None,
+    sort: Annotated[str | None, typer.Option(help="A metric of one sweep, such as dev/everyday/accuracy.")] = None,
     over: Annotated[
         list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
     ] = None,
@@ -151,7 +151,7 @@ def runs(
         table = compare(folder_of(name, cluster), over, metric or (), sort)
         say(plain(table), as_json, lambda: show_comparison(table, out, markdown=markdown))
         return
-    if name is not None:
+    if name is not None or sort:
         folder = folder_of(name, cluster)
         rows = standing(folder, sort)
         warn(about_order(sort))

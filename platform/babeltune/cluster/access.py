@@ -70,6 +70,11 @@ def takes(address: str, variables: Mapping[str, str]) -> bool | None:
     return ANSWERS.get(asked.returncode)
 
 
+def open_to_all(named: str, address: str) -> str:
+    """What is to be said of a cluster, `named` therein, that is open to all; empty where it is not."""
+    return f"{named} {OPEN}" if takes(address, STRANGER) else ""
+
+
 def refuse_open(named: str, address: str, *, insecure: bool | None) -> None:
     """Raises `ClusterError` for a cluster, `named` in the error, that is open to all, unless `insecure`. None: whoever
     asks cannot say that it is."""

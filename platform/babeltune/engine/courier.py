@@ -29,6 +29,7 @@ from babeltune.errors import BucketError, ClusterError, SweepError
 from babeltune.records import plain
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.mirror import Mirror
+from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.places import (
     BEAT,
@@ -53,8 +54,10 @@ PER_MEBIBYTE = 2.0
 URGENT = ("study.db", "results.jsonl")
 LAST_WORDS = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
-TURN = 10.0
-"""Seconds to wait for who looks at the sweep on this machine."""
+TURN = 5.0
+"""Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
+LOOKS = 120.0
+"""Seconds after which it is held to be one: who only looks on would be gone."""
 
 
 def awake() -> float:
@@ -92,10 +95,7 @@ class Courier:
         if self.where is None:
             return self
         self._lock = self._mirror.lock(self._prefix)
-        try:
-            self._lock.acquire(timeout=TURN)
-        except Timeout:
-            raise running_elsewhere(self.folder.id, self.folder.read("driver.json") or {}) from None
+        self._take_turn()
         try:
             self._take()
         except BaseException:
@@ -131,6 +131,17 @@ class Courier:
             self._lock.release()
 
     # At the beginning
+
+    def _take_turn(self) -> None:
+        """The folder for this process alone, once those who look on have brought what they look at."""
+        deadline = time.monotonic() + LOOKS
+        while True:
+            try:
+                self._lock.acquire(timeout=TURN)
+                return
+            except Timeout:
+                if is_driven(self.folder) or time.monotonic() > deadline:
+                    raise running_elsewhere(self.folder.id, self.folder.read("driver.json") or {}) from None
 
     def _take(self) -> None:
         """The folder as the latest driver left it, and this driver's name in the bucket."""

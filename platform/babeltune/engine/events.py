@@ -128,6 +128,8 @@ class Tracking:
                 ended[line["number"]] = line
         for number, indices in recorded.items():
             known, place = told.get(str(number), Told()), self.folder.trial(number)
+            if not (place / "trial.json").exists():  # its method refused it: there is nothing to tell
+                continue
             reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]
             state = WORDS[TrialState[ended[number]["state"]]] if number in ended else None
             late = state is not None and (not known.ended or state != read_outcome(place))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import ray
 
+from babeltune.cluster.access import open_to_all
 from babeltune.cluster.connection import connected
 from babeltune.cluster.interrupts import interrupts
 from babeltune.cluster.tasks import fetched, ray_refusals, ray_shards
@@ -49,6 +51,7 @@ from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
 from babeltune.workers.nodes import lanes_that_fit
 
+log = logging.getLogger(__name__)
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
@@ -102,6 +105,9 @@ def submit(
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
             ray_at = ray.get_runtime_context().gcs_address
+            if insecure and (danger := open_to_all(cluster.named, ray_at)):
+                folder.note(danger)
+                log.warning(danger)
         if courier.where is None:  # or else the courier says and hears it in the bucket
             refuse_heard(folder, ray_at)
             check = shared.enter_context(heard(folder, ray_at))

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
+import ray
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from babeltune.errors import StorageError, SweepError
+from babeltune.errors import BabeltuneError, MethodError, StorageError, SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
 from babeltune.workers.lanes import Lanes
 
+log = logging.getLogger(__name__)
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
 """Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
 `stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
+MEND_SECONDS = 1.0
+PAUSE = 0.02
+"""Seconds between two questions whether a lane is free, while none has a trial."""
 WORDS: dict[TrialState, Literal["finished", "pruned", "failed"]] = {
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
@@ -43,13 +50,15 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         trials: int,
         stop: Callable[[], bool],
         no_more: Callable[[], bool],
+        check: Callable[[], None],
         judged: Collection[int] = (),
     ) -> None:
         """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
         self._sweep, self._proposals, self._ledger, self._lanes = sweep, proposals, ledger, lanes
         self._make_payload, self._on_event = make_payload, on_event
-        self._budget, self._stop, self._no_more = trials, stop, no_more
+        self._budget, self._stop, self._no_more, self._check = trials, stop, no_more, check
+        self._looked = time.monotonic()
         self._judged = sorted(judged)
         self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
         self._numbers: dict[str, int] = {}
@@ -75,31 +84,57 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
-        if self.trouble is not None or self._stop():
-            return str(Searcher.FINISHED)
         try:
-            while self._judged:
+            while self._judged and not self._over():
                 number = self._judged.pop(0)
                 self._tell("start", number, {})
                 self._prune(number)
-            if self._no_more() or (not self._resumed and self._proposals.begun >= self._budget):
-                return str(Searcher.FINISHED)
-            # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
-            free = len(self._numbers) < self._lanes.count and self._lanes.free()
-            return self._propose(trial_id) if free else None
+            while not self._over() and not self._no_more() and (self._resumed or self._proposals.begun < self._budget):
+                # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
+                if len(self._numbers) < self._lanes.count and self._lanes.free():
+                    if (proposal := self._propose(trial_id)) is not None:
+                        return proposal
+                    continue
+                if self._numbers:
+                    return None
+                self.look()  # with nothing to run, Tune would wait for minutes, look at no lane, and ask every second
+                time.sleep(PAUSE)
         except Exception as error:
             self.trouble = error
-            return str(Searcher.FINISHED)
+        return str(Searcher.FINISHED)
 
-    def _propose(self, trial_id: str) -> dict[str, Any]:
+    def _over(self) -> bool:
+        return self.trouble is not None or self._stop()
+
+    def look(self) -> bool:
+        """Sees to the lanes, and to whether the search may go on, about once a second; True where it may not."""
+        if self.trouble is None and time.monotonic() - self._looked > MEND_SECONDS:
+            self._looked = time.monotonic()
+            try:
+                if self._stop():
+                    self.leave()
+                self._lanes.mend()
+                self._check()
+            except (BabeltuneError, ray.exceptions.RayError) as error:
+                self.trouble = error
+        return self.trouble is not None
+
+    def _propose(self, trial_id: str) -> dict[str, Any] | None:
+        """None where the method refuses what was proposed, which has failed then."""
         if self._resumed:
             number = self._resumed.pop(0)
             params = self._proposals.again(number)
         else:
             number, params = self._proposals.ask()
             self._ledger.add("propose", number, params=params)
+        try:
+            payload = self._make_payload(number, params)
+        except MethodError as error:  # where there are more combinations than the sweep file's check tries
+            log.warning("trial %d cannot be trained: %s", number, error)
+            self._record_end(number, TrialState.FAIL, None, str(error))
+            self.judge()
+            return None
         self._numbers[trial_id] = number
-        payload = self._make_payload(number, params)
         self._lanes.offer(trial_id, payload)
         self._tell("start", number, payload)
         return {"trial": trial_id, "number": number}
@@ -182,13 +217,16 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def _finish(self, number: int, state: TrialState, reason: str | None) -> None:
         reports = self._ledger.reports(number)
         values = reports[-1]["values"] if reports else None
+        self._record_end(number, state, values, reason)
+        self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
+        self.judge()
+
+    def _record_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
         if reason:
             self._proposals.note(number, {"reason": reason})
         told = values if state == TrialState.COMPLETE else None
         self._proposals.tell(number, state, told)
         self._ledger.add_end(number, state.name, told, reason)
-        self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
-        self.judge()
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says

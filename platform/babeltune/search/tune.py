@@ -11,7 +11,6 @@ import importlib.metadata
 import logging
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from optuna.trial import TrialState
 from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from babeltune.errors import BabeltuneError, SweepError
+from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
 from babeltune.search.recovery import catch_up, sound_study
@@ -43,7 +42,6 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
-MEND_SECONDS = 1.0
 WATCHERS = 3
 """How often the actor that watches a trial may die and be replaced. The trial itself does not notice."""
 
@@ -222,10 +220,11 @@ def search(
         trials=trials,
         stop=stop,
         no_more=no_more,
+        check=check,
         judged=stopped & running.keys(),
     )
     try:
-        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop, check)
+        _run_tune(sweep, lanes, folder / "tune", searcher, scheduler, stop)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
@@ -244,23 +243,7 @@ def _run_tune(
     searcher: OptunaSearcher,
     scheduler: TrialScheduler,
     stop: Callable[[], bool],
-    check: Callable[[], None],
 ) -> None:
-    looked = time.monotonic()
-
-    def look() -> bool:
-        nonlocal looked
-        if searcher.trouble is None and time.monotonic() - looked > MEND_SECONDS:
-            looked = time.monotonic()
-            try:
-                if stop():
-                    searcher.leave()
-                lanes.mend()
-                check()
-            except (BabeltuneError, ray.exceptions.RayError) as error:
-                searcher.trouble = error
-        return searcher.trouble is not None
-
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -272,7 +255,7 @@ def _run_tune(
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            stop=_Brakes(stop, look),
+            stop=_Brakes(stop, searcher.look),
             storage_path=str(folder.resolve()),
             reuse_actors=True,
             max_failures=WATCHERS,

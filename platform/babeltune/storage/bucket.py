@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from babeltune.errors import BucketError, ClusterError
+from babeltune.errors import REFUSALS, BucketError, ClusterError
 from babeltune.storage.where import PATIENCE
 
 Result = TypeVar("Result")
@@ -139,12 +139,12 @@ class Bucket:
                 raise
             except Exception as error:  # each protocol's library has its own
                 why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+                if is_local(error):
+                    raise BucketError(f"{why}; make room on this machine, and its folder writable") from error
                 if _refused(error):
                     raise BucketError(
                         f"{why}; give this machine credentials that may read and write there, in its environment"
                     ) from error
-                if isinstance(error, OSError) and error.errno in FULL:
-                    raise BucketError(f"{why}; make room on this machine's disk") from error
                 if isinstance(error, NotImplementedError):
                     raise BucketError(f"{why}; name a storage that can be written") from error
                 if time.monotonic() + wait > deadline:
@@ -183,6 +183,11 @@ def _opened(uri: str) -> tuple[Any, str]:
     if protocol.startswith("s3"):
         system.retries = 1
     return system, str(root).rstrip("/")
+
+
+def is_local(error: BaseException | None) -> bool:
+    """Whether it is a disk of this machine that refuses."""
+    return isinstance(error, OSError) and (error.errno in FULL or bool(error.filename and error.errno in REFUSALS))
 
 
 def _refused(error: Exception) -> bool:

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from babeltune.data.prepared import Prepared, read_prepared
-from babeltune.errors import BucketError, StoreError
+from babeltune.errors import BucketError, NodeError, StoreError
 from babeltune.losses.gather import Ranks
+from babeltune.storage.bucket import is_local
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
 from babeltune.sweeps.places import bring_stores
@@ -42,6 +43,8 @@ LONGER = 2.0
 """Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
 PROGRESS_EVERY = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
+SIGN_EVERY = 5.0
+"""Seconds between two signs of life while something is brought or sent."""
 log = logging.getLogger(__name__)
 
 
@@ -78,25 +81,37 @@ class Sending:
 
 
 def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
-    """The errand, tried again for so many seconds while the store does not answer; each time, `alive` says that the
-    trial waits and does not hang."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            errand()
-            return
-        except BucketError:
-            if time.monotonic() > deadline:
-                raise
-        alive()
-        time.sleep(0.5)
+    """The errand, tried again for so many seconds while the store does not answer; meanwhile, `alive` says now and then
+    that the trial waits and does not hang."""
+    deadline, done = time.monotonic() + seconds, threading.Event()
+    threading.Thread(target=_say_now_and_then, args=(alive, done), daemon=True).start()
+    try:
+        while True:
+            try:
+                errand()
+                return
+            except BucketError as error:
+                if time.monotonic() > deadline or is_local(error.__cause__):
+                    raise
+            alive()
+            time.sleep(0.5)
+    finally:
+        done.set()
+
+
+def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
+    while not done.wait(SIGN_EVERY):
+        with suppress(Exception):  # whoever hears it is away, and is told again
+            alive()
 
 
 @contextmanager
 def on_this_node(
     payload: dict[str, Any], reports: Reports, rank: int, world: int, device: str
 ) -> Iterator[tuple[dict[str, Any], Reports]]:
-    """The payload with this node's paths, and the line to the desk that sends checkpoints first."""
+    """The payload with this node's paths, and the line to the desk that sends checkpoints first.
+
+    Raises `NodeError` where this node's disk refuses what is brought."""
     where = Where(**payload["mirror"])
     mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
     prepared, folder = mirror.path(payload["prepared"]), mirror.path(payload["folder"])
@@ -104,8 +119,13 @@ def on_this_node(
     def waiting(errand: Callable[[], object]) -> None:
         patiently(errand, LONGER * where.patience, reports.stopped)
 
-    waiting(lambda: bring_prepared(mirror, prepared))
-    settle(mirror, folder, waiting, rank, world, device)
+    try:
+        waiting(lambda: bring_prepared(mirror, prepared))
+        settle(mirror, folder, waiting, rank, world, device)
+    except (BucketError, OSError) as error:
+        if not is_local(why := error.__cause__ if isinstance(error, BucketError) else error):
+            raise
+        raise NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there") from error
     ended = threading.Event()
     thread = threading.Thread(target=_note_progress, args=(mirror, folder, ended), daemon=True)
     if rank == 0:
@@ -114,7 +134,9 @@ def on_this_node(
         sending = Sending(reports, mirror, folder, rank, where.patience)
         yield {**payload, "prepared": str(prepared), "folder": str(folder)}, sending
         if rank == 0:
-            with suppress(BucketError):  # what a stop left between two reports; without it a trial repeats some steps
+            with suppress(
+                BucketError, OSError
+            ):  # what a stop left between two reports; without it a trial repeats some steps
                 push_trial(mirror, folder)
     finally:
         ended.set()
@@ -163,7 +185,9 @@ def settle(
             mirror.forget(f"{key}/{REPORTS}")
             waiting(lambda: pull_trial(mirror, folder))
         if state_of(folder) != wanted:
-            raise BucketError(f"{mirror.bucket.uri}/{key} does not have the checkpoint from which rank 0 goes on")
+            raise BucketError(
+                f"the storage {mirror.bucket.uri} does not have the checkpoint of {key} from which rank 0 goes on"
+            )
 
 
 def pull_trial(mirror: Mirror, folder: Path) -> None:

@@ -271,7 +271,7 @@ class Desk:
     # A lane's side
 
     async def refuse(self, lane: str, reason: str, node: str) -> None:
-        """A lane's word that it cannot load what it should run, and on which node."""
+        """A lane's word that it cannot train at all, and on which node."""
         self._broken[lane] = (reason, node)
         await self._tell()
 

@@ -18,7 +18,7 @@ import ray.train.torch
 import torch
 from torch import distributed
 
-from babeltune.errors import BabeltuneError, ClusterError
+from babeltune.errors import BabeltuneError, ClusterError, NodeError
 from babeltune.workers.desk import DIED, NAMESPACE, Ending
 from babeltune.workers.nodes import named
 from babeltune.workers.slate import Slate
@@ -120,7 +120,7 @@ def lane_loop(settings: dict[str, Any]) -> None:
     try:
         run = load(settings["run_trial"])
     except Exception as error:
-        ray.get(desk.refuse.remote(lane, _reason(error), node))
+        ray.get(desk.refuse.remote(lane, f"cannot load {settings['run_trial']}: {_reason(error)}", node))
         return
     slate = Slate(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
@@ -134,7 +134,11 @@ def lane_loop(settings: dict[str, Any]) -> None:
         if answer:
             trial, payload = answer["trial"], answer["payload"]
             slate.clean(int(payload.get("seed", 0)))
-            ending, reason = _attempt(run, payload, Reporter(desk, trial, rank, world, device), rank, world, device)
+            try:
+                ending, reason = _attempt(run, payload, Reporter(desk, trial, rank, world, device), rank, world, device)
+            except NodeError as unfit:
+                ray.get(desk.refuse.remote(lane, str(unfit), node))
+                return
             leak = slate.leak()
             renew = bool(leak) or settings["isolation"] == "process"
             if not ray.get(desk.leave.remote(lane, trial, rank, world, ending, reason, renew)):
@@ -144,9 +148,12 @@ def lane_loop(settings: dict[str, Any]) -> None:
 def _attempt(
     run: RunTrial, payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
 ) -> tuple[Ending, str]:
-    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane."""
+    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane; but
+    `NodeError` is raised."""
     try:
         run(payload, reporter, rank, world, device)
+    except NodeError:
+        raise
     except Exception as error:
         return _ending(error), _reason(error)
     return "done", ""

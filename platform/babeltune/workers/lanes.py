@@ -199,7 +199,7 @@ class Lanes:
         for lane, (reason, node) in broken.items():
             if lane not in self._lanes:
                 continue
-            words = f"lane {lane} cannot load {self._settings['run_trial']} on {named(node)}: {reason}"
+            words = f"lane {lane} on {named(node)} {reason}"
             self._bad.add(node)
             if self._lanes.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)

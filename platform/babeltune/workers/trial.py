@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from babeltune.data.prepared import Prepared, read_prepared
-from babeltune.errors import StorageError, StoreError, storage_refusals
+from babeltune.errors import NodeError, StorageError, StoreError, storage_refusals
 from babeltune.losses.gather import Ranks
 from babeltune.records import trial_from
 from babeltune.training.loop import Reporter, train
@@ -34,6 +35,10 @@ def _on_this_node(
     payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
 ) -> AbstractContextManager[tuple[dict[str, Any], Reporter]]:
     if "mirror" not in payload:
+        for name, use in (("prepared", os.R_OK), ("folder", os.R_OK | os.W_OK | os.X_OK)):
+            if not os.access(payload[name], use):
+                does = "write" if os.access(payload[name], os.R_OK) else "see"
+                raise NodeError(f"does not {does} {payload[name]}; mount the sweep's storage there, as on the driver")
         return nullcontext((payload, reporter))
     from babeltune.sweeps.carry import on_this_node  # what it imports, training does not need
 
@@ -51,10 +56,10 @@ def _store_troubles() -> Iterator[None]:
 
 def run(payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
     """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, and where
-    the storage is behind a URI its `mirror`, in which these paths are."""
-    trial = trial_from(payload["trial"])
+    the storage is behind a URI its `mirror`, in which these paths are. Raises `NodeError` where this node has no access
+    to them."""
     with _on_this_node(payload, reporter, rank, world, device) as (payload, reporter):
-        folder = Path(payload["folder"])
+        trial, folder = trial_from(payload["trial"]), Path(payload["folder"])
         with storage_refusals(folder), _store_troubles():
             train(trial, load_prepared(Path(payload["prepared"])), folder, reporter, Ranks(), torch.device(device))
 
