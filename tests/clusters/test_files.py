@@ -51,7 +51,7 @@ def test_a_cluster_file_of_ours_is_read(path):
     cluster = read_cluster(path, environ=SET)
     assert cluster.name == path.stem
     assert cluster.by_jobs == (path.stem in ("single_node", "onprem", "aws", "kuberay"))
-    assert bool(cluster.nodes_within) == (path.stem in ("aws", "kuberay", "inside")), "what scales from none is asked"
+    assert bool(cluster.nodes_within) == (path.stem in ("aws", "kuberay", "inside", "slurm")), "it begins with none"
     if cluster.by_jobs:
         assert (cluster.token_env is None) != (cluster.token_file is None)
 
@@ -315,7 +315,9 @@ def test_the_slurm_script_starts_a_head_and_its_workers_with_a_token():
     commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
     assert directives
     assert directives[-1] < commands[0], "Slurm reads no directive after the first command"
-    assert all(re.fullmatch(r"#SBATCH --[a-z-]+=\S+", lines[index]) for index in directives)
+    assert all(re.fullmatch(r"#SBATCH (--[a-z-]+=\S+|hetjob)", lines[index]) for index in directives)
+    head = text.partition("#SBATCH hetjob")[0]
+    assert "gpu" not in re.sub("^# .*", "", head, flags=re.MULTILINE), "the driver is not where they are"
     assert "RAY_AUTH_MODE=token" in text
     assert "ray start --head --block" in text
     assert '--address="$address:$port"' in text
@@ -324,15 +326,12 @@ def test_the_slurm_script_starts_a_head_and_its_workers_with_a_token():
 
 def test_the_slurm_script_takes_an_address_that_other_nodes_can_reach(tmp_path):
     text = (CLUSTERS / "slurm.sh").read_text(encoding="utf-8")
-    assert text.index("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK") < text.index("srun --nodes")
     (command,) = re.findall(r"^address=\$\(.*?\)\n(?=port=)", text, re.MULTILINE | re.DOTALL)
-    there = {"srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"', "hostname": 'cat "$0$1"'}
-    for name, does in there.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / name).chmod(0o755)
+    (tmp_path / "hostname").write_text('#!/bin/sh\ncat "$0$1"\n')
+    (tmp_path / "hostname").chmod(0o755)
     (tmp_path / "hostname--ip-address").write_text("fe80::1 127.0.1.1\n")
     (tmp_path / "hostname--all-ip-addresses").write_text("10.0.0.5 172.17.0.1 \n")
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "head": "node1"}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     script = f'set -euo pipefail; {command.strip()}; printf %s "$address"'
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "10.0.0.5"

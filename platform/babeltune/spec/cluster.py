@@ -78,8 +78,9 @@ class Cluster(Strict):
     lanes: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
     nodes_within: float = 0.0
-    """Of a cluster with an autoscaler (Ray does not say whether it has one): the nodes of `lanes` lanes, of one with
-    `auto`, are asked for, and those of the first must come within so many seconds. 0: nothing is asked for."""
+    """Of a cluster with an autoscaler (Ray does not say whether it has one), or whose nodes come after its head: those
+    of `lanes` lanes, of one with `auto`, are asked for, and the first's must come within so many seconds. 0: nothing is
+    asked for."""
     isolation: Isolation = "lane"
     """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
     silence: float = 1800.0
