@@ -149,7 +149,6 @@ def test_a_sweep_is_found_by_its_id_its_name_and_what_alone_begins_like_that(mon
         jobs.find("qu")
 
 
-@pytest.mark.long
 def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file, quick, place, monkeypatch):
     code, out, err = babeltune("submit", tiny_file)
     assert code == 0, out + err
@@ -339,7 +338,6 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     assert str(place / "storage") in findings["head: storage"]["text"]
 
 
-@pytest.mark.long  # with the jobs of the tests above
 @pytest.mark.parametrize("secret", [TOKEN, PASSWORD], ids=["token", "password"])
 def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)

@@ -30,7 +30,7 @@ from babeltune.workers.trial import standalone
 from bucket_servers import BUCKET
 from waiting import when
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
+pytestmark = pytest.mark.timeout(1200)
 PREFIX = "team"
 
 
@@ -104,6 +104,7 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
     assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
 
 
+@pytest.mark.long
 def test_a_model_is_promoted_and_evaluated_from_other_machines(
     far, s3, machine, one_scoring_process, tiny_file, offline
 ):
@@ -119,6 +120,7 @@ def test_a_model_is_promoted_and_evaluated_from_other_machines(
     assert len(s3.keys(f"{PREFIX}/openings/")) == 2
 
 
+@pytest.mark.long
 def test_a_trial_goes_on_on_a_node_that_has_nothing_and_passes_over_a_truncated_checkpoint(far, s3, machine):
     _, folder = far
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
@@ -172,6 +174,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     s3.put(seal, kept)
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_server(far, s3, machine):
     sweep, _ = far
     training = replace(sweep.training, pairs=12800, reports=10)
@@ -271,6 +274,7 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
     del sweep
 
 
+@pytest.mark.long
 def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_cluster, s3, machine, tiny_file):
     sweep = read_sweep(tiny_file)
     longer = replace(sweep, name="taken", training=replace(sweep.training, pairs=38400))

@@ -521,7 +521,6 @@ def test_the_place_of_a_lane_that_was_given_up_is_there_again_once_another_node_
     assert lanes._room() == room
 
 
-@pytest.mark.long
 def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.workers.lanes.STOPS_WITHIN", 3.0)
     notes = []
@@ -580,7 +579,6 @@ def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
         assert not psutil.pid_exists(pids[0])
 
 
-@pytest.mark.long
 def test_isolation_gives_every_trial_new_workers(room, tmp_path):
     with Lanes(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):

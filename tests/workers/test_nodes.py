@@ -16,7 +16,7 @@ from babeltune.sweeps.folder import SweepFolder
 from babeltune.training.checkpoint import read_reports
 from marked import MARK, end_marked
 
-pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(900)]
 SCENES = Path(__file__).parents[1] / "several_nodes.py"
 
 
@@ -33,6 +33,7 @@ def play(scene, folder):
     return json.loads(played.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_a_node_that_comes_brings_a_lane_and_one_that_goes_leaves_its_trial_to_another(tmp_path):
     saw = play("come_and_go", tmp_path)
     assert saw["counts"] == [1, 2, 1]
@@ -43,6 +44,7 @@ def test_a_node_that_comes_brings_a_lane_and_one_that_goes_leaves_its_trial_to_a
     assert any("has lost its node" in note for note in saw["notes"])
 
 
+@pytest.mark.long
 def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
     saw = play("from_none", tmp_path)
     lanes, stopped, refused = saw["began"]
@@ -56,6 +58,7 @@ def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_wi
     assert saw["alive"] == 1, "and all nodes but the head are gone"
 
 
+@pytest.mark.long
 def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp_path):
     saw = play("regrow", tmp_path)
     assert saw["seen"].keys() == {"0", "1", "2"}, "after none, one and both of its nodes were lost"
@@ -66,6 +69,7 @@ def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp
     assert set(saw["asked"]["2"]) <= {one, two}
 
 
+@pytest.mark.long
 def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later_has_all_again(tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, pairs=2560, reports=8))
@@ -81,6 +85,7 @@ def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later
     assert scores[1] == pytest.approx(scores[0], rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.long
 def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tmp_path):
     saw = play("lose_one_of_two", tmp_path)
     assert saw["last"] == {"a": 60, "b": 60}
@@ -88,10 +93,12 @@ def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tm
     assert any("has lost its node" in note for note in saw["notes"])
 
 
+@pytest.mark.long
 def test_a_lane_that_has_never_had_a_place_waits_for_one(tmp_path):
     assert play("wait_for_room", tmp_path) == {"notes": [], "same": True}
 
 
+@pytest.mark.long
 def test_a_trial_whose_lane_has_no_node_any_more_stops_when_it_is_told_to(tmp_path):
     saw = play("stop_without_nodes", tmp_path)
     assert saw["why"] == {"a": None}
@@ -99,6 +106,7 @@ def test_a_trial_whose_lane_has_no_node_any_more_stops_when_it_is_told_to(tmp_pa
     assert saw["notes"][-1] == "a cannot hear that it shall stop; it goes on from its last checkpoint"
 
 
+@pytest.mark.long
 def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp_path):
     saw = play("one_bad_node", tmp_path)
     assert (saw["last"], saw["why"], saw["count"]) == (5, {"a": None, "b": None, "c": None}, 1)
@@ -116,6 +124,7 @@ def test_a_trial_whose_node_does_not_see_the_storage_goes_on_on_another(tmp_path
     assert re.search(r"; the sweep goes on without it; [ab] goes on in another$", note)
 
 
+@pytest.mark.long
 def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     saw = play("share_a_gpu", tmp_path)
     assert {share: told[:3] for share, told in saw.items()} == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
@@ -125,11 +134,13 @@ def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
     assert {share: told[3] for share, told in saw.items()} == {share: [] if cuda else [on_cpu] for share in saw}
 
 
+@pytest.mark.long
 def test_each_rank_of_a_node_sees_the_gpus_of_all_so_that_they_can_connect_directly(tmp_path):
     assert play("two_gpus", tmp_path) == {"why": {"a": None}, "visible": "0,1"}
 
 
 @pytest.mark.needs_gpu
+@pytest.mark.long
 def test_each_trial_finds_the_gpu_empty_and_a_lane_that_leaks_there_is_replaced(tmp_path):
     saw = play("fill_a_gpu", tmp_path)
     assert max(saw["gpu_memory"]) < 2**26
