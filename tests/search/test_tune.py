@@ -17,6 +17,7 @@ from babeltune.data.files import write_json
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
 from babeltune.search.proposals import Ledger, Proposals, open_study, replay, sampler_for
+from babeltune.search.searcher import OptunaSearcher
 from babeltune.search.tune import prime, register_methods, scheduler_for, search
 from babeltune.search.warm_start import warm_trials
 from babeltune.search.watcher import LaneTrainable
@@ -200,6 +201,20 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp
             payload=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
         )
     assert len(states(tmp_path, a_sweep())) < 10
+
+
+def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(one_lane, tmp_path, monkeypatch):
+    kept = []
+
+    def refuse(self, *_, **__):
+        kept.append(self.trouble)
+        if self.trouble is not None:
+            raise FileNotFoundError("search_gen_state.json")
+
+    monkeypatch.setattr(OptunaSearcher, "save_to_dir", refuse)
+    with pytest.raises(SweepError, match="all of the first 5 trials failed"):
+        run(tmp_path, one_lane, a_sweep(), 12, payload=lambda *_: {"orders": {"kind": "refuse", "at": 1}})
+    assert kept[-1] is not None, "Tune has met the error"
 
 
 def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_lane, tmp_path):

@@ -264,8 +264,11 @@ def _run_tune(
             trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",
             trial_dirname_creator=lambda trial: f"t{trial.config['number']:04d}-{trial.trial_id}",
         )
-    except tune.TuneError as error:
-        if searcher.trouble is None:
+    except Exception as error:
+        if searcher.trouble is not None:  # which says why it ended
+            return
+        if isinstance(error, tune.TuneError):
             raise SweepError(f"Ray Tune ended: {error}; `babeltune resume` goes on from the study") from error
+        raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
