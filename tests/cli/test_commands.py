@@ -387,9 +387,23 @@ def test_extend_wants_more_trials_than_the_sweep_has(babeltune, home):
         code, _, err = babeltune("extend", "searched", "--trials", trials)
         assert code == 2
         assert f"--trials {trials}: sweep {home.id} has a budget of 4 trials; give more" in " ".join(err.split())
+    for command in ("extend", "resume"):
+        code, _, err = babeltune(command, "searched", "--trials", 10**20)
+        assert (code, "must be from 1 to 1,000,000" in err) == (2, True)
     code, _, err = babeltune("resume", "searched", "--trials", 3)
     assert code == 2
     assert f"--trials 3: sweep {home.id} has a budget of 4; give no less" in " ".join(err.split())
+
+
+def test_a_file_that_asks_for_fewer_trials_than_were_asked_for_says_so(babeltune, copied, monkeypatch, tmp_path):
+    sweep, _, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    file = tmp_path / "searched.yaml"
+    file.write_text(spec_yaml(sweep), encoding="utf-8")
+    code, _, err = babeltune("submit", file, "--trials", 3, "--json")
+    assert (code, "taken: budget.trials: 4 → 3" in err) == (0, True), err
+    code, _, err = babeltune("submit", file, "--trials", 3, "--json")
+    assert (code, "taken" in err) == (0, False), err
 
 
 @pytest.mark.parametrize("command", ["extend", "resume"])
@@ -400,6 +414,15 @@ def test_a_sweep_that_runs_is_not_extended(babeltune, copied, monkeypatch, comma
         code, _, err = babeltune(command, folder.id, "--trials", 9)
     assert code == 1
     assert f"babeltune {command} {folder.id} --trials 9" in " ".join(err.split())
+
+
+def test_a_log_that_was_damaged_is_shown_all_the_same(babeltune, copied, monkeypatch):
+    _, folder, cluster = copied
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    with folder.log.open("ab") as log:
+        log.write(b"\xff\xfe\n")
+    code, out, _ = babeltune("logs", folder.id)
+    assert (code, "t0000 begins" in out) == (0, True)
 
 
 def test_logs_tell_what_the_driver_did(babeltune, home):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import replace
 
 from packaging.requirements import Requirement
 
+from babeltune.cluster import access
 from babeltune.cluster.doctor import examine, installed, needed, packages, python, ray_cluster, storage, tracking
 from babeltune.spec.cluster import Cluster
 from bucket_servers import BUCKET
@@ -91,3 +93,12 @@ def test_a_ray_that_does_not_answer_is_found_at_once(tmp_path):
     (finding,) = ray_cluster(here(tmp_path, address="127.0.0.1:1"))
     assert not finding.ok
     assert "does not answer" in finding.text
+
+
+def test_what_answers_and_is_no_ray_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(access, "ANSWERS_WITHIN", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (finding,) = ray_cluster(here(tmp_path, address=f"127.0.0.1:{port}"))
+    assert not finding.ok
+    assert "does not answer as Ray does; name the port of its GCS, often 6379" in finding.text

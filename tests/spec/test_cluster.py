@@ -181,6 +181,13 @@ def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
     secret.write_text("\n")
     with pytest.raises(SpecError, match="is empty"):
         filed.token()
+    for odd in ("abc\nmore", "a\x01bc", "a bc", "äbc"):
+        secret.write_text(odd)
+        with pytest.raises(SpecError, match="holds no token, which is one word of one line") as caught:
+            filed.token()
+        assert "bc" not in str(caught.value).replace(str(secret), "")
+        with pytest.raises(SpecError, match="variable CLUSTER_TOKEN holds no token"):
+            named.token({"CLUSTER_TOKEN": odd})
     secret.write_text("abc\n")
     assert filed.token() == "abc"
 

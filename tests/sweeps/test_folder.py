@@ -38,7 +38,14 @@ def add(folder, sweep, number, scores, state=None, **params):
     place.mkdir(parents=True)
     write_json(place / "trial.json", make_trial(sweep, number, params))
     reports = [
-        Report(index=i, step=10 * i, pairs=100 * i, seconds=i, metrics={METRIC: s, "dev/sts/spearman": 1 - s})
+        Report(
+            index=i,
+            step=10 * i,
+            pairs=100 * i,
+            seconds=i,
+            metrics={METRIC: s, "dev/sts/spearman": 1 - s},
+            last=state == "finished" and i == len(scores),
+        )
         for i, s in enumerate(scores, 1)
     ]
     write_reports(place, reports)
@@ -173,10 +180,12 @@ def test_how_far_a_trial_is_may_be_damaged(tmp_path, sweep):
 
 def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
     folder = make(tmp_path, sweep, "a-0123456789")
-    add(folder, sweep, 0, [0.1], "finished")
-    (folder.trial(0) / "reports.jsonl").write_bytes(b"")
-    (row,) = leaderboard(folder)
-    assert (row.reports, row.warning) == (0, "its reports are lost")
+    add(folder, sweep, 0, [0.1, 0.2], "finished")
+    reports = folder.trial(0) / "reports.jsonl"
+    for left in (1, 0):
+        reports.write_bytes(b"".join(reports.read_bytes().splitlines(keepends=True)[:left]))
+        (row,) = leaderboard(folder)
+        assert (row.reports, row.warning) == (left, "its last report is lost")
 
 
 def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_path, sweep):

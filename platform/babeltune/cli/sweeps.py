@@ -122,10 +122,13 @@ def run_sweep(
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
     from babeltune.spec.space import within_grid
-    from babeltune.sweeps.board import sweep_document
+    from babeltune.sweeps.board import is_driven, sweep_document
     from babeltune.sweeps.changes import spec_changes
+    from babeltune.sweeps.places import Places
 
     cluster, where = cluster_of(file), with_cluster(file)
+    if into is None and not is_driven(known := Places(cluster).at(name)):
+        show_taken(known, sweep, accept_changes=accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
     while True:
@@ -327,6 +330,7 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     import dataclasses
 
     from babeltune.errors import SpecError, SweepError
+    from babeltune.spec.document import LARGEST
     from babeltune.spec.sweep_file import sweep_id
 
     sweep = folder.sweep()
@@ -339,6 +343,8 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
         )
     if trials is None:
         return sweep
+    if trials > LARGEST:
+        raise SpecError(f"--trials {trials}: must be from 1 to {LARGEST:,}")
     if trials < sweep.budget.trials:
         raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {sweep.budget.trials}; give no less")
     return dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))

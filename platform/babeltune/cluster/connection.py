@@ -63,13 +63,16 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
         )
     named = cluster.named
     token = cluster.token()
-    if not listens(cluster.address):
-        dashboard = f"; a dashboard's address is http://{cluster.address}" if cluster.address.endswith(":8265") else ""
-        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
     address = _found(cluster.address)
-    if ":" in address and takes(address, shown(token) if token else {}) is False:
-        why = "wants a token" if token is None else "does not accept the token"
-        raise ClusterError(f"{named} {why}; {cluster.token_place}")
+    dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""
+    if not listens(address):
+        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
+    match takes(address, shown(token) if token else {}) if ":" in address else True:
+        case False:
+            why = "wants a token" if token is None else "does not accept the token"
+            raise ClusterError(f"{named} {why}; {cluster.token_place}")
+        case None:
+            raise ClusterError(f"{named} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
     if token is not None:
         authenticate(token)
     try:

@@ -245,6 +245,7 @@ def _run_tune(
     stop: Callable[[], bool],
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(

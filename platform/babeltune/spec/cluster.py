@@ -140,14 +140,14 @@ class Cluster(Strict):
             token = (os.environ if environ is None else environ).get(self.token_env, "").strip()
             if not token:
                 raise SpecError(f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it")
-            return token
+            return self._whole(token, f"the environment variable {self.token_env}")
         if self.token_file is None:
             return None
         path = Path(self.token_file).expanduser()
         try:
             found = path.stat()
             mode = stat.S_IMODE(found.st_mode)
-            token = path.read_text(encoding="utf-8").strip()
+            token = path.read_text(encoding="utf-8", errors="replace").strip()
         except OSError as error:
             raise SpecError(
                 f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
@@ -165,6 +165,14 @@ class Cluster(Strict):
             )
         if not token:
             raise SpecError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")
+        return self._whole(token, f"token_file {path}")
+
+    def _whole(self, token: str, place: str) -> str:
+        """The token where it can be one: what carries it would print another in its error."""
+        if not (token.isascii() and token.isprintable() and " " not in token):
+            raise SpecError(
+                f"cluster {self.name!r}: {place} holds no token, which is one word of one line; put it there alone"
+            )
         return token
 
 

@@ -189,7 +189,7 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
 
 def read_log(folder: SweepFolder) -> str:
     """What the sweep's drivers have noted so far."""
-    return folder.log.read_text(encoding="utf-8") if folder.log.exists() else ""
+    return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
 
 
 def has_begun(path: Path) -> bool:

@@ -15,8 +15,8 @@ from babeltune.records import Goal, Objective, Report, Scalar, Sweep
 from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_json, read_object
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
-LOST = "its reports are lost"
-"""The warning of a trial that finished and has no reports any more."""
+LOST = "its last report is lost"
+"""The warning of a trial that finished and lacks its last report."""
 SPEED_NOISE = 0.15
 """Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
 
@@ -85,6 +85,7 @@ def _read_row(path: Path, objective: Objective) -> Row:
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
+    cut_off = outcome.get("state") == "finished" and not (last and last.last)
     return Row(
         name=path.name,
         state=outcome.get("state", "running"),
@@ -98,7 +99,7 @@ def _read_row(path: Path, objective: Objective) -> Row:
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         reason=outcome.get("reason", ""),
-        warning=str(last.facts.get("warning", "")) if last else LOST if outcome.get("state") == "finished" else "",
+        warning=LOST if cut_off else str(last.facts.get("warning", "")) if last else "",
     )
 
 
