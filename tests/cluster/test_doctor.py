@@ -97,6 +97,7 @@ def test_a_ray_that_does_not_answer_is_found_at_once(tmp_path):
 
 def test_what_answers_and_is_no_ray_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(access, "ANSWERS_WITHIN", 3.0)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # as another test's may be
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         (finding,) = ray_cluster(here(tmp_path, address=f"127.0.0.1:{port}"))
