@@ -36,7 +36,8 @@ def _on_this_node(
 ) -> AbstractContextManager[tuple[dict[str, Any], Reporter]]:
     if "mirror" not in payload:
         for name, use in (("prepared", os.R_OK), ("folder", os.R_OK | os.W_OK | os.X_OK)):
-            if not os.access(payload[name], use):
+            made_here = name == "folder" and not Path(payload[name]).exists()
+            if not made_here and not os.access(payload[name], use):
                 does = "write" if os.access(payload[name], os.R_OK) else "see"
                 raise NodeError(f"does not {does} {payload[name]}; mount the sweep's storage there, as on the driver")
         return nullcontext((payload, reporter))
