@@ -67,12 +67,13 @@ def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[Non
     dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""
     if not listens(address):
         raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
-    match takes(address, shown(token) if token else {}) if ":" in address else True:
-        case False:
+    if ":" in address:
+        taken = takes(address, shown(token) if token else {})
+        if taken is None:
+            raise ClusterError(f"{named} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
+        if not taken:
             why = "wants a token" if token is None else "does not accept the token"
             raise ClusterError(f"{named} {why}; {cluster.token_place}")
-        case None:
-            raise ClusterError(f"{named} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
     if token is not None:
         authenticate(token)
     try:

@@ -43,7 +43,7 @@ LONGER = 2.0
 """Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
 PROGRESS_EVERY = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
-SIGN_EVERY = 5.0
+SIGN_EVERY = 1.0
 """Seconds between two signs of life while something is brought or sent."""
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], 
             except BucketError as error:
                 if time.monotonic() > deadline or is_local(error.__cause__):
                     raise
-            alive()
             time.sleep(0.5)
     finally:
         done.set()

@@ -85,7 +85,9 @@ def _read_row(path: Path, objective: Objective) -> Row:
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
-    cut_off = outcome.get("state") == "finished" and not (last and last.last)
+    warning = str(last.facts.get("warning", "")) if last else ""
+    if outcome.get("state") == "finished" and not (last and last.last):
+        warning = LOST
     return Row(
         name=path.name,
         state=outcome.get("state", "running"),
@@ -99,7 +101,7 @@ def _read_row(path: Path, objective: Objective) -> Row:
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         reason=outcome.get("reason", ""),
-        warning=LOST if cut_off else str(last.facts.get("warning", "")) if last else "",
+        warning=warning,
     )
 
 

@@ -35,15 +35,21 @@ def _on_this_node(
     payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
 ) -> AbstractContextManager[tuple[dict[str, Any], Reporter]]:
     if "mirror" not in payload:
-        for name, use in (("prepared", os.R_OK), ("folder", os.R_OK | os.W_OK | os.X_OK)):
-            made_here = name == "folder" and not Path(payload[name]).exists()
-            if not made_here and not os.access(payload[name], use):
-                does = "write" if os.access(payload[name], os.R_OK) else "see"
-                raise NodeError(f"does not {does} {payload[name]}; mount the sweep's storage there, as on the driver")
+        _refuse_blind_node(payload["prepared"], payload["folder"])
         return nullcontext((payload, reporter))
     from babeltune.sweeps.carry import on_this_node  # what it imports, training does not need
 
     return on_this_node(payload, reporter, rank, world, device)
+
+
+def _refuse_blind_node(prepared: str, folder: str) -> None:
+    """Raises `NodeError` where the storage is not here as it is on the driver's node; a trial without a driver makes
+    its own folder."""
+    todo = "mount the sweep's storage there, as on the driver"
+    if not os.access(prepared, os.R_OK):
+        raise NodeError(f"does not see {prepared}; {todo}")
+    if Path(folder).exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise NodeError(f"may not write {folder}; {todo}")
 
 
 @contextmanager
