@@ -9,6 +9,7 @@ from pathlib import Path
 import mlflow
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
@@ -16,16 +17,18 @@ from babeltune.cli import app
 from babeltune.data.files import sha256_of
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
-from babeltune.errors import CheckpointError, PromotionError, SweepError, TeacherError, UnknownNameError
+from babeltune.errors import CheckpointError, PromotionError, SpecError, SweepError, TeacherError, UnknownNameError
 from babeltune.losses.gather import Ranks
 from babeltune.models.hub import open_model
 from babeltune.promotion.judge import TOLERANCE, chance_of, judge
 from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
 from babeltune.promotion.rescore import score
 from babeltune.records import Gate, Promotion
+from babeltune.spec.cluster import Cluster
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.leaderboard import winner
+from babeltune.tracking.mlflow_store import open_client
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
@@ -252,6 +255,21 @@ def test_a_dry_run_registers_nothing_and_the_second_opening_of_the_sealed_tests_
 
 def files_in(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("alias", ["", "two words", "a/b", "v1", "V22", "latest", "Latest", "a" * 256])
+def test_an_alias_that_mlflow_does_not_take_is_refused_at_once(promoted, alias):
+    _, cluster, _, _ = promoted
+    with pytest.raises(SpecError, match="an alias is letters, digits"):
+        promote(None, cluster, alias=alias)
+    with pytest.raises(MlflowException, match="alias"):
+        open_client(cluster.mlflow).set_registered_model_alias("searched", alias, "1")
+
+
+@pytest.mark.parametrize("alias", ["champion", "v1b", "latest-2", "größte", "a" * 255])
+def test_an_alias_that_mlflow_takes_is_taken(tmp_path, alias):
+    with pytest.raises(SweepError):
+        promote(None, Cluster(storage=str(tmp_path)), alias=alias)
 
 
 def test_an_out_folder_that_exists_is_left_alone(promoted):

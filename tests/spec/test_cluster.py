@@ -67,6 +67,10 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),
         ("storage: ''\n", "c.yaml:1: storage: must not be empty"),
         ("name: x\naddress: nonsense\n", "c.yaml:2: address: 'nonsense' must be `local`, `auto`"),
+        *(
+            (f"name: x\naddress: {address}\nstorage: /s\n", f"c.yaml:2: address: '{address}' must be `local`, `auto`")
+            for address in ("http://", "http:///x", "https://:8265", "http://a b:80", "http://[::1")
+        ),
         ("name: x\naddress: ray://10.0.0.1:10001\n", "the HOST:PORT of a head, or its dashboard's http://HOST:PORT"),
         (
             "name: x\nstorage: ${NOWHERE}/x\n",

@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from babeltune.tracking.registry import Registered
 
 
+ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
+"""What MLflow takes for an alias."""
+
+
 def promote(
     name: str | None,
     cluster: Cluster,
@@ -64,9 +68,14 @@ def promote(
     """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, or that of the
     trial that the rule `prefer` chooses.
 
-    Raises `SweepError` without a finished trial and `CheckpointError` for an altered checkpoint; a refusal is a
-    `Decision`.
+    Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished trial and `CheckpointError` for
+    an altered checkpoint; a refusal is a `Decision`.
     """
+    if not ALIAS.fullmatch(alias):
+        raise SpecError(
+            f"--alias {alias!r}: an alias is letters, digits, `_` and `-`, at most 255 of them, and neither `latest` "
+            "nor a version such as `v1`"
+        )
     places = Places(cluster)
     storage = places.folder
     if out is not None and out.exists():

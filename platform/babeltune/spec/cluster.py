@@ -29,7 +29,9 @@ EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 OF_THE_HEAD = ("storage", "cache", "mlflow")
 """Those that the head of a cluster replaces where work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
-ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+")
+ADDRESS = re.compile(
+    r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-f:.]+\])(:\d+)?(/\S*)?", re.IGNORECASE
+)
 Isolation = Literal["lane", "process"]
 FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
@@ -211,10 +213,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     for key, value in (("address", cluster.address), ("storage", cluster.storage)):
         if not value:
             yield (key,), "must not be empty"
-    if cluster.address and not (cluster.by_jobs or ADDRESS.fullmatch(cluster.address)):
+    if cluster.address and not ADDRESS.fullmatch(cluster.address):
         yield (
             ("address",),
-            f"{cluster.address!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
+            f"{cluster.place!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
             "dashboard's http://HOST:PORT",
         )
     port = re.search(r":(\d+)/?$", cluster.address)
