@@ -230,6 +230,35 @@ def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_pat
     assert steps(clients(uris[1]), tracker.run_id(0)) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("damage", ["all of it", "its pages"])
+def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everything(
+    fresh_store, tmp_path, clients, impatient, damage
+):
+    path, file = tmp_path / "spool.jsonl", tmp_path / "mlflow.db"
+    whole = fresh_store.read_bytes()
+    file.write_bytes(b"nonsense" * 512 if damage == "all of it" else whole[:100] + b"\xff" * (len(whole) - 100))
+    store = f"sqlite:///{file}"
+    tracker = track.Tracker(store, path, "babeltune")
+    a_sweep(tracker)
+    tracker.metrics(0, points(1, 4))
+    while tracker.trouble is None:
+        time.sleep(0.02)
+    tracker.close(0)
+    assert "mlflow.db does not take events: DatabaseError" in tracker.trouble
+    assert "; restore the file, or move it away" in tracker.trouble
+    with pytest.raises(PromotionError, match=r"cannot look up 'quick' .*mlflow.db: DatabaseError.* or move it away"):
+        registry.champion_of(store, "quick", "champion")
+    file.rename(tmp_path / "away.db")
+    send = (
+        "import pathlib, sys; from babeltune.tracking.tracker import Tracker\n"
+        "tracker = Tracker(sys.argv[1], pathlib.Path(sys.argv[2]), 'babeltune')\n"
+        "assert tracker.close(120)\n"
+        "print(tracker.run_id(0))"
+    )  # by another process, as `resume` is one: this one has the damaged file open
+    run = subprocess.check_output([sys.executable, "-c", send, store, str(path)], text=True).strip()
+    assert steps(clients(f"sqlite:///{tmp_path}/./mlflow.db"), run) == [1, 2, 3]
+
+
 def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path, clients):
     path = tmp_path / "spool.jsonl"
     tracker = track.Tracker(DEAD, path, "babeltune")

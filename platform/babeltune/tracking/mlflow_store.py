@@ -23,6 +23,8 @@ SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""
+DAMAGED = ("file is not a database", "disk image is malformed")
+"""What SQLite says of a file that it cannot read."""
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
 """MLflow's own retries would take minutes; ours go on for ever. Set unless the environment sets them."""
 
@@ -117,8 +119,13 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """What the system or else the error's first line says, and what to do where a server did not take the login, or
-    its own name."""
+    """What the system or else the error's first line says, and what to do where a server did not take the login or
+    its own name, or where a file is damaged."""
+    if any(words in str(error) for words in DAMAGED):
+        return (
+            f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "
+            "sweep in a new one, which knows of no promotion"
+        )
     if "Invalid Host header" in str(error):
         return (
             f"{first_line(error)}; start the server with this name and port in MLFLOW_SERVER_ALLOWED_HOSTS (or "

@@ -193,10 +193,11 @@ def version_in(uri: str, folder: Path) -> Registered | None:
 @contextlib.contextmanager
 def _promotion(uri: str, what: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError  # of a database that MLflow cannot even open
 
     try:
         yield
-    except (MlflowException, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         raise PromotionError(
             f"cannot {what} in the MLflow store {without_password(uri)}: {why(error)}; "
             "check that it answers (`babeltune ui`), then promote again"
