@@ -24,7 +24,7 @@ from benchmarks.race import options
 from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for
 
 TRIALS, PART, REPORTS = 1000, 100, 5
-GROWTH_MIB = 64
+GROWTH_MIB = 40
 """Allowed between the first hundred trials and the last."""
 SLOWER = 2.0
 """How much longer the last hundred, and each of their proposals, may take than the second hundred's."""

@@ -10,6 +10,7 @@ import optuna
 import pytest
 import ray
 from optuna.trial import TrialState
+from ray import tune
 from ray._private.state import actors
 
 from babeltune.cluster.tasks import ray_refusals
@@ -189,6 +190,15 @@ def test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_
     assert reasons[3].startswith("the loss is nan at step 7")
     assert reasons[4].startswith("ValueError: a bug on one rank")
     assert reasons[5] == "collapsed: all vectors are alike"
+
+
+def test_tune_forgets_the_figures_of_trials_that_have_ended(one_lane, tmp_path, monkeypatch):
+    ended, tune_run = [], tune.run
+    monkeypatch.setattr(tune, "run", lambda *given, **settings: ended.extend(tune_run(*given, **settings).trials))
+    run(tmp_path, one_lane, a_sweep(), 3, payload=lambda number, _: {"nan": 2} if number == 1 else {})
+    assert len(ended) == 3
+    assert all(trial.last_result for trial in ended)
+    assert [(trial.metric_analysis, trial.metric_n_steps) for trial in ended] == [({}, {})] * 3
 
 
 def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp_path):
