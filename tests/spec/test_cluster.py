@@ -69,7 +69,15 @@ def test_a_file_says_where_and_how_much(tmp_path):
         ("name: x\naddress: nonsense\n", "c.yaml:2: address: 'nonsense' must be `local`, `auto`"),
         *(
             (f"name: x\naddress: {address}\nstorage: /s\n", f"c.yaml:2: address: '{address}' must be `local`, `auto`")
-            for address in ("http://", "http:///x", "https://:8265", "http://a b:80", "http://[::1")
+            for address in (
+                "Local",
+                "HTTP://h:1",
+                "http://",
+                "http:///x",
+                "https://:8265",
+                "http://a b:80",
+                "http://[::1",
+            )
         ),
         ("name: x\naddress: ray://10.0.0.1:10001\n", "the HOST:PORT of a head, or its dashboard's http://HOST:PORT"),
         (

@@ -29,9 +29,7 @@ EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 OF_THE_HEAD = ("storage", "cache", "mlflow")
 """Those that the head of a cluster replaces where work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
-ADDRESS = re.compile(
-    r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-f:.]+\])(:\d+)?(/\S*)?", re.IGNORECASE
-)
+ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
 Isolation = Literal["lane", "process"]
 FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
