@@ -173,6 +173,28 @@ def test_a_word_that_is_gone_damaged_or_of_an_earlier_driver_is_no_other_driver(
             check()
 
 
+def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    folder = SweepFolder(tmp_path)
+    last = {"host": "far", "session": "x", "beat": 0, "ended": True}
+    with heard(folder) as check:
+        time.sleep(0.2)
+        check()
+        folder.write(OWNER, last)
+        time.sleep(0.3)
+        with pytest.raises(leases.OvertakenError, match=r"was run on far meanwhile; .* `babeltune resume .* goes on"):
+            check()
+    assert folder.read(OWNER) == last, "the other's word stands"
+
+
+def test_the_last_word_of_a_driver_is_not_said_over_anothers(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 60)
+    folder = SweepFolder(tmp_path)
+    with heard(folder):
+        folder.write(OWNER, word := {"host": "far", "session": "x", "beat": 0, "ended": False})
+    assert folder.read(OWNER) == word
+
+
 @pytest.mark.long
 def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copied, monkeypatch):
     sweep, _, cluster = copied

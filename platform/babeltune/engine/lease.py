@@ -87,8 +87,8 @@ def refuse_heard(folder: SweepFolder, ray_at: str = "") -> None:
 def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]:
     """Says that this driver lives, for machines that do not see its lock.
 
-    What it gives raises `OvertakenError` once another driver has said so since: one machine slept while the other
-    began, or both began at the same moment.
+    What it gives raises `OvertakenError` once another driver has said a word since, be it its last: one machine slept
+    while the other began, or both began at the same moment.
     """
     ending, session = threading.Event(), uuid.uuid4().hex
     others: list[dict[str, Any]] = []
@@ -107,7 +107,7 @@ def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]
         """Until our word stands there, the one that does is of a driver before us; none at all is nobody's."""
         with suppress(OSError, SweepError):
             word = folder.read(OWNER)
-            if said and word and word.get("session") != session and not word.get("ended"):
+            if said and word and word.get("session") != session:
                 others.append(word)
 
     def work() -> None:
@@ -118,9 +118,13 @@ def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]
 
     def check() -> None:
         if others:
+            where, ended = others[0].get("host", "another machine"), others[0].get("ended")
             raise OvertakenError(
-                f"sweep {folder.id} is being run on {others[0].get('host', 'another machine')}, too, which said so "
-                "last; this driver ends, and that one goes on"
+                f"sweep {folder.id} was run on {where} meanwhile; this driver ends, and `babeltune resume {folder.id}` "
+                "goes on from what that one left"
+                if ended
+                else f"sweep {folder.id} is being run on {where}, too, which said so last; this driver ends, and that "
+                "one goes on"
             )
 
     say()
@@ -131,6 +135,7 @@ def heard(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]
     finally:
         ending.set()
         thread.join()
+        listen()
         if not others:
             say(ended=True)
 
