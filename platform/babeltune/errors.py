@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -78,14 +79,20 @@ REFUSALS = frozenset(
 
 
 @contextlib.contextmanager
-def storage_refusals(place: Path) -> Iterator[None]:
-    """Makes a `StorageError` of what the system refuses within the block."""
+def storage_refusals(place: Path, storage: str | None = None) -> Iterator[None]:
+    """Makes a `StorageError` of what the system refuses within the block; where `storage` is given, not of what it
+    refuses by name outside of that folder."""
     try:
         yield
     except OSError as error:
-        if error.errno not in REFUSALS:
+        named = error.filename if isinstance(error.filename, str | os.PathLike) else None
+        if error.errno not in REFUSALS or (named and storage and not _is_in(storage, named)):
             raise
-        raise StorageError.at(Path(error.filename or place), error.strerror) from error
+        raise StorageError.at(Path(named or place), error.strerror) from error
+
+
+def _is_in(folder: str, path: str | os.PathLike[str]) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 class ClusterError(BabeltuneError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import sqlite3
 import subprocess
@@ -18,7 +19,7 @@ from babeltune.data.shards import run_here
 from babeltune.data.store import read_store
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.tokens import build_token_store, load_tokenizer
-from babeltune.errors import BucketError, NodeError
+from babeltune.errors import BucketError, NodeError, StorageError, storage_refusals
 from babeltune.records import Report, plain
 from babeltune.storage.mirror import SEAL, Mirror
 from babeltune.storage.where import Where
@@ -205,6 +206,32 @@ def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
     said = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
     with pytest.raises(NodeError, match=said), on_this_node(payload, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
         pass
+
+
+def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
+    where = Where(uri="abfs://container/x", cache=str(tmp_path), patience=20)  # whose package is not installed
+    payload = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+    with (
+        pytest.raises(NodeError, match=r"^cannot open the storage: the storage abfs://container/x needs a package"),
+        on_this_node(payload, SimpleNamespace(stopped=bool), 0, 1, "cpu"),
+    ):
+        pass
+
+
+def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr(carry, "bring_prepared", lambda *_: None)
+    where = Where(uri=f"s3://{BUCKET}/later", cache=str(tmp_path), patience=20)
+    payload = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+
+    def meets(error):
+        with on_this_node(payload, SimpleNamespace(stopped=bool), 0, 1, "cpu") as (here, _), storage_refusals(tmp_path):
+            assert here["storage"] == str(where.folder)
+            raise error
+
+    with pytest.raises(NodeError, match=r"^cannot keep a copy of the storage in .*No space left.*; make room there$"):
+        meets(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(StorageError, match="shows rank 1 other checkpoints"):
+        meets(StorageError(f"{StorageError.begins}shows rank 1 other checkpoints"))
 
 
 def test_a_long_errand_gives_signs_of_life(monkeypatch):

@@ -1,11 +1,15 @@
-"""What a lane's worker keeps between trials."""
+"""What a lane's worker keeps between trials, and whose fault it is that one cannot go on."""
 
+import errno
 import os
 
 import pytest
 
 from babeltune.data.prepared import write_prepared
-from babeltune.errors import NodeError
+from babeltune.errors import NodeError, StorageError
+from babeltune.records import plain
+from babeltune.spec.space import make_trial
+from babeltune.workers import trial as trials
 from babeltune.workers.trial import load_prepared, run
 
 
@@ -27,3 +31,33 @@ def test_a_node_that_may_not_write_where_the_driver_does_is_said_to_be_unfit(tmp
     monkeypatch.setattr(os, "access", lambda path, use: not use & os.W_OK and read_only(path, use))
     with pytest.raises(NodeError, match=rf"^may not write {tmp_path}; mount the sweep's storage there"):
         run(payload, None, 0, 1, "cpu")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES])
+def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path, monkeypatch, code):
+    sweep, prepared = tiny
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    write_prepared(prepared, storage / "prepared.json")
+    payload = {"trial": plain(make_trial(sweep, 0, {})), "prepared": str(storage / "prepared.json")}
+    payload |= {"folder": str(storage / "t0000"), "storage": str(storage)}
+
+    def met(*named):
+        def train(*_):
+            raise OSError(code, os.strerror(code), *named)
+
+        monkeypatch.setattr(trials, "train", train)
+        with pytest.raises((StorageError, OSError)) as caught:
+            run(payload, None, 0, 1, "cpu")
+        return caught.type is StorageError
+
+    elsewhere, linked = tmp_path / "cache" / "model", storage / "linked"
+    linked.symlink_to(tmp_path)
+    assert met(), "a write that names no file"
+    assert met(storage)
+    assert met(str(storage / "t0000" / "checkpoints"))
+    assert not met(elsewhere)
+    assert not met(str(elsewhere))
+    assert not met(str(linked / "cache"))
+    del payload["storage"]  # of a trial without a driver: there is none
+    assert met(elsewhere)

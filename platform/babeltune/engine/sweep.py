@@ -306,7 +306,14 @@ def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, An
         write_json(place / "trial.json", trial)
     else:
         trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
-    return {"trial": plain(trial), "prepared": str(prepared), "folder": str(place), "seed": trial.seed}
+    storage = folder.path.parents[1]
+    return {
+        "trial": plain(trial),
+        "prepared": str(prepared),
+        "folder": str(place),
+        "storage": str(storage),
+        "seed": trial.seed,
+    }
 
 
 def score_baselines(

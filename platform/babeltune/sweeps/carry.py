@@ -18,8 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from safetensors import SafetensorError
+
 from babeltune.data.prepared import Prepared, read_prepared
-from babeltune.errors import BucketError, NodeError, StoreError
+from babeltune.errors import BucketError, ClusterError, NodeError, StorageError, StoreError
 from babeltune.losses.gather import Ranks
 from babeltune.storage.bucket import is_local
 from babeltune.storage.mirror import SEAL, Mirror
@@ -110,13 +112,21 @@ def on_this_node(
 ) -> Iterator[tuple[dict[str, Any], Reports]]:
     """The payload with this node's paths, and the line to the desk that sends checkpoints first.
 
-    Raises `NodeError` where this node's disk refuses what is brought."""
+    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
     where = Where(**payload["mirror"])
-    mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
+    try:
+        mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
+    except ClusterError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise NodeError(f"cannot open the storage: {error}") from error
     prepared, folder = mirror.path(payload["prepared"]), mirror.path(payload["folder"])
 
     def waiting(errand: Callable[[], object]) -> None:
         patiently(errand, LONGER * where.patience, reports.stopped)
+
+    def unfit(why: object) -> NodeError:
+        return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
 
     try:
         waiting(lambda: bring_prepared(mirror, prepared))
@@ -124,19 +134,24 @@ def on_this_node(
     except (BucketError, OSError) as error:
         if not is_local(why := error.__cause__ if isinstance(error, BucketError) else error):
             raise
-        raise NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there") from error
+        raise unfit(why) from error
     ended = threading.Event()
     thread = threading.Thread(target=_note_progress, args=(mirror, folder, ended), daemon=True)
     if rank == 0:
         thread.start()
     try:
         sending = Sending(reports, mirror, folder, rank, where.patience)
-        yield {**payload, "prepared": str(prepared), "folder": str(folder)}, sending
+        paths = {"prepared": str(prepared), "folder": str(folder), "storage": str(mirror.folder)}
+        yield {**payload, **paths}, sending
         if rank == 0:
             with suppress(
                 BucketError, OSError
             ):  # what a stop left between two reports; without it a trial repeats some steps
                 push_trial(mirror, folder)
+    except StorageError as error:
+        if not isinstance(why := error.__cause__, OSError | SafetensorError):
+            raise
+        raise unfit(why) from error
     finally:
         ended.set()
         if rank == 0:
@@ -147,8 +162,8 @@ def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None
     while not ended.wait(PROGRESS_EVERY):
         try:
             mirror.push(folder / PROGRESS)
-        except BucketError:
-            continue  # a checkpoint will say what the store refuses
+        except (BucketError, OSError):
+            continue  # a checkpoint will say what the store or this disk refuses
 
 
 def bring_prepared(mirror: Mirror, path: Path) -> Prepared:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: 
 
     Raises `StorageError` where the disk is full or refuses.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:12]}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)

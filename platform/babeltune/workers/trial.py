@@ -62,12 +62,12 @@ def _store_troubles() -> Iterator[None]:
 
 
 def run(payload: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
-    """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, and where
-    the storage is behind a URI its `mirror`, in which these paths are. Raises `NodeError` where this node has no access
-    to them."""
+    """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, the
+    `storage` in which they are, and where that is behind a URI its `mirror`. Raises `NodeError` where this node has no
+    access to them."""
     with _on_this_node(payload, reporter, rank, world, device) as (payload, reporter):
         trial, folder = trial_from(payload["trial"]), Path(payload["folder"])
-        with storage_refusals(folder), _store_troubles():
+        with storage_refusals(folder, payload.get("storage")), _store_troubles():
             train(trial, load_prepared(Path(payload["prepared"])), folder, reporter, Ranks(), torch.device(device))
 
 
