@@ -95,6 +95,11 @@ def _follow(orders, folder, rank, device):
         assert float(torch.tensor(1e-310, dtype=torch.float64)) > 0
         assert (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32) == (False, False, True)
         assert cuda.flash_sdp_enabled()
+        assert cuda.math_sdp_enabled()
+        assert not torch.is_anomaly_enabled()
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.is_autocast_cache_enabled()
+        assert np.geterr()["over"] == "warn"
         assert "/left/by/a/trial" not in sys.path
         assert "LEFT_BY_A_TRIAL" not in os.environ
         assert Path.cwd() != Path("/")
@@ -131,6 +136,11 @@ def _change_whatever_a_process_shares():
     torch.set_autocast_enabled("cpu", True)
     torch.set_autocast_dtype("cpu", torch.float16)
     torch.set_flush_denormal(True)
+    torch.set_anomaly_enabled(True)
+    torch.set_float32_matmul_precision("medium")
+    torch.set_autocast_cache_enabled(False)
+    cuda.enable_math_sdp(False)
+    np.seterr(over="raise")
     cudnn.deterministic = cudnn.benchmark = True
     cudnn.allow_tf32 = False
     cuda.enable_flash_sdp(False)

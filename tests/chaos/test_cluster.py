@@ -23,8 +23,17 @@ def there(loopback_only):
         yield running
 
 
-def at(make_arena, running):
-    arena = make_arena(cluster={"address": running.address, "token_env": "CHAOS_TOKEN"}, pause=0.05)
+ASHA = {
+    "scheduler": {"kind": "asha", "grace": 1, "reduction": 2},
+    "objectives": [{"metric": "dev/everyday/accuracy"}, {"metric": "dev/sts/spearman"}],
+    "budget__trials": 4,
+}
+"""Trials that are pruned, and values of two objectives, have to be put together again."""
+
+
+def at(make_arena, running, **changes):
+    cluster = {"address": running.address, "token_env": "CHAOS_TOKEN"}
+    arena = make_arena(cluster=cluster, pause=0.05, **changes)
     arena.environment["CHAOS_TOKEN"] = TOKEN
     return arena
 
@@ -44,7 +53,7 @@ def test_a_sweep_goes_on_when_the_head_is_lost_and_comes_back_with_redis(make_ar
 
 
 def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_arena, there, note):
-    arena = at(make_arena, there)
+    arena = at(make_arena, there, **ASHA)
     driver = arena.start("submit", file=True)
     arena.until(arena.trained(130))
     driver.kill()
@@ -52,9 +61,11 @@ def test_a_driver_that_is_killed_leaves_nothing_on_a_cluster_that_lives_on(make_
     began = time.time()
     again = arena.start("resume")
     assert again.wait() == 0, again.words()[-2000:]
-    arena.check(marked=again.mark)
+    arena.check(4, alike=False, marked=again.mark)
+    assert "pruned" in {row["state"] for row in arena.rows()}
     there.nothing_is_left()
-    note(arena, "driver SIGKILL on a cluster that lives on", seconds=arena.recovered(began), most=20)
+    name = "driver SIGKILL on a cluster that lives on, under ASHA, two objectives"
+    note(arena, name, seconds=arena.recovered(began), most=20)
 
 
 def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, there, note):
@@ -72,6 +83,7 @@ def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, th
     right = arena.start("submit", file=True)
     assert right.wait() == 0, right.words()[-2000:]
     arena.check(marked=right.mark)
+    there.nothing_is_left()
     for name in ("wrong or expired token", "no token"):
         note(arena, name, lost="nothing; one line says which token to set")
 

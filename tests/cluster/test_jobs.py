@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
 from babeltune.cli import main
+from babeltune.cli.remote import token_in_the_open
 from babeltune.cluster.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.cluster.wheel import build_wheel
 from babeltune.errors import ClusterError, UnknownNameError
@@ -181,6 +183,10 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
         code, out, err = babeltune("stop", quick)
         assert code == 1
         assert f"sweep {quick} is not running; its state is finished" in words(err)
+    for command, shown in (("logs", "searching"), ("status", "finished")):
+        code, out, err = babeltune(command, quick, "-f")
+        assert code == 0, out + err
+        assert shown in out
     monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
     code, out, err = babeltune("logs", quick)
     assert code == 0, out + err
@@ -423,6 +429,41 @@ def test_a_dashboard_that_is_neither_open_nor_closed_is_not_taken_for_either(ope
 def test_a_dashboard_that_refuses_who_has_no_token_is_closed(open_dashboard, status):
     with pytest.raises(ClusterError, match="name the token in the cluster file"):
         Jobs(read_cluster(open_dashboard))
+
+
+def test_a_token_that_is_taken_no_more_is_one_line_whatever_waits(head, cluster_file, monkeypatch):
+    monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    jobs = Jobs(read_cluster(cluster_file))
+    job = jobs._client.submit_job(entrypoint="sleep 600")
+    right = jobs._client._headers["Authorization"]
+    jobs._client._headers["Authorization"] = "Bearer " + "0" * 64  # as after the head has begun anew with another
+    try:
+        for wait in (lambda: list(jobs.follow(job)), lambda: jobs.ask(["methods"], {"a file": ""}), jobs.all):
+            with pytest.raises(ClusterError, match=r"does not accept the token; put .* TEST_RAY_TOKEN") as said:
+                wait()
+            assert "\n" not in str(said.value)
+    finally:
+        jobs._client._headers["Authorization"] = right
+        jobs.end(job)
+
+
+def test_a_command_that_does_not_answer_is_ended_and_said(head, cluster_file, monkeypatch):
+    monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
+    monkeypatch.setattr("babeltune.cluster.jobs.ANSWERS_WITHIN", 0.1)
+    jobs = Jobs(read_cluster(cluster_file))
+    with pytest.raises(
+        ClusterError, match=r"has not answered `babeltune methods` within 0.1 s; its job \S+ is "
+    ) as said:
+        jobs.ask(["methods"], {"a file": ""})
+    asked = re.search(r"its job (\S+)", str(said.value))[1]
+    wait_until(lambda: not jobs.get(asked).live, 120)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_only_what_leaves_this_machine_as_it_is_shows_the_token(host):
+    assert not token_in_the_open(f"http://{host}:8265")
+    assert not token_in_the_open("https://head:8265")
+    assert token_in_the_open("http://head:8265")
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.markup import escape
@@ -40,6 +41,8 @@ class Remote:
                     f"{danger}; start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
                 )
             warn([danger])
+        elif token_in_the_open(cluster.address):
+            warn([f"the token goes to {cluster.place} as it is; an ssh tunnel or https:// hides it on its way"])
 
     def __str__(self) -> str:
         return self.file
@@ -61,9 +64,9 @@ class Remote:
         values = plain(self.cluster.seen_from_head())
         return {self.there: json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)}
 
-    def ask(self, *arguments: str) -> tuple[int, str]:
-        """Runs a command on the head: its exit code and its output."""
-        return self.jobs.ask([*arguments, "--cluster", self.there], self.files())
+    def ask(self, *arguments: str, wait: float = 0.0) -> tuple[int, str]:
+        """Runs a command on the head, which may take so many seconds longer than others: its exit code and output."""
+        return self.jobs.ask([*arguments, "--cluster", self.there], self.files(), wait)
 
     def show(self, arguments: Sequence[str], as_json: bool) -> None:
         """Runs a command on the head and shows what it says, ending as it ends."""
@@ -96,6 +99,14 @@ class Remote:
         """The id of the sweep with this name; the storage is asked where no job knows it."""
         job = self.jobs.find(name)
         return job.sweep if job is not None else str(self.document(name or "")["sweep"])
+
+
+def token_in_the_open(address: str) -> bool:
+    """Whether what is sent to that dashboard can be read on its way there."""
+    parts = urlsplit(address)
+    return parts.scheme == "http" and not (
+        parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
+    )
 
 
 def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | None:
@@ -239,7 +250,7 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
     if job.state == "PENDING":
         remote.jobs.end(job.id)
     else:
-        code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json")
+        code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json", wait=wait)
         if code and "is not running; its state is finished" in text and not _ended(remote.jobs, job.id, wait).live:
             raise not_running(job.sweep, "finished")
         if code and remote.jobs.get(job.id).live:

@@ -20,7 +20,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ STARTS_WITHIN = 90.0
 BACK_WITHIN = 120.0
 """Seconds that a dashboard is given which goes away while a log is followed: a head that starts again, a forwarded
 port that is opened again."""
+ANSWERS_WITHIN = 600.0
+"""Seconds that a command on the head is given to answer a question."""
 CHATTER = (
     *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
     "ray._private.runtime_env.packaging",
@@ -185,18 +187,27 @@ class Jobs:
                 continue
         raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
 
-    def ask(self, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[int, str]:
-        """Runs a command on the head and waits: its exit code and what it wrote."""
+    def ask(self, arguments: Sequence[str], files: Mapping[str, str], wait: float = 0.0) -> tuple[int, str]:
+        """Runs a command on the head and waits, `wait` seconds longer than for others: its exit code and what it wrote.
+
+        Raises `ClusterError` where it does not end."""
         job = self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files)
+        deadline = time.monotonic() + ANSWERS_WITHIN + wait
         try:
             while (job := self.get(job.id)).live:
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        f"{self.cluster.named} has not answered `babeltune {shlex.join(arguments)}` within "
+                        f"{ANSWERS_WITHIN + wait:g} s; its job {job.id} is {job.state} and is ended: see whether the "
+                        "head has room for it and sees its storage"
+                    )
                 time.sleep(LOOK)
             return exit_code(job), self.log(job.id) or job.message
         finally:
-            if job.live:
-                self.end(job.id)
-            else:
-                with self._spoken():
+            with suppress(ClusterError), self._spoken():  # an answer, or what kept it away, counts for more
+                if job.live:
+                    self._client.stop_job(job.id)
+                else:
                     self._client.delete_job(job.id)
 
     def _submit(self, job: str, arguments: Sequence[str], files: Mapping[str, str], sweep: str = "") -> Job:
