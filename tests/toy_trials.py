@@ -158,6 +158,15 @@ def train_for_real(payload, desk, rank, world, device):
         _change_whatever_a_process_shares()
 
 
+def wait_until_free(lanes, count, seconds=120):
+    """As a search waits: a lane whose run ended is started again."""
+    deadline = time.monotonic() + seconds
+    while lanes.free() < count:
+        lanes.mend()
+        assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
+        time.sleep(0.05)
+
+
 def groups_held():
     """The placement groups that hold something."""
     return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}

@@ -29,7 +29,6 @@ from ray.job_submission import JobSubmissionClient
 
 import babeltune as imported
 from babeltune.cli import main
-from babeltune.cli.remote import token_in_the_open
 from babeltune.cluster.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.cluster.wheel import build_wheel
 from babeltune.errors import ClusterError, UnknownNameError
@@ -457,13 +456,6 @@ def test_a_command_that_does_not_answer_is_ended_and_said(head, cluster_file, mo
         jobs.ask(["methods"], {"a file": ""})
     asked = re.search(r"its job (\S+)", str(said.value))[1]
     wait_until(lambda: not jobs.get(asked).live, 120)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_only_what_leaves_this_machine_as_it_is_shows_the_token(host):
-    assert not token_in_the_open(f"http://{host}:8265")
-    assert not token_in_the_open("https://head:8265")
-    assert token_in_the_open("http://head:8265")
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):

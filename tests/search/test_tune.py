@@ -23,7 +23,7 @@ from babeltune.search.tune import prime, register_methods, scheduler_for, search
 from babeltune.search.warm_start import warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes
-from toy_trials import groups_held
+from toy_trials import groups_held, wait_until_free
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ class OneAtATime:
 
 @pytest.fixture
 def one_lane(lanes):
-    assert lanes.wait_idle(60)
+    wait_until_free(lanes, lanes.count, 60)
     return OneAtATime(lanes)
 
 
@@ -333,7 +333,7 @@ def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_tri
     slow = {"seconds": 0.05}
     with pytest.raises(DriverCrashError):
         run(tmp_path, lanes, a_sweep(), 8, crashing, payload=lambda *_: slow)
-    assert lanes.wait_idle(20)
+    wait_until_free(lanes, lanes.count, 20)
     before = states(tmp_path, a_sweep())
     assert 1 <= before.count(TrialState.RUNNING) <= 2
     again = Events()
@@ -549,7 +549,7 @@ def test_trials_shorter_than_a_process_start_have_a_watcher_for_each_lane_and_no
     def watchers():
         return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
 
-    assert lanes.wait_idle(60)
+    wait_until_free(lanes, lanes.count, 60)
     before, began, ended = watchers(), [], []
 
     def seen(event, number, info):

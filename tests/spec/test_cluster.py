@@ -262,6 +262,14 @@ def test_without_a_cache_the_mirrors_are_where_the_environment_says(tmp_path, mo
     assert Where(uri="gs://bucket").folder.parent == tmp_path / ".cache" / "babeltune"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_only_what_leaves_this_machine_as_it_is_can_be_read_on_its_way(host):
+    assert not Cluster(address=f"http://{host}:8265").in_the_open
+    assert not Cluster(address="https://head:8265").in_the_open
+    assert Cluster(address="http://head:8265").in_the_open
+    assert not Cluster(address="head:6379").in_the_open
+
+
 def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
     text = "address: http://head:8265\nstorage: gs://bucket/x\ncache: ${SCRATCH}\nmlflow: http://mlflow:5000\n"
     cluster = read_cluster(written(tmp_path, text), environ={})

@@ -16,7 +16,7 @@ from babeltune.workers.desk import Desk
 from babeltune.workers.lanes import Lanes
 from babeltune.workers.nodes import lanes_that_fit, nodes_there
 from babeltune.workers.trainer import ENVIRONMENT
-from toy_trials import groups_held
+from toy_trials import groups_held, wait_until_free
 
 TWO_WORKERS = {
     "count": "auto",
@@ -58,15 +58,6 @@ def follow(lanes, name):
 
 def starts(folder, name):
     return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
-
-
-def wait_until_free(lanes, count, seconds=120):
-    """As a search waits: a lane whose run ended is started again."""
-    deadline = time.monotonic() + seconds
-    while lanes.free() < count:
-        lanes.mend()
-        assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
-        time.sleep(0.05)
 
 
 def test_two_lanes_of_two_workers_run_six_trials(lanes, tmp_path):
@@ -114,7 +105,7 @@ def test_a_stopped_trial_has_trained_exactly_to_its_report(lanes, tmp_path):
     assert [lanes.next_report("stopped")["report"]["index"] for _ in range(2)] == [1, 2]
     time.sleep(0.3)
     lanes.stop("stopped")
-    assert lanes.wait_idle(10)
+    wait_until_free(lanes, 2, 10)
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
 
 

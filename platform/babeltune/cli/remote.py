@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import typer
 from rich.markup import escape
@@ -41,7 +40,7 @@ class Remote:
                     f"{danger}; start it with RAY_AUTH_MODE=token, or pass --insecure to submit all the same"
                 )
             warn([danger])
-        elif token_in_the_open(cluster.address):
+        elif cluster.in_the_open:
             warn([f"the token goes to {cluster.place} as it is; an ssh tunnel or https:// hides it on its way"])
 
     def __str__(self) -> str:
@@ -99,14 +98,6 @@ class Remote:
         """The id of the sweep with this name; the storage is asked where no job knows it."""
         job = self.jobs.find(name)
         return job.sweep if job is not None else str(self.document(name or "")["sweep"])
-
-
-def token_in_the_open(address: str) -> bool:
-    """Whether what is sent to that dashboard can be read on its way there."""
-    parts = urlsplit(address)
-    return parts.scheme == "http" and not (
-        parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
-    )
 
 
 def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | None:

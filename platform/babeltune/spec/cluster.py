@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
 from babeltune.records import Strict
@@ -91,6 +92,13 @@ class Cluster(Strict):
     def by_jobs(self) -> bool:
         """Whether work goes there as Ray jobs."""
         return self.address.startswith(DASHBOARD)
+
+    @property
+    def in_the_open(self) -> bool:
+        """Whether what is sent to its dashboard can be read on the way."""
+        parts = urlsplit(self.address)
+        host = parts.hostname or ""
+        return parts.scheme == "http" and not (host in ("localhost", "::1") or host.startswith("127."))
 
     @property
     def place(self) -> str:

@@ -191,10 +191,6 @@ class Desk:
         """How many lanes wait for a trial that nobody has offered yet."""
         return max(0, len(self._waiting) - len(self._pending))
 
-    async def idle(self, seconds: float) -> bool:
-        """True once no lane holds a trial, False after `seconds`."""
-        return await self._until(lambda: not self._assigned, seconds)
-
     async def ready(self, seconds: float) -> bool:
         """True once there is a lane that can train, False after `seconds`."""
         return await self._until(lambda: bool(self._groups.keys() - self._retired), seconds)

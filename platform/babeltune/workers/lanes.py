@@ -338,10 +338,6 @@ class Lanes:
             self._seen[trial] = answer["report"]["index"]
         return answer
 
-    def wait_idle(self, seconds: float) -> bool:
-        """True once no lane holds a trial."""
-        return bool(ray.get(self._desk.idle.remote(seconds)))
-
     def _tear_down(self, patience: float) -> None:
         """Sends the lanes home, ends by force those that are late, and frees what they held."""
         with contextlib.suppress(ray.exceptions.RayError):
