@@ -183,7 +183,7 @@ class Laser3Co(Method):
         negatives = Filter(k, own, below)
         if config.equal_m:
             negatives = equal_m(negatives, candidates, names, batch.source_ids, gather)
-        log_sum, counts = log_sums(q, candidates, names, negatives, temperature=config.temperature)
+        log_sum, counts, similarity = log_sums(q, candidates, names, negatives, temperature=config.temperature)
         positive = (q * k).sum(1) / config.temperature
         if config.denominator == "alg1":
             rows = torch.logaddexp(positive, log_sum) - positive
@@ -196,6 +196,6 @@ class Laser3Co(Method):
         }
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity
-            diagnostics["target_similarity"] = k.sum(0) @ candidates.mean(0) / batch.total
+            diagnostics["target_similarity"] = similarity / batch.total
             self.queue.push(everyone, ids)
         return rows.sum() / batch.total, diagnostics

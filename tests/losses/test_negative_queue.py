@@ -41,7 +41,9 @@ def test_the_tiles_equal_the_plain_formula_in_value_and_gradient(temperature, be
     k, candidates = unit(5, seed=1), unit(17, seed=2)
     own, ids = torch.tensor([3, -1, 5, 3, 9]), torch.arange(17) % 7
     found, plain = (unit(5, seed=3).requires_grad_() for _ in range(2))
-    sums, counts = log_sums(found, candidates, ids, Filter(k, own, below), temperature=temperature, tile=tile)
+    sums, counts, similarity = log_sums(
+        found, candidates, ids, Filter(k, own, below), temperature=temperature, tile=tile
+    )
     kept = (own[:, None] != ids) | (own[:, None] == -1)
     if below is not None:
         kept &= k @ candidates.T < below
@@ -51,12 +53,13 @@ def test_the_tiles_equal_the_plain_formula_in_value_and_gradient(temperature, be
     (expected * weights).sum().backward()
     assert counts.tolist() == kept.sum(1).tolist()
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(similarity, (k @ candidates.T).mean(1).sum(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.grad, plain.grad, rtol=1e-4, atol=1e-5 * plain.grad.abs().max().item())
 
 
 def test_a_row_without_negatives_has_no_sum_and_no_gradient():
     q = unit(2, seed=3).requires_grad_()
-    sums, counts = log_sums(
+    sums, counts, _ = log_sums(
         q, unit(4), torch.tensor([1, 1, 1, 1]), Filter(unit(2), torch.tensor([1, 0])), temperature=0.05
     )
     assert (sums[0].item(), counts.tolist()) == (-torch.inf, [0, 4])

@@ -55,6 +55,8 @@ class Queue(nn.Module):
         return self.vectors[: len(self)], self.ids[: len(self)]
 
 
+NOWHERE = -2
+"""A text id that no candidate has; an empty entry of the queue has -1."""
 EQUAL = 1e-6
 """How far below 1 rounding leaves the fp32 product of a unit vector with itself."""
 
@@ -78,11 +80,10 @@ class Filter:
         """S_i within the tile `at` of the candidates, given k_i . c where `below` asks for it."""
         if self.chosen is not None:
             return self.chosen[:, at]
-        own = self.ids.unsqueeze(1)
-        kept = (own != ids) | (own == -1)
-        return (
-            kept if similarities is None or self.below is None else kept & (similarities < min(self.below, 1 - EQUAL))
-        )
+        kept = self.ids.where(self.ids >= 0, NOWHERE).unsqueeze(1) != ids
+        if similarities is not None and self.below is not None:
+            kept &= similarities < min(self.below, 1 - EQUAL)
+        return kept
 
 
 @torch.no_grad()
@@ -119,13 +120,14 @@ class _LogSums(torch.autograd.Function):
         temperature: float,
         tile: int,
         wanted: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows, plain = len(q), 1 / temperature <= PLAIN
         filtered = negatives.below is not None and negatives.chosen is None
         left = torch.cat([q, negatives.positives]) if filtered else q
         most = q.new_full((rows, 1), 0.0 if plain else -1 / temperature)
         sums, means = q.new_zeros(rows, 1), torch.zeros_like(q)
         counts = torch.zeros(rows, dtype=torch.long, device=q.device)
+        similarity = q.new_zeros(())
         with torch.autocast(q.device.type, enabled=False):
             for start in range(0, len(candidates), tile):
                 at = slice(start, start + tile)
@@ -133,6 +135,8 @@ class _LogSums(torch.autograd.Function):
                 kept = negatives.keep(products[rows:] if filtered else None, ids[at], at)
                 values = products[:rows].div_(temperature).masked_fill_(~kept, -torch.inf)
                 counts += kept.sum(1)
+                if filtered:
+                    similarity += products[rows:].sum()
                 if not plain:
                     higher = torch.maximum(most, values.amax(1, keepdim=True))
                     shrink = (most - higher).exp_()
@@ -144,8 +148,11 @@ class _LogSums(torch.autograd.Function):
                     means.addmm_(values, candidates[at])
         if wanted:
             ctx.mean = means.div_(sums * temperature).masked_fill_(sums == 0, 0.0)
-        ctx.mark_non_differentiable(counts)
-        return (sums.log() + most).squeeze(1), counts
+        if not filtered:
+            similarity = negatives.positives.sum(0) @ candidates.sum(0)
+        similarity /= max(1, len(candidates))
+        ctx.mark_non_differentiable(counts, similarity)
+        return (sums.log() + most).squeeze(1), counts, similarity
 
     @staticmethod
     @once_differentiable
@@ -162,13 +169,14 @@ def log_sums(
     *,
     temperature: float,
     tile: int | None = None,
-) -> tuple[Float[Tensor, "rows"], Int[Tensor, "rows"]]:
-    """log sum_{c in S_i} e^(q_i . c / temperature) of unit vectors, -inf where S_i is empty, and |S_i|.
+) -> tuple[Float[Tensor, "rows"], Int[Tensor, "rows"], Float[Tensor, ""]]:
+    """log sum_{c in S_i} e^(q_i . c / temperature) of unit vectors, |S_i|, and sum_i mean_c k_i . c.
 
-    Differentiable once in `q` alone. Needs memory for one tile of rows x `tile`.
+    The first is -inf if S_i is empty, and differentiable once in `q` alone. The last is the similarity of all
+    candidates to the positives, before the filter. Needs memory for one tile of rows x `tile`.
     """
     wanted = torch.is_grad_enabled() and q.requires_grad
-    found: tuple[Tensor, Tensor] = _LogSums.apply(  # type: ignore[no-untyped-call]
+    found: tuple[Tensor, Tensor, Tensor] = _LogSums.apply(  # type: ignore[no-untyped-call]
         q.float(), candidates, ids, negatives, temperature, tile or TILE[q.device.type], wanted
     )
     return found
