@@ -15,8 +15,8 @@ from babeltune.data.files import write_json
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.data.store import key_of
-from babeltune.errors import BabeltuneError
 from babeltune.losses.gather import Ranks
+from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
 from babeltune.records import Sweep, plain
 from babeltune.spec.space import default_params, make_trial
@@ -89,17 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--export", type=Path, help="write the last state as a sentence-transformers folder")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args(arguments)
-    try:
-        run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
-        if given.export:
-            learner = run.learner
-            learner.module.cpu()
-            export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
-            print(f"model: {given.export}")
-    except BabeltuneError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+    run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
+    if given.export:
+        learner = run.learner
+        learner.module.cpu()
+        export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
+        print(f"model: {given.export}")
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -122,7 +122,8 @@ def test_filter_runs_from_noisy_pairs_to_bleu(encoder, sentences, tmp_path, monk
 
     assert "exists already" in run(options, "--out made")[2]
     assert "--train and --test go together" in run(options, "--out new --train scratch")[2]
-    assert "sizes are whole numbers" in run("--tokens 1M --out new")[2]
+    for odd in ("1M", "²", "1,0", "9" * 5000):
+        assert "sizes are whole numbers" in run(f"--tokens {odd} --out new")[2]
     assert "is not SOURCE,TARGET" in run("--tokens 9 --out new --columns fra")[2]
     code, printed, _ = run(options, "--out plain")
     assert code == 0

@@ -286,6 +286,7 @@ def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
         ("storage: s3://bucket/x\nmlflow: ''", "storage: `mlflow` must be given with a storage URI"),
         ("storage: s3://bucket/x\npatience: 0", "patience: 0.0 must be at least 1"),
         ("mlflow: ftp://me:${NAME:-pw}@host", "mlflow: 'ftp://…@host' must be a server, http://… or https://…, or a"),
+        (f"address: http://head:{'1' * 5000}", f"has port {'1' * 20}, and ports are 1 to 65535"),
         ("address: http://head:99999", "address: 'http://head:99999' has port 99999, and ports are 1 to 65535"),
         ("storage: s3:/bucket", "storage: 's3:/bucket' must be a folder, or a URI such as s3://bucket/prefix"),
         ("storage: ${HOME", "storage: '${HOME' must be a folder, or a URI such as s3://bucket/prefix"),

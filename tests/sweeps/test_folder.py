@@ -84,6 +84,10 @@ def test_a_trial_is_found_by_its_folder_or_its_number(tmp_path, sweep):
     assert find_run(tmp_path, "s") == (folder, None)
     with pytest.raises(UnknownNameError, match="trials: t0007"):
         find_run(tmp_path, "s/t0008")
+    for odd in ("t²", "²", "t٧", "t-7", "t" + "9" * 5000, "tt7", "t7/"):
+        with pytest.raises(UnknownNameError, match=r"has no trial .*; trials: t0007") as refused:
+            find_run(tmp_path, f"s/{odd}")
+        assert len(str(refused.value)) < 200
 
 
 def test_a_row_shows_the_best_report_and_how_far_the_trial_is(tmp_path, sweep):

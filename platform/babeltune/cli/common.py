@@ -31,13 +31,12 @@ PAGE = 160
 
 def console(*, stderr: bool = False) -> Console:
     """A console as wide as its terminal; a file or pipe gets `PAGE` columns."""
-    return Console(stderr=stderr, width=None if (sys.stderr if stderr else sys.stdout).isatty() else PAGE)
+    stream = sys.stderr if stderr else sys.stdout  # None if it is closed
+    return Console(stderr=stderr, width=None if stream and stream.isatty() else PAGE)
 
 
 out = console()
 err = console(stderr=True)
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
 
 File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
 With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sections replace the sweep file's.")]

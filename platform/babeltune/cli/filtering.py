@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -93,11 +94,15 @@ def filter_(
     say(report, as_json, lambda: show(report))
 
 
+SIZE = re.compile(r"0{0,9}[1-9][0-9]{0,17}")
+"""A number of tokens, below 10^18."""
+
+
 def sizes_of(text: str) -> list[int]:
     """Ascending numbers of tokens; raises `SpecError` for what is none."""
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise SpecError(f"--tokens {text!r}: sizes are whole numbers above 0, such as 1000000,2000000")
+    if not all(SIZE.fullmatch(part.strip()) for part in parts):
+        raise SpecError(f"--tokens {text[:80]!r}: sizes are whole numbers above 0, such as 1000000,2000000")
     return sorted(set(map(int, parts)))
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from babeltune.cli.common import INTERRUPTED, ClusterFile, Json, app, cluster_of, err, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
 from babeltune.errors import SpecError
+from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
     from babeltune.mining.vectors import Model

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from babeltune.cli.common import INTERRUPTED, any_cluster, err, not_running, out, say, warn, with_cluster
+from babeltune.cli.common import any_cluster, err, not_running, out, say, warn, with_cluster
 from babeltune.errors import ClusterError, SweepError, UnknownNameError
+from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
     from babeltune.cluster.jobs import Job, Jobs

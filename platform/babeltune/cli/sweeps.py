@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from babeltune.cli.common import (
-    INTERRUPTED,
     ClusterFile,
     File,
     Json,
@@ -27,6 +26,7 @@ from babeltune.cli.common import (
     warn,
     with_cluster,
 )
+from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
     from babeltune.cli.remote import Remote

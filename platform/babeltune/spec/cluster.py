@@ -226,8 +226,8 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
             "dashboard's http://HOST:PORT",
         )
     port = re.search(r":(\d+)/?$", cluster.address)
-    if port and not 0 < int(port[1]) < 65536:
-        yield ("address",), f"{cluster.place!r} has port {port[1]}, and ports are 1 to 65535"
+    if port and not (len(port[1]) < 6 and 0 < int(port[1]) < 65536):
+        yield ("address",), f"{cluster.place!r} has port {port[1][:20]}, and ports are 1 to 65535"
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)

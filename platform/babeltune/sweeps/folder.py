@@ -12,6 +12,7 @@ Any process that sees the storage can read it while the sweep runs.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
 MADE_AGAIN = (*NEEDED, "state.json", "owner.json", "driver.json", "tracking.json", "outcome.json", PROGRESS)
 """Files that `babeltune resume` writes, or does without, where they are gone."""
+NUMBERED = re.compile(r"t?([0-9]{1,9})")
+"""What a trial is called: `t0007`, `t7` or `7`."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -180,11 +183,11 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
     folder = find_sweep(storage, sweep)
     if not trial:
         return folder, None
-    number = trial.removeprefix("t")
-    if not number.isdigit() or not folder.trial(int(number)).exists():
+    number = NUMBERED.fullmatch(trial)
+    if number is None or not folder.trial(int(number[1])).exists():
         have = ", ".join(p.name for p in folder.trials()) or "none yet"
-        raise UnknownNameError(f"sweep {folder.id} has no trial {trial!r}; trials: {have}")
-    return folder, int(number)
+        raise UnknownNameError(f"sweep {folder.id} has no trial {trial[:40]!r}; trials: {have}")
+    return folder, int(number[1])
 
 
 def read_log(folder: SweepFolder) -> str:
