@@ -46,6 +46,8 @@ def enter_loopback_only() -> bool:
 
 NEEDS_GPU = "needs_gpu"
 """The marker of tests that are skipped where there is no GPU."""
+NEEDS_PAPERS = "needs_papers"
+"""The marker of tests that are skipped where the papers' texts are not at hand."""
 skipped: list[str] = []
 
 
@@ -68,7 +70,8 @@ def pytest_runtest_setup(item):
 
 
 def pytest_runtest_logreport(report):
-    if report.skipped and NEEDS_GPU not in getattr(report, "keywords", ()) and (DATA.is_dir() or BESIDE.is_dir()):
+    excused = {NEEDS_GPU, NEEDS_PAPERS} & set(getattr(report, "keywords", ()))
+    if report.skipped and not excused and (DATA.is_dir() or BESIDE.is_dir()):
         skipped.append(report.nodeid)
 
 
@@ -76,7 +79,7 @@ pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Where the real corpora are at hand, a skipped test fails the run, unless it needs a GPU and there is none."""
+    """Where the real corpora are at hand, a skipped test fails the run, unless it needs a GPU or the papers."""
     if skipped and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -33,26 +33,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Config:
-    """The report's numbers, at the depth that it found best. Its learning rate of 0.1 is a setting of training."""
+    """The authors' code's numbers, which the report does not print, at the depth that the report found best. The code's
+    learning rate of 0.1 is a setting of training."""
 
     depth: int = -1
-    """N_l: -1 is one linear layer, 0 two without a nonlinearity between them, 1 and 2 have so many inner layers with
-    ReLU and dropout (the report compares all four)."""
+    """N_l of section 5.4; table 2 compares all four. -1 is one linear layer, 0 is two, 1 and 2 have so many inner
+    layers between these. That only inner layers have ReLU and dropout is the authors' code's."""
     hidden: int = 1024
-    """D_h (1024). Not used at depth -1."""
+    """D_h of section 5.4 (the authors' code: 1024). Not used at depth -1."""
     output: int = 768
-    """D_o (768; the code's class has 512 by default)."""
+    """D_o of section 5.4 (the authors' code: 768, and 512 by its class's default)."""
     dropout: float = 0.5
-    """After each inner layer (0.5)."""
+    """After each inner layer (the authors' code: 0.5)."""
     temperature: float = 0.05
-    """tau (0.05)."""
+    """tau of section 5.1 (the authors' code: 0.05)."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where the report and its code differ. `paper`: NT-Xent, with `intra`; `authors_code`: without. `fixed`: without,
-    and candidates with the text of a row's positive are no negatives; with `intra`, where a row's own side is among
-    the candidates, nor are those with its own text, which would be pushed off a copy of itself."""
+    """Where section 5.1 and the authors' code differ. `paper`: NT-Xent, with `intra`; `authors_code`: without. `fixed`
+    is ours: without, and candidates with the text of a row's positive are no negatives; with `intra`, where a row's own
+    side is among the candidates, nor are those with its own text, which would be pushed off a copy of itself."""
     intra: bool | None = None
-    """Whether the other sentences of a row's own side are negatives too; absent: as the reading has it. The report
-    names NT-Xent, which has them; its code does not."""
+    """Whether the other sentences of a row's own side are negatives too; absent: as the reading has it. Section 5.1
+    names NT-Xent, which has them; the authors' code has not."""
 
     def __post_init__(self) -> None:
         if self.depth not in (-1, 0, 1, 2):

@@ -43,7 +43,7 @@ METHODS = tuple(name for name in available() if name != NAME and name.isidentifi
 
 Weights = make_dataclass(
     "Weights",
-    [(name, "float", field(default=0.0, metadata={"source": f"Weight of {name}'s loss."})) for name in METHODS],
+    [(name, "float", field(default=0.0, metadata={"source": f"Weight of {name}'s loss: ours."})) for name in METHODS],
     frozen=True,
     namespace={"__module__": __name__},
 )
@@ -54,7 +54,7 @@ class Config(Weights):  # type: ignore[misc, valid-type]
     """One weight for each installed method, 0 when left out, and the settings of those that are combined."""
 
     settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Method -> fields of its own `Config`; what is left out keeps its default."""
+    """Method -> fields of its own `Config`, which say their places; what is left out keeps its default. Ours."""
 
     def __post_init__(self) -> None:
         for name in METHODS:

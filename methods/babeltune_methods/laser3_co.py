@@ -42,29 +42,31 @@ MASKED = 0.15
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's numbers (section 3.1); Algorithm 1's denominator, and filtered entries left out exactly."""
+    """The paper's numbers, Algorithm 1's denominator, and filtered entries left out exactly."""
 
     variant: Literal["laser3", "co", "co_filter", "in_batch"] = "co_filter"
-    """Section 2: distillation (stage one), contrast with a queue, with the pre-filter, or within the batch."""
+    """`laser3`: distillation, stage one (section 3.2). `co`: contrast with a queue (section 2.1). `co_filter`: with the
+    pre-filter too (section 2.2). `in_batch`: contrast within the batch (section 5.1, table 7)."""
     temperature: float = 0.05
-    """t of equation 1 (section 3.1: 0.05)."""
+    """t of equation 1 (footnote 2: 0.05)."""
     queue: int = 4096
-    """N_q, entries of the queue (section 3.1: 4096; table 6: 512 to 4096 made no difference)."""
+    """N_q, entries of the queue (footnote 1: 4096; section 5.1 tries 512 to 4096 and sees no difference)."""
     sigma: float = 0.9
-    """Section 2.3: an entry this close to the positive is no negative (0.9; figure 4 tries 0.5 to 1.0)."""
+    """An entry this close to the positive is no negative (section 2.2; footnote 4: 0.9). Section 5.3 and figure 4 try
+    0.5, 0.7, 0.9 and 1; the peak is at 0.9."""
     equal_m: bool = False
     """Appendix A: every row keeps M = min_j |S_j| negatives, drawn at random. One row with few starves all rows, so
     absent: each row keeps all of its own."""
     denominator: Literal["alg1", "eq1"] = "alg1"
     """Algorithm 1 counts the positive in the denominator; equation 1, as printed, does not and is unbounded below."""
     self_weight: float = 1.0
-    """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). The paper compares student(x) with
-    teacher(y); a student that is used alone needs both. 0 is the paper's stage two."""
+    """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). Section 2.1 compares student(x)
+    with teacher(y), so 0 is the paper's stage two; a student that is used alone needs both."""
     mask_weight: float = 0.0
     """LASER3's `mask` task: masked language modelling of x, of which 15 % of the tokens are chosen (fairseq: 0.09, of
-    sums; see `distil`). The paper does not say whether it kept it, so it is off."""
+    sums; see `distil`). The paper does not say whether it kept it, so it is off, a choice of ours."""
     mask_duplicates: bool = True
-    """Candidates with the positive's own text are no negatives. The paper does not say; `paper()` does not mask."""
+    """Candidates with the positive's own text are no negatives: ours. The paper does not say; `paper()` masks none."""
 
     def __post_init__(self) -> None:
         for field, allowed in (

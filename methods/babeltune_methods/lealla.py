@@ -5,7 +5,7 @@ Distillation", EACL; weights were released, no code. A thin, deep student learns
 translations with an additive margin (AMS), the teacher's vectors through a head that only training has (FD), and the
 teacher's similarities across the two languages (LD).
 
-Two variants that the paper found worse (section 3.2) have the student as wide as the teacher (`student.projection:
+Two variants that the paper found worse (appendix C) have the student as wide as the teacher (`student.projection:
 teacher`) and no head. In `distillation_first` FD is on these vectors, and D, which the exported model keeps, projects
 them down to those of AMS and LD. In `synchronized` the teacher's vectors have the student's width from the start:
 `teacher.model` is a promoted model of `dimension_reduction`, whose trained layer stays frozen.
@@ -46,30 +46,33 @@ class Config:
     """The paper's weights, with the scales under which they train; a weight of 0 leaves its term out."""
 
     variant: Literal["standard", "distillation_first", "synchronized"] = "standard"
-    """Section 3.2: FD through a head that is dropped, before a layer that projects down, or without either."""
+    """`standard`: FD through a head that is dropped (equation 3). `distillation_first`: FD before a layer that projects
+    down; `synchronized`: FD without either (appendix C)."""
     embedding: int = 128
-    """Width of `distillation_first`'s embedding (table 2, d_h: 128, 192, 256)."""
+    """Width of `distillation_first`'s embedding (table 1, d_h: 128, 192, 256)."""
     alpha: float = 1.0
-    """Weight of AMS (section 3.3: 1)."""
+    """Weight of AMS in equation 5 (appendix B: 1)."""
     beta: float = 1e3
-    """Weight of FD (section 3.3: 1e3 for small and base, 1e4 for large; searched 1e2 to 1e5)."""
+    """Weight of FD in equation 5 (appendix B: 1e3 for small and base, 1e4 for large; table 5: 1e2 to 1e5)."""
     gamma: float = 1e-2
-    """Weight of LD (section 3.3: 1e-2; searched 1e-1 to 1e-3)."""
+    """Weight of LD in equation 5 (appendix B: 1e-2; table 5: 1e-1 to 1e-3)."""
     margin: float = 0.3
-    """m of AMS. LEALLA does not print it; 0.3 is LaBSE's."""
+    """m of equation 2, which has no printed value; 0.3 is LaBSE's."""
     scale: float = 20.0
-    """s of AMS. None is printed: at 1 and N = 8192 a perfect student's loss is still 8.3 of at most 9.0."""
+    """s of AMS, ours: equation 2 has none. At 1 and N = 8192 a perfect student's loss is still 8.3 of at most 9.0."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Of FD over the teacher's dimensions. Printed is the squared norm, a sum; with the mean beta = 1e3 is of AMS's
-    size."""
+    """Of FD over the teacher's dimensions. Equation 3 prints the squared norm, a sum. The mean is ours: with it
+    beta = 1e3 is of AMS's size."""
     temperature: float = 100.0
-    """T of LD (section 3.3: 100)."""
+    """T of equation 4 (appendix B: 100)."""
     temperature_mode: Literal["multiply", "divide"] = "multiply"
-    """Printed is a division, which leaves gamma / T^2 = 1e-6 of LD, too little for what the paper's ablation shows."""
+    """Equation 4 prints a division. It leaves gamma / T^2 = 1e-6 of LD, too little for what LD does in table 8; so the
+    multiplication is ours."""
     head_input: Literal["normalized", "plain"] = "normalized"
-    """What F, or FD without a head, reads. The paper does not say; with `student.normalize: false` they differ."""
+    """What F, or FD without a head, reads: ours, as the paper does not say. With `student.normalize: false` they
+    differ."""
     mask_duplicates: bool = True
-    """Repeats of a row's positive are no negatives. The paper does not mask."""
+    """Repeats of a row's positive are no negatives: ours. The paper does not mask."""
 
     def __post_init__(self) -> None:
         for field in ("alpha", "beta", "gamma"):

@@ -44,28 +44,33 @@ READINGS: dict[str, tuple[float, bool, str]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """The paper's numbers; repeats of a pair's own texts are no negatives (`reading: fixed`)."""
+    """The poster's loss and the authors' code's numbers, which the poster does not print; repeats of a pair's own texts
+    are no negatives (`reading: fixed`)."""
 
     variant: Literal["info_snt", "cz_snt", "ml_ctl_info", "ml_ctl_cz", "mlm"] = "ml_ctl_cz"
-    """The rows of the paper's table: the loss (InfoNCE or CZ-NCE) and what is aligned, sentences (`snt`) or words in
-    their sentences. `mlm` is masked language modelling alone, which aligns nothing."""
+    """The loss, InfoNCE (equation 1) or CZ-NCE (equation 4), and what is aligned, sentences (`snt`) or words in their
+    sentences. Table 1 has `info_snt`, `cz_snt` and `ml_ctl_cz`; `ml_ctl_info` is equation 3. `mlm` is ours: masked
+    language modelling alone, which aligns nothing."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where the poster and the released code differ, for the next three settings, unless these are given. `fixed` is
-    the paper, and candidates with the text of either side of an anchor's pair are no negatives: those with the text of
-    its positive, as elsewhere, and, since both sides are candidates, also those with its own, which would be pushed
-    off a copy of itself. (The code's decoder is not tied to the word embeddings; here it always is.)"""
+    """Where the poster and the authors' code differ, for the next three settings, unless these are given. `fixed` is
+    ours: the poster, and candidates with the text of either side of an anchor's pair are no negatives: those with the
+    text of its positive, as elsewhere, and, since both sides are candidates, also those with its own, which would be
+    pushed off a copy of itself. (The code's decoder is not tied to the word embeddings; here it always is.)"""
     pool_scale: float | None = None
-    """Of the sum of first and last state: 0.5 is the paper's average; the code's sum is 1."""
+    """Of the sum of first and last state. 0.5 is the average of the section "Concatenated Contextual Embedding
+    Encoder"; the sum of the authors' code is 1."""
     both_directions: bool | None = None
-    """Equation 2: the mean over x and y as anchors; the code has x alone."""
+    """Equation 2: the mean over x and y as anchors; the authors' code has x alone."""
     cl_input: Literal["clean", "masked"] | None = None
-    """What the contrastive loss reads. The code masks tokens in place, so that it meets the masked sentence."""
+    """What the contrastive loss reads. `clean` is ours, as the poster does not say. The authors' code masks tokens in
+    place, so that it meets the masked sentence."""
     temperature: float = 0.07
-    """t (the code: 0.07)."""
+    """t (the authors' code: 0.07; not printed)."""
     alpha: float = 0.1
-    """Weight of masked language modelling (the code: 0.1; not printed); 0 leaves it out."""
+    """alpha of equations 3 and 7, the weight of masked language modelling (the authors' code: 0.1; not printed); 0
+    leaves it out."""
     p: float = 0.15
-    """Share of the tokens that are chosen for it (the code: 0.15)."""
+    """Share of the tokens that are chosen for it (the authors' code: 0.15; not printed)."""
 
     def __post_init__(self) -> None:
         for field, allowed in (

@@ -1,8 +1,8 @@
 """Distillation by mean squared error.
 
-Reimers & Gurevych 2020, "Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation", EMNLP;
-the MSE baseline of Park et al. 2024. The teacher's vector of the anchor sentence is the target for both sentences of a
-pair, so the student learns the teacher's space and puts translations in the same place.
+Reimers & Gurevych 2020, "Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation", EMNLP; the
+MSE baseline of Park et al. 2024 (section 5.2). The teacher's vector of the anchor sentence is the target for both
+sentences of a pair, so the student learns the teacher's space and puts translations in the same place.
 
     N           pairs in the global batch; n of them on this rank
     f_s, f_t    [n, dim]   the student's vectors of source (anchor) and target sentences
@@ -30,7 +30,8 @@ class Config:
     """The paper has no setting; the mean over dimensions is that of sentence-transformers' `MSELoss`."""
 
     scale: float = 1.0
-    """Factor on the loss (section 3: 1). Unit vectors give small values, which gradient clipping may never see."""
+    """Factor on the loss: ours, and 1 leaves it as printed. Unit vectors give small values, which gradient clipping may
+    never see."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < float("inf"):
@@ -55,7 +56,7 @@ class MseDistillation(Method):
         return Needs(teacher=frozenset({"source"}), same_dimension=True)
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
-        """(1/N) sum_i ( ||g(s_i) - f(s_i)||^2 + ||g(s_i) - f(t_i)||^2 ), section 3."""
+        """(1/N) sum_i ( ||g(s_i) - f(s_i)||^2 + ||g(s_i) - f(t_i)||^2 )."""
         if batch.teacher_source is None:
             raise TrainingError("mse_distillation needs the teacher's vectors of the source side")
         f_s, f_t = encode_together(encode, batch.source, batch.target)

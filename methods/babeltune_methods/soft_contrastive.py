@@ -41,21 +41,22 @@ class Config:
     """The paper's numbers, with every cross-entropy a proper one (`reading: fixed`)."""
 
     temperature: float = 0.1
-    """tau of the student's similarities (section 4.1: 0.1)."""
+    """tau of the student's similarities (section 4.1: 0.1, tuned on English-Korean)."""
     teacher_temperature: float | None = None
-    """tau of the labels; absent: the student's, as in the paper and the code."""
+    """tau of the labels. Absent: the student's, as section 3 and the authors' code have one tau for both."""
     labels: Literal["priority", "average", "hard"] = "priority"
-    """Section 3.2: the anchor side's similarities, the mean of both sides' (a teacher that knows both), or 0 and 1."""
+    """`priority`: the anchor side's similarities (equation 4). `average`: the mean of both sides' (equation 5), from a
+    teacher that knows both. `hard`: 0 and 1 (equation 3)."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where the equations and the released code differ. `paper`: the column and monolingual terms take a softmax over
-    i of labels that sum to one over j. `authors_code`: proper cross-entropies, the monolingual ones twice and no
-    lambda; hard labels are softmax(identity / tau). `fixed`: proper cross-entropies once, with lambda; with hard
-    labels, repeats of a row's positive are no negatives."""
+    """Where the equations and the authors' code differ. `paper`: the columns of equation 2 and the monolingual terms of
+    equation 6 take a softmax over i of labels that sum to one over j. `authors_code`: proper cross-entropies, the
+    monolingual ones twice and no lambda; hard labels are softmax(identity / tau). `fixed` is ours: proper
+    cross-entropies once, with lambda; with hard labels, repeats of a row's positive are no negatives."""
     tcm: bool = True
-    """Section 3.3: adds the monolingual terms of both languages."""
+    """Adds the monolingual terms of both languages (equation 6)."""
     lambda_cross: float = 0.1
-    """Section 3.3, lambda: the cross-lingual term's weight beside the monolingual ones. Alone, without `tcm`, it has
-    none; nor in the `authors_code` reading."""
+    """lambda of equation 7 (section 4.1: 0.1): the cross-lingual term's weight beside the monolingual ones. Alone,
+    without `tcm`, it has none; nor in the `authors_code` reading."""
 
     def __post_init__(self) -> None:
         for field in ("temperature", "teacher_temperature", "lambda_cross"):

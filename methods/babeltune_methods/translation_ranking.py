@@ -1,8 +1,8 @@
 """Translation ranking with hard negatives.
 
-Yang et al. 2020, "Multilingual Universal Sentence Encoder for Semantic Retrieval" (mUSE), section 2.2; the mUSE
-baseline of Park et al. 2024. The translation of a sentence must rank above the other targets of the batch and above a
-few hard negatives: sentences that a teacher finds close to the translation and that are not it.
+Yang et al. 2020, "Multilingual Universal Sentence Encoder for Semantic Retrieval" (mUSE); the mUSE baseline of Park et
+al. 2024 (section 5.2). The translation of a sentence must rank above the other targets of the batch and above a few
+hard negatives: sentences that a teacher finds close to the translation and that are not it.
 
     N           pairs in the global batch; n of them on this rank
     s, t        [n | N, dim]   unit vectors of source and target sentences
@@ -34,15 +34,16 @@ class Config:
     """Neither paper prints the scale, the direction or the miner, so these are settings."""
 
     temperature: float = 0.05
-    """phi = cos / temperature. Not printed; 0.05 is sentence-transformers' scale of 20."""
+    """phi = cos / temperature. Not printed; 0.05 is the scale of 20 of sentence-transformers."""
     direction: Literal["forward", "both"] = "both"
-    """`forward` ranks targets for each source, as the equation is printed; `both` is the mean with its mirror image."""
+    """Not printed. `forward` ranks targets for each source; `both`, ours, is the mean with its mirror image."""
     hard_negatives: int = 3
-    """Park et al., baselines: 3 per pair. They stand in the forward direction's denominator, of their own row only."""
+    """Per pair (section 5.2 of Park et al.: three). They stand in the forward direction's denominator, of their own row
+    only."""
     hard_negatives_below: float = 0.9
-    """The miner takes candidates whose teacher cosine to the pair's text is below this. Not printed."""
+    """The miner, ours, takes candidates whose teacher cosine to the pair's text is below this. Not printed."""
     mask_duplicates: bool = True
-    """Repeats of a row's positive are no negatives. The papers do not mask."""
+    """Repeats of a row's positive are no negatives: ours. The papers do not mask."""
 
     def __post_init__(self) -> None:
         if not (self.temperature > 0 and math.isfinite(self.temperature)):
@@ -58,7 +59,7 @@ class Config:
 
     @classmethod
     def paper(cls) -> Config:
-        """The equation as printed: raw cosines, one direction, no mask."""
+        """No scale, one direction, no mask: what is left where nothing else is printed."""
         return cls(temperature=1.0, direction="forward", mask_duplicates=False)
 
 

@@ -1,6 +1,5 @@
 """Students by name, and students that read with their teacher's tokenizer."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,28 @@ from babeltune.models.presets import LAYERS, PRESETS, WIDTHS
 from babeltune.promotion.export import export, load_export
 from babeltune.records import Student, Teacher, plain, trial_from
 from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.spec.sweep_file import read_sweep, sweep_from, sweep_id
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.loop import Run
 from babeltune.training.reader import token_set
 
 PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24, 256, 8, 1024)}
-"""LEALLA, table 1: layers, width, heads, feed-forward."""
+"""LEALLA, tables 1 and 7: layers, width, heads, feed-forward."""
+ROWS = {
+    "thin-deep-6-768": (6, 768, 12, 3072),
+    "thin-deep-3-768": (3, 768, 12, 3072),
+    "thin-deep-12-384": (12, 384, 12, 1536),
+    "thin-deep-12-192": (12, 192, 12, 768),
+    "thin-deep-24-384": (24, 384, 12, 1536),
+    "thin-deep-24-256": (24, 256, 8, 1024),
+    "thin-deep-24-192": (24, 192, 12, 768),
+    "thin-deep-24-128": (24, 128, 8, 512),
+    "thin-deep-24-64": (24, 64, 8, 256),
+    "thin-deep-24-256-1x": (24, 256, 4, 256),
+    "thin-deep-24-192-1x": (24, 192, 4, 192),
+    "thin-deep-24-128-1x": (24, 128, 4, 128),
+}
+"""Rows 1 to 12 of LEALLA's table 7."""
 
 
 def test_the_presets_are_the_papers_students_and_its_grid():
@@ -40,20 +54,53 @@ def test_the_presets_are_the_papers_students_and_its_grid():
     assert all(vars(PRESETS[f"thin-deep-24-{s.width}"]) == vars(s) for n, s in PRESETS.items() if "lealla" in n)
 
 
+def test_the_presets_have_the_shapes_and_heads_that_table_7_prints():
+    assert {name: tuple(vars(PRESETS[name]).values()) for name in ROWS} == ROWS
+
+
+def test_a_sweep_that_began_with_an_earlier_preset_keeps_its_heads(tiny_file):
+    given = ["student={preset: thin-deep-24-256-1x, vocabulary: 1000, projection: teacher}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    assert sweep.student.heads == 4
+    recorded = plain(sweep)
+    recorded["student"]["heads"] = 8  # what the preset was
+    earlier = sweep_from(recorded)
+    trial = make_trial(earlier, 0, {})
+    assert earlier.student.heads == trial.student.heads == trial_from(plain(trial)).student.heads == 8
+    again = read_sweep(tiny_file, assignments=[*given, "student.heads=8"])
+    assert sweep_id(again) == sweep_id(earlier) != sweep_id(sweep)
+
+
+def test_a_preset_may_be_overridden_field_by_field(tiny_file, tmp_path):
+    given = ["student={preset: lealla-small, heads: 4, layers: 3, vocabulary: 1000, projection: teacher}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    student = make_trial(sweep, 0, {}).student
+    assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 128, 4, 512)
+    encoder = build_student(student, vocabulary_size=1000, pad_token_id=0, teacher_dim=384, seed=0)
+    assert encoder.backbone.config.num_attention_heads == 4
+    (tmp_path / "again.yaml").write_text(spec_yaml(sweep), "utf-8")
+    assert read_sweep(tmp_path / "again.yaml") == sweep, "as the plan prints it"
+    names = ["thin-deep-3-64", "thin-deep-6-128"]
+    searched = ["student={vocabulary: 1000, projection: teacher}", "parameters.student.heads={const: 2}"]
+    sweep = read_sweep(tiny_file, assignments=[*searched, f"parameters.student.preset={{choice: {names}}}"])
+    student = make_trial(sweep, 0, {"student.preset": names[1], "student.heads": 2}).student
+    assert (student.layers, student.width, student.heads) == (6, 128, 2)
+
+
 def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
     student = Student(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
-    assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 8, 64)
-    assert replace(student, preset="lealla-base").width == 192
+    assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 4, 64)
+    assert student.changed(preset="lealla-base").width == 192
     encoder = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
     config = encoder.backbone.config
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (3, 64, 64)
-    assert config.num_attention_heads == 8
+    assert config.num_attention_heads == 4
     weights = sum(p.numel() for p in encoder.parameters())
     assert student_parameters(student, Teacher()) == pytest.approx(weights, rel=0.02)
 
 
 def test_the_papers_sizes_come_out():
-    """Section 3.2: 69, 107 and 147 million weights, of which the encoder's are 5, 11 and 19."""
+    """Table 1: 69, 107 and 147 million weights, of which the encoder's are 5, 11 and 19."""
     for (name, (_, width, *_)), whole, encoder in zip(PRINTED.items(), (69, 107, 147), (5, 11, 19), strict=True):
         student = Student(preset=f"lealla-{name}", vocabulary=501_153)
         size = student_parameters(student, Teacher()) / 1e6
@@ -86,15 +133,12 @@ def test_the_printed_spec_of_a_preset_reads_back_as_the_same_sweep(tiny_file, tm
             "student.preset: 'lealla-smal' must be one of lealla-small, "
             "lealla-base, lealla-large and thin-deep-LAYERS-WIDTH; did you mean",
         ),
-        (["student={preset: lealla-small, width: 256}"], "student.width: student.preset decides it; leave one"),
-        (["student.preset=lealla-small"], "student.layers: student.preset decides it"),
-        (
-            ["student={preset: lealla-small}", "parameters.student.layers={choice: [1, 2]}"],
-            "parameters.student.layers: student.preset decides layers; leave one of the two out",
-        ),
+        (["student={preset: lealla-small, heads: 5}"], "student.heads"),
+        (["student.preset=lealla-small"], "student.preset: student gives layers, width, heads, feed_forward, so the"),
         (
             ["parameters.student.preset={choice: [lealla-small, lealla-base]}"],
-            "student.heads: student.preset decides it",
+            "student.heads: each searched student.preset decides it; remove it, or give it to all of them: "
+            "parameters.student.heads: {const: ",
         ),
         (
             ["student={}", "parameters.student.preset={choice: [lealla-tiny]}"],

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from babeltune.method import needs_of
-from babeltune.models.presets import FIELDS
+from babeltune.models.presets import PRESETS
 from babeltune.records import Parameter, Scalar, Student, Sweep, Teacher, Trial
 from babeltune.spec.document import reads_as_text
 from babeltune.spec.reach import model_vocabulary
@@ -168,7 +168,7 @@ def _written(value: Any) -> Any:
     if isinstance(value, Parameter) and kind_of(value) == "const":
         return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
     if dataclasses.is_dataclass(value):
-        decided = FIELDS if isinstance(value, Student) and value.preset is not None else ()
+        decided = _decided(value) if isinstance(value, Student) else ()
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
             f.name: _written(v)
@@ -178,6 +178,12 @@ def _written(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _written(item) for name, item in value.items()}
     return [_written(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _decided(student: Student) -> tuple[str, ...]:
+    """The fields of a student that its preset decides."""
+    shape = PRESETS.get(student.preset or "")
+    return tuple(name for name, value in vars(shape).items() if getattr(student, name) == value) if shape else ()
 
 
 NO_WHEN: tuple[str, dict[str, Any]] = ("when", {})

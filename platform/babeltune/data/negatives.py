@@ -1,9 +1,8 @@
 """Hard negatives for translation ranking, mined with the teacher: targets of anchors that mean nearly the same.
 
-Park et al. 2024 (IMASCL) train their mUSE baseline with three hard negatives per pair and leave the miner open. Here
-candidates are the targets of other pairs of the same language pair, ranked by the teacher's cosine between anchors;
-a candidate at or above a cosine limit is taken for an unlabelled translation and left out.
-"""
+Park et al. 2024, section 5.2, train their mUSE baseline with three hard negatives per pair and leave the miner open.
+Here candidates are the targets of other pairs of the same language pair, ranked by the teacher's cosine between
+anchors; a candidate at or above a cosine limit is taken for an unlabelled translation and left out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Shapes of students from scratch by name: `student.preset`.
 
-Mao and Nakagawa 2023 (LEALLA), table 1 and section 3.2: thin and deep students of 24 layers. Table 7's grid has 3 to 24
-layers of width 64 to 768, and feed-forward layers four times as wide or as wide as the layer (`-1x`, as in MobileBERT).
+Mao and Nakagawa 2023 (LEALLA), table 1: thin and deep students of 24 layers. Table 7 has rows of 3 to 24 layers and of
+width 64 to 768, and feed-forward layers four times as wide, or as wide as the layer (`-1x`, as in MobileBERT).
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ class Shape:
     feed_forward: int
 
 
-def heads(width: int) -> int:
-    """The paper prints 8 for widths 128 and 256, and 12 for 192; the other widths follow these."""
+def heads(width: int, times: int) -> int:
+    """Attention heads as table 7 prints them: 12 for widths 192, 384 and 768, 8 for 64, 128 and 256, and 4 where the
+    feed-forward layers are as wide as the layer. The rows that it does not print follow these."""
+    if times == 1:
+        return 4
     return 12 if width % 12 == 0 else 8
 
 
@@ -32,11 +35,13 @@ PRESETS = {
     "lealla-base": Shape(24, 192, 12, 768),
     "lealla-large": Shape(24, 256, 8, 1024),
     **{
-        f"thin-deep-{layers}-{width}{name}": Shape(layers, width, heads(width), times * width)
+        f"thin-deep-{layers}-{width}{name}": Shape(layers, width, heads(width, times), times * width)
         for layers in LAYERS
         for width in WIDTHS
         for name, times in (("", 4), ("-1x", 1))
     },
 }
 FIELDS = ("layers", "width", "heads", "feed_forward")
-"""The student's fields that a preset decides."""
+"""The student's fields that a preset decides, unless they are given beside it."""
+NO_PRESET = Shape(2, 256, 4, 1024)
+"""The shape of a student from scratch without a preset."""

@@ -8,10 +8,10 @@ Field names are the keys of the sweep file, and their docstrings are its referen
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
-from babeltune.models.presets import PRESETS
+from babeltune.models.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.records.base import Number as Number
 from babeltune.records.base import Scalar as Scalar
 from babeltune.records.base import Strict as Strict
@@ -26,6 +26,9 @@ from babeltune.records.search import Scheduler as Scheduler
 from babeltune.records.text import Mined as Mined
 from babeltune.records.text import Source as Source
 from babeltune.records.text import Task as Task
+
+FROM_PRESET = cast(int, None)
+"""Stands for a number that the preset decides, until the student is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +92,16 @@ class Student(Strict):
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
     preset: str | None = None
-    """Decides layers, width, heads and feed_forward, by a name of `presets.py` such as `lealla-small`."""
-    layers: int = 2
-    width: int = 256
-    heads: int = 4
-    feed_forward: int = 1024
+    """Decides layers, width, heads and feed_forward, less those that are given beside it, by a name of `presets.py`
+    such as `lealla-small`."""
+    layers: int = FROM_PRESET
+    """Absent: the preset's, or 2. A record has the number, so a preset that changes does not change what began."""
+    width: int = FROM_PRESET
+    """Absent: the preset's, or 256."""
+    heads: int = FROM_PRESET
+    """Absent: the preset's, or 4."""
+    feed_forward: int = FROM_PRESET
+    """Absent: the preset's, or 1024."""
     vocabulary: int | Literal["teacher"] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     dropout: float = 0.0
@@ -108,9 +116,14 @@ class Student(Strict):
     """Put before every sentence, in training and in the exported model. A model's name never decides it."""
 
     def __post_init__(self) -> None:
-        shape = PRESETS.get(self.preset or "")
-        for name, value in vars(shape).items() if shape else ():
-            object.__setattr__(self, name, value)
+        for name, value in vars(PRESETS.get(self.preset or "", NO_PRESET)).items():
+            if getattr(self, name) is FROM_PRESET:
+                object.__setattr__(self, name, value)
+
+    def changed(self, **fields: Any) -> Student:
+        """The student with these fields; a preset among them brings its shape."""
+        shape = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        return replace(self, **{**shape, **fields})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +193,9 @@ class Sweep(Strict):
     name: str
     description: str = ""
     method: str
-    config: dict[str, Any] = field(default_factory=dict)
-    """Fixed fields of the method's `Config`."""
+    config: dict[str, Any] | Literal["paper"] = field(default_factory=dict)
+    """Fixed fields of the method's `Config`; `paper`: all fields as the paper prints them (`Config.paper()`), less
+    those that are searched."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
     """A bare name is a field of the method's `Config`; `method`, `training.x`, `student.x` and `data.sampling.x`
     name the rest."""
@@ -196,6 +210,11 @@ class Sweep(Strict):
     budget: Budget = field(default_factory=Budget)
     promotion: Promotion = field(default_factory=Promotion)
     seed: int = 0
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields that `config` gives one by one."""
+        return {} if self.config == "paper" else cast(dict[str, Any], self.config)
 
 
 @dataclass(frozen=True, kw_only=True)

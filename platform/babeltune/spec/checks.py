@@ -10,7 +10,6 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -70,7 +69,7 @@ def _values(sweep: Sweep) -> Iterator[Problem]:
         try:
             config_for(sweep, method, {})
         except MethodError as error:
-            yield _blamed(sweep.config, "config", str(error)), str(error)
+            yield _blamed(sweep.fixed, "config", str(error)), str(error)
     yield from _config_combinations(sweep)
     yield from _reports_without_steps(sweep)
 
@@ -120,7 +119,7 @@ def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
     Two methods may have a setting of one name and different values; a parameter is judged by those that can get it.
     """
     known = fields_of(method)
-    fixed = [(("config", name), name, value) for name, value in sweep.config.items()]
+    fixed = [(("config", name), name, value) for name, value in sweep.fixed.items()]
     searched = [
         (("parameters", name, kind_of(parameter)), name, value)
         for name, parameter in sweep.parameters.items()
@@ -178,7 +177,7 @@ def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
 def student_with(sweep: Sweep, params: Mapping[str, Any]) -> Student:
     """The student that these proposed parameters ask for."""
     given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
-    return replace(sweep.student, **given)
+    return sweep.student.changed(**given)
 
 
 # --- What methods need ----------------------------------------------------------------------------------------------
@@ -191,7 +190,7 @@ def _agreements(sweep: Sweep) -> Iterator[Problem]:
             method.needs(config)
         except MethodError as error:
             key = _blamed(params, "parameters", str(error))
-            yield key if len(key) > 1 else _blamed(sweep.config, "config", str(error)), str(error)
+            yield key if len(key) > 1 else _blamed(sweep.fixed, "config", str(error)), str(error)
 
 
 def _needs(sweep: Sweep) -> Iterator[Problem]:
@@ -327,7 +326,7 @@ def _teacher_languages(
 
 def _chosen(sweep: Sweep, params: Mapping[str, Any]) -> str:
     """The fixed and chosen settings of a configuration, in words."""
-    chosen = dict(sweep.config) | {
+    chosen = ({"config": "paper"} if sweep.config == "paper" else sweep.fixed) | {
         name: value for name, value in params.items() if is_bare(name) and kind_of(sweep.parameters[name]) not in RANGES
     }
     return f" with {', '.join(f'{name} {value}' for name, value in chosen.items())}" if chosen else ""

@@ -22,6 +22,7 @@ from babeltune.spec.space import (
     combinations,
     fields_of,
     grid,
+    has_paper,
     is_bare,
     ordered,
     proposable_methods,
@@ -41,7 +42,8 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
         return
     methods = [load_method(name) for name in proposable_methods(sweep)]
     known = set().union(*(fields_of(method) for method in methods))
-    for name in sweep.config:
+    yield from _unprinted(sweep, methods)
+    for name in sweep.fixed:
         if name not in known:
             yield (
                 ("config", name),
@@ -53,6 +55,18 @@ def name_problems(sweep: Sweep) -> Iterator[Problem]:
     yield from _conditions(sweep)
     if sweep.sampler.kind == "grid":
         yield from _grid(sweep)
+
+
+def _unprinted(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
+    """Methods without a configuration as printed, where `config: paper` asks for it."""
+    lacking = [method for method in methods if sweep.config == "paper" and not has_paper(method)]
+    if lacking:
+        having = [name for name in available() if has_paper(load_method(name))]
+        yield (
+            ("config",),
+            f"'paper': method {listed(lacking)} has no Config.paper(); methods that have one: {', '.join(having)}; "
+            f"otherwise give fields: {', '.join(sorted(fields_of(lacking[0])))}",
+        )
 
 
 def _grid(sweep: Sweep) -> Iterator[Problem]:
@@ -115,7 +129,7 @@ def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list
                 key,
                 f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{', '.join(having)}]}}`",
             )
-    if name in sweep.config and not parameter.when:
+    if name in sweep.fixed and not parameter.when:
         yield key, f"{name!r} is fixed in `config` and searched here; keep one"
 
 
@@ -151,8 +165,6 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
     elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
         yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
-    elif prefix == "student" and last in FIELDS and (sweep.student.preset or "student.preset" in sweep.parameters):
-        yield key, f"student.preset decides {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
 

@@ -223,18 +223,30 @@ def fields_of(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method.Config)}
 
 
+def has_paper(method: type[Method]) -> bool:
+    """Whether the method's `Config` has the literal paper's settings, `Config.paper()`."""
+    return callable(getattr(method.Config, "paper", None))
+
+
+def as_printed(method: type[Method]) -> dict[str, Any]:
+    """The fields of `Config.paper()`."""
+    return vars(method.Config.paper())  # type: ignore[attr-defined]
+
+
 def is_bare(name: str) -> bool:
     """Whether a parameter names a field of the method's `Config`."""
     return "." not in name and name not in OTHERS
 
 
 def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar]) -> Any:
-    """The method's `Config`: its defaults, the sweep's fixed fields, the proposal; fields of other methods left out.
+    """The method's `Config`: its defaults, the sweep's fixed fields or the paper's, the proposal; fields of other
+    methods left out.
 
     Raises `MethodError` for a value that the method refuses.
     """
     known = fields_of(method)
-    values = {**sweep.config, **{name: value for name, value in params.items() if is_bare(name)}}
+    fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
+    values = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
     return make_config(method, {name: value for name, value in values.items() if name in known})
 
 
@@ -302,7 +314,8 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
 
 def _section(record: Any, prefix: str, params: Mapping[str, Scalar]) -> Any:
     """The record with the values of `prefix.field` parameters."""
-    return replace(record, **{split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix})
+    given = {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
+    return record.changed(**given) if isinstance(record, Student) else replace(record, **given)
 
 
 def split_name(name: str) -> tuple[str, str]:

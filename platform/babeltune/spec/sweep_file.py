@@ -233,14 +233,26 @@ def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[s
 
 
 def _preset_problems(document: Document) -> list[str]:
-    """A shape beside the preset that decides it; looked at as written, where a default can be told from nothing."""
+    """A shape beside searched presets, or a whole one beside a preset; looked at as written, where a default can be
+    told from nothing."""
     student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
     written = student if isinstance(student, dict) else {}
     choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
+    given = [name for name in FIELDS if name in written]
+    if searched is None:
+        without_effect = written.get("preset") is not None and len(given) == len(FIELDS)
+        words = f"student gives {', '.join(given)}, so the preset decides nothing; remove those that it is to decide"
+        return [document.error(("student", "preset"), words)] if without_effect else []
     if written.get("preset") is None and None in choices:
         return []
-    given = [name for name in FIELDS if name in written]
-    return [document.error(("student", name), "student.preset decides it; leave one of the two out") for name in given]
+    return [
+        document.error(
+            ("student", name),
+            "each searched student.preset decides it; remove it, or give it to all of them: "
+            f"parameters.student.{name}: {{const: {describe(written[name])}}}",
+        )
+        for name in given
+    ]
 
 
 def _kind_problems(document: Document) -> list[str]:

@@ -1,0 +1,209 @@
+"""Each setting names its place in the paper, and the printed value is found there.
+
+`citations.tsv` is the one table. A row says where a citation stands (`method.field` or a file), the paper's number or
+whose choice the value is, the place as printed, and what is printed there (` | ` between several things).
+"""
+
+import csv
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from babeltune.cli.view import method_document
+from babeltune.method import available, load_method
+from babeltune.spec.space import fields_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = ROOT.parent / "shared" / "papers"
+NUMBER = r"(?:\d+(?:\.\d+)*|[A-C])(?!\w)"
+PLACE = re.compile(
+    rf"\b(?:sections?|equations?|tables?|figures?|footnotes?|appendix|algorithm) {NUMBER}"
+    rf"(?:(?:, | and ){NUMBER})*|\bsection \"[^\"]+\"",
+    re.IGNORECASE,
+)
+OTHERS = ("the authors' code", "fairseq", "sentence-transformers", "LaBSE", "ours")
+"""Where a value comes from that no paper prints. Its field says so in these words."""
+AUTHORS = r"Artetxe|Yang|Guzmán|Devlin|Steele|Leskovec|xSIM\+\+ \(Chen"
+OTHER_PAPERS = re.compile(rf"(?:{AUTHORS}).{{0,60}}?(?:{PLACE.pattern})", re.IGNORECASE | re.DOTALL)
+"""Citations of works that are not among the five papers."""
+
+with (Path(__file__).parent / "citations.tsv").open(encoding="utf-8", newline="") as opened:
+    ROWS = list(csv.DictReader(opened, delimiter="\t", quoting=csv.QUOTE_NONE))
+PRINTED = [row for row in ROWS if row["source"] not in OTHERS]
+METHODS = sorted(name for name, place in available().items() if place.startswith("babeltune_methods."))
+FILES = sorted(
+    str(path.relative_to(ROOT))
+    for path in chain(
+        *((ROOT / folder).rglob("*.yaml") for folder in ("search_spaces", "clusters")),
+        *((ROOT / folder).rglob("*.py") for folder in ("platform", "methods", "benchmarks")),
+        (ROOT / "search_spaces").rglob("*.md"),
+        ROOT.glob("README.md"),
+    )
+)
+
+
+def table(where):
+    """The rows of one setting or file."""
+    return [row for row in ROWS if row["where"] == where]
+
+
+def places_in(text):
+    """The places that a text names, in small letters (an appendix keeps its letter)."""
+    plain = re.sub(r"\s*\n\s*#?\s*", " ", OTHER_PAPERS.sub("", text))
+    return {found.group()[0].lower() + found.group()[1:] for found in PLACE.finditer(plain)}
+
+
+# --- What is cited --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_setting_of_a_method_names_its_place_or_whose_choice_it_is(name):
+    for setting in method_document(name)["settings"]:
+        rows, source = table(f"{name}.{setting['name']}"), setting["source"]
+        assert rows, f"{name}.{setting['name']} has no row in citations.tsv"
+        assert places_in(source) == {row["place"] for row in rows if row["place"]}, (name, setting)
+        text = source.casefold()
+        for row in rows:
+            assert row["source"] not in OTHERS or row["source"].casefold() in text, (row, text)
+
+
+def test_the_table_has_no_setting_and_no_file_that_is_gone():
+    known = {f"{name}.{field}" for name in METHODS for field in fields_of(load_method(name))}
+    assert {row["where"] for row in ROWS} <= known | set(FILES)
+
+
+def test_each_place_that_a_file_names_is_in_the_table():
+    for file in FILES:
+        own = {row["place"] for row in table(file)}
+        of_fields = {row["place"] for row in ROWS if row["where"].startswith(f"{Path(file).stem}.")}
+        found = places_in((ROOT / file).read_text("utf-8"))
+        assert found <= (own | of_fields if file.startswith("methods/") else own), file
+        assert own <= found, file
+
+
+def test_methods_prints_the_corrected_places(capsys):
+    from babeltune.cli.common import app
+
+    for name in METHODS:
+        app(["methods", name], standalone_mode=False)
+        printed = re.sub(r"\s+", "", capsys.readouterr().out)
+        for row in PRINTED:
+            if row["where"].startswith(f"{name}."):
+                assert re.sub(r"\s+", "", row["place"])[1:] in printed, row
+
+
+# --- What is printed ------------------------------------------------------------------------------------------------
+
+
+def paper(number):
+    """The paper's lines that are not blank, or a skip that says why."""
+    found = sorted(PAPERS.glob(f"{number}_*.txt"))
+    if not found:
+        pytest.skip(f"the papers' texts are not in {PAPERS}")
+    return [" ".join(line.split()) for line in found[0].read_text("utf-8").splitlines() if line.strip()]
+
+
+HEADING = re.compile(r"(?:#+ \**|Appendix )?(?:(\d(?:\.\d)*|[A-F](?:\.\d)*) )?[A-Z][^.]{2,90}$")
+CAPTION = re.compile(r"(Table|Figure) (\d+)[:.] ")
+PROSE = 300
+"""Characters above which a line is a paragraph and no row of a table."""
+
+
+def numbered(line):
+    """The number or letter of the section whose heading this line is."""
+    found = HEADING.fullmatch(line)
+    return found.group(1) if found else None
+
+
+def section(lines, number):
+    """From the heading with this number or name to the next one that is not below it."""
+    if number.startswith('"'):
+        start = next(i for i, line in enumerate(lines) if line.startswith("#") and number.strip('"') in line)
+        end = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("#"))
+        return lines[start:end]
+    start = next(i for i, line in enumerate(lines) if numbered(line) == number)
+    others = ((i, numbered(lines[i])) for i in range(start + 1, len(lines)))
+    end = next((i for i, other in others if other and not other.startswith(f"{number}.")), len(lines))
+    return lines[start:end]
+
+
+def equation(lines, number):
+    """The lines around the one that ends with the equation's number."""
+    at = re.compile(rf"(?:\({number}\)|\\tag\{{{number}\}})\s*(?:\$\$)?$")
+    start = next(i for i, line in enumerate(lines) if at.search(line))
+    return lines[max(0, start - 2) : start + 2]
+
+
+def footnote(lines, number):
+    """The note, which stands behind its own number, three times in a row or raised."""
+    raised = str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    at = re.compile(rf"(?<!\d)(?:{str(number) * 3}(?=[A-Za-z])|^{raised}(?!\d))(.{{10,160}})")
+    return [next(found.group(1) for line in lines if (found := at.search(line)))]
+
+
+def captioned(lines, kind, number, *, on_top):
+    """The caption, and a table's rows: those before it, or behind it where the paper sets captions on top."""
+    found = [caption and caption.groups() for caption in map(CAPTION.match, lines)]
+    at = found.index((kind, number))
+    if kind == "Figure":
+        return lines[at : at + 1]
+    steps = range(at + 1, len(lines)) if on_top else range(at - 1, -1, -1)
+    stop = next(i for i in steps if found[i] or numbered(lines[i]) or len(lines[i]) > PROSE)
+    return lines[at:stop] if on_top else lines[stop + 1 : at + 1]
+
+
+def stretch(number, place):
+    """What the paper prints at that place: the union where it names several."""
+    lines, (kind, rest) = paper(number), place.split(" ", 1)
+    if rest.startswith('"'):
+        return " ".join(section(lines, rest))
+    found = []
+    for one in re.split(r", | and ", rest):
+        if kind.startswith(("section", "appendix")):
+            found += section(lines, one)
+        elif kind.startswith("equation"):
+            found += equation(lines, one)
+        elif kind.startswith("footnote"):
+            found += footnote(lines, one)
+        elif kind == "algorithm":
+            start = next(i for i, line in enumerate(lines) if line.startswith(f"Algorithm {one} "))
+            found += lines[start : lines.index("```", start + 2)]
+        else:
+            found += captioned(lines, kind.rstrip("s").capitalize(), one, on_top=number == "003")
+    return " ".join(found)
+
+
+def prints(text, value):
+    """Whether the text has the value, and not as a part of a longer number."""
+    before = r"(?<![\d.])" if value[0].isdigit() else ""
+    after = r"(?!\d|\.\d)" if value[-1].isdigit() else ""
+    return re.search(before + re.escape(value) + after, text) is not None
+
+
+@pytest.mark.needs_papers
+@pytest.mark.parametrize("where", sorted({row["where"] for row in PRINTED}))
+def test_the_paper_prints_the_value_at_the_place(where):
+    for row in PRINTED:
+        if row["where"] == where:
+            text = stretch(row["source"], row["place"])
+            for value in row["printed"].split(" | "):
+                assert prints(text, value), (row, text[:2000])
+
+
+@pytest.mark.needs_papers
+def test_a_value_is_not_found_at_another_place():
+    """What the places were before they were corrected: the check would have refused each."""
+    wrong = [
+        ("001", "section 3.1", r"\tau = 0.05"),
+        ("001", "section 3.1", "N=4096"),
+        ("001", "table 6", "4096"),
+        ("001", "section 5.2", r"\sigma = 0.9"),
+        ("001", "table 2", "BLEU"),
+        ("002", "section 3.2", "Distillation-first"),
+        ("002", "section 3.3", "1e03"),
+        ("002", "table 2", "24 256 8"),
+        ("000", "section 4.2", r"\lambda=0.1"),
+    ]
+    assert not [row for row in wrong if prints(stretch(*row[:2]), row[2])]
