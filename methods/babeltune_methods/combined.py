@@ -28,6 +28,7 @@ from babeltune.method import (
     Loss,
     Method,
     Needs,
+    TeacherVectors,
     Tokens,
     available,
     encode_together,
@@ -181,6 +182,11 @@ class Combined(Method):
             if own and (words := load_method(name).warning(own)):
                 said.append(f"{name}: {words}")
         return "; ".join(said)
+
+    @classmethod
+    def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
+        said = {name: method.label_warning(own, vectors) for name, (method, own) in parts(config).items()}
+        return "; ".join(f"{name}: {words}" for name, words in said.items() if words)
 
     def terms(self) -> Iterable[tuple[str, Method]]:
         """The combined methods by name."""

@@ -27,13 +27,17 @@ from torch.nn.functional import normalize
 from babeltune.errors import TrainingError
 from babeltune.losses.repeats import Repeats, negative_shares
 from babeltune.losses.soft_loss import Labels, soft_labels, tiled_cross_entropy
-from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 FLAT = 0.9
 """Of log N: labels of a higher entropy say hardly which sentences are alike."""
+HARD = 0.1
+"""Of log N: labels of a lower entropy are hard ones in all but name."""
+OWN = 0.9
+"""Weight of a row's own pair: above it, too."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +187,29 @@ class SoftContrastive(Method):
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
-        """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N."""
-        entropy = means.get("label_entropy", 0.0)
-        if entropy <= FLAT:
+        """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N. Labels that
+        give a row's own pair nearly everything teach no more than hard ones."""
+        entropy, own = means.get("label_entropy", 0.0), means.get("label_own")
+        if entropy > FLAT:
+            return f"labels are nearly flat ({entropy:.0%} of log N): lower teacher_temperature"
+        if own is not None and (entropy < HARD or own > OWN):
+            return (
+                f"labels are nearly hard ({own:.0%} of their weight is on the own pair, {entropy:.0%} of log N): raise "
+                "teacher_temperature, or set labels: hard"
+            )
+        return ""
+
+    @classmethod
+    def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
+        """The same of one batch, from the teacher's vectors alone."""
+        if config.labels == "hard":
             return ""
-        return f"labels are nearly flat ({entropy:.0%} of log N): lower teacher_temperature"
+        g = anchors(config, *vectors())
+        if len(g) < 2:
+            return ""
+        w = (g @ g.T / (config.teacher_temperature or config.temperature)).log_softmax(dim=1)
+        entropy = -(w.exp() * w).sum(1).mean() / math.log(len(g))
+        return cls.warning({"label_entropy": entropy.item(), "label_own": w.diagonal().exp().mean().item()})
 
     def weights(self, batch: Batch, gather: Gather, label_tau: float) -> Weights:
         """w(i, j) of this configuration."""
@@ -238,4 +260,6 @@ class SoftContrastive(Method):
             ),
             "cosine": (f_s * f_t).sum().detach() / total,
         }
+        if w.soft is not None:
+            diagnostics["label_own"] = (1 / label_tau - w.soft.own_log_z).exp().sum() / total
         return Loss(loss / total, terms, diagnostics)

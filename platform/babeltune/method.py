@@ -168,6 +168,10 @@ class Needs:
         return f"k={self.hard_negatives},below={self.hard_negatives_below:g}"
 
 
+TeacherVectors = Callable[[], "tuple[Float[Tensor, 'pairs teacher'], Float[Tensor, 'pairs teacher'] | None]"]
+"""Encodes one batch of pairs with the teacher: the source sides' vectors, and the target sides' if they are needed."""
+
+
 class Method(nn.Module, ABC):
     """A paper's training objective."""
 
@@ -236,6 +240,14 @@ class Method(nn.Module, ABC):
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
         """What is amiss with a training whose terms and diagnostics average to `means`; empty when nothing is."""
+        return ""
+
+    @classmethod
+    def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
+        """What is amiss with the labels that this configuration makes of the teacher's vectors; empty when nothing is.
+
+        The plan asks this before anything is trained. A method that makes none does not call `vectors`.
+        """
         return ""
 
 

@@ -21,6 +21,8 @@ from babeltune.cli import app, main, view
 from babeltune.cli.advice import about_memory, about_precision, about_queue
 from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import driven_folder, only_driver
+from babeltune.method import load_method
+from babeltune.records import plain
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
@@ -87,6 +89,39 @@ def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, ti
     assert "trials: 7" in out
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("config.teacher_temperature=0.05", "default, sample 0: labels are nearly hard (97% of"),
+        ("config.teacher_temperature=0.2", ""),
+        ("config.teacher_temperature=5", "default, sample 0: labels are nearly flat (100% of log N)"),
+        ("config.labels=hard", ""),
+        ("parameters.temperature={choice: [0.1, 0.11]}", "labels are nearly hard"),
+    ],
+)
+def test_plan_warns_of_teachers_labels_that_are_nearly_hard_or_flat(babeltune, tiny_file, given, said):
+    code, out, err = babeltune("plan", tiny_file, "--set", given, "--samples", 1, "--json")
+    assert code == 0
+    assert json.loads(out)["warnings"] == [line for line in json.loads(out)["warnings"] if said and said in line]
+    assert (said in " ".join(err.split()), "labels are nearly" in err) == (True, bool(said))
+
+
+def test_config_paper_reaches_a_trial_by_plan_and_submit(babeltune, tiny_file, monkeypatch, tmp_path):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
+    given = [f"--set={one}" for one in ("config=paper", "parameters={}", "training.pairs=64", "training.reports=1")]
+    code, out, err = babeltune("plan", tiny_file, *given, "--trials", 1, "--json")
+    assert code == 0, err
+    assert "config: paper" in json.loads(out)["spec"]
+    code, out, err = babeltune("submit", tiny_file, *given, "--trials", 1, "--json")
+    assert code == 0, err
+    (folder,) = sweep_folders(tmp_path)
+    trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
+    assert trial["config"] == plain(load_method("soft_contrastive").Config.paper())
+    code, out, err = babeltune("submit", tiny_file, *given, "--set=method=combined", "--json")
+    assert code == 2
+    assert "method 'combined' has no Config.paper(); methods that have one: " in " ".join(err.split())
+
+
 def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babeltune, tiny_file, tmp_path):
     text = tiny_file.read_text(encoding="utf-8").replace("  kind: none", "").replace("{kind: none}", "{knid: none}")
     path = tmp_path / "broken.yaml"
@@ -122,7 +157,8 @@ def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
     assert "training.learning_rate is searched" in err
     assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
     fixed = "parameters.training.learning_rate={const: 1e-3}"
-    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed)[2]
+    soft = ("--set", "config.teacher_temperature=0.2")
+    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed, *soft)[2]
 
 
 def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):

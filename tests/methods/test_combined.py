@@ -133,6 +133,9 @@ def test_layers_that_a_term_keeps_are_kept_and_methods_of_a_frozen_encoder_are_r
 def test_warnings_are_joined_by_name():
     assert "soft_contrastive: labels are nearly flat" in Combined.warning({"soft_contrastive/label_entropy": 0.99})
     assert Combined.warning({"soft_contrastive/label_entropy": 0.5, "lealla/cosine": 1.0, "loss": 1.0}) == ""
+    for name, expected in (("soft_contrastive", "soft_contrastive: labels are nearly hard"), ("lealla", "")):
+        config = make_config(Combined, {name: 1.0})
+        assert Combined.label_warning(config, lambda: (torch.eye(8), None))[: len(expected) or None] == expected
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_wrong_settings_are_refused(values, words):
 def test_every_other_method_has_a_weight_that_says_what_it_is():
     assert set(METHODS) == set(available()) - {"combined"}
     settings = {setting["name"]: setting for setting in method_document("combined")["settings"]}
-    assert settings["lealla"]["source"] == "Weight of lealla's loss."
+    assert settings["lealla"]["source"] == "Weight of lealla's loss: ours."
     assert settings["lealla"]["default"] == 0.0
     assert "its own `Config`" in settings["settings"]["source"]
 

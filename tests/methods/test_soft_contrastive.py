@@ -189,6 +189,25 @@ def test_the_label_entropy_of_an_e5_like_teacher_falls_with_the_temperature(tau,
     assert low <= loss.diagnostics["label_entropy"].item() <= high
 
 
+@pytest.mark.parametrize("labels", ["priority", "average"])
+@pytest.mark.parametrize(("tau", "said"), [(0.01, "nearly hard"), (0.3, ""), (9.0, "nearly flat")])
+def test_the_plan_judges_labels_as_the_trial_does(labels, tau, said):
+    config, teacher = Config(labels=labels, temperature=tau), (gaussian(12, 8, 5), gaussian(12, 8, 6))
+    batch = batch_of(12, teacher)
+    found = run(config, gaussian(24, 4, 1), batch)[0].diagnostics
+    w = labels_of(config, *teacher)
+    assert found["label_own"].item() == pytest.approx(sum(w[i][i] for i in range(12)) / 12, rel=1e-5)
+    before = SoftContrastive.label_warning(config, lambda: (batch.teacher_source, batch.teacher_target))
+    assert before == SoftContrastive.warning({name: value.item() for name, value in found.items()})
+    assert (said in before, bool(before)) == (True, bool(said))
+
+
+def test_labels_that_are_meant_to_be_hard_are_not_warned_of():
+    found = run(Config(labels="hard"), gaussian(24, 4, 1), batch_of(12))[0].diagnostics
+    assert SoftContrastive.warning({name: value.item() for name, value in found.items()}) == ""
+    assert SoftContrastive.label_warning(Config(labels="hard"), lambda: pytest.fail("needs no teacher")) == ""
+
+
 def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_only():
     vectors, ids = gaussian(8, 3, 0), [[0, 1, 2, 3], [4, 5, 4, 7]]
     vectors[6] = vectors[4]  # the target of pair 2 is that of pair 0

@@ -20,7 +20,7 @@ from babeltune.data.eval_sets import read_eval
 from babeltune.data.sources import read_source
 from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError
-from babeltune.method import GROUP, Needs, available
+from babeltune.method import GROUP, Needs, available, load_method
 from babeltune.records import Teacher, plain
 from babeltune.spec.checks import taught_languages
 from babeltune.spec.data_rules import source_pairs
@@ -932,6 +932,34 @@ def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sw
         on_this_machine(sweep)
     if name == MULTILINGUAL:
         assert {pair.split("-")[0] for pair in pairs_of(sweep)} <= set(sweep.teacher.languages)
+
+
+def test_config_paper_gives_each_method_its_printed_settings_less_those_searched(tiny_file):
+    names = ["soft_contrastive", "laser3_co"]
+    given = ["config=paper", f"parameters.method={{choice: {names}}}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    for name in names:
+        config = make_trial(sweep, 0, {"method": name, "temperature": 0.07}).config
+        assert config == {**plain(load_method(name).Config.paper()), "temperature": 0.07}
+    assert sweep_id(sweep) != sweep_id(read_sweep(tiny_file, assignments=given[1:]))
+    assert sweep_from(plain(sweep)) == sweep
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["config=papr"], "config: 'papr' is not possible; allowed: a mapping or 'paper'; did you mean 'paper'?"),
+        (
+            ["config=paper", "method=combined"],
+            "methods that have one: bilingual_aligner, dimension_reduction",
+        ),
+        (["config=paper", "parameters.labels={choice: [soft, hard]}"], "parameters.labels"),
+    ],
+)
+def test_config_paper_is_refused_where_there_is_none(tiny_file, assignments, expected):
+    with pytest.raises(SpecError) as caught:
+        read_sweep(tiny_file, assignments=["parameters={}", *assignments])
+    assert expected in str(caught.value)
 
 
 def test_the_papers_grid_is_one_sweep_of_its_students_for_each_of_its_teachers():

@@ -113,7 +113,8 @@ def test_a_queues_negatives_are_no_more_than_the_distinct_texts_in_it(tiny, tmp_
 
 def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.training.loop.PROGRESS_EVERY", 0.0)
-    reports = run(*tiny, tmp_path)
+    sweep, prepared = tiny
+    reports = run(replace(sweep, config={"teacher_temperature": 0.2}), prepared, tmp_path)
     now = json.loads((tmp_path / "progress.json").read_text(encoding="utf-8"))
     assert (now["step"], now["steps"]) == (20, 20)
     assert now["loss"] > 0
@@ -124,6 +125,15 @@ def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
     reports = run(replace(sweep, config={"teacher_temperature": 5.0}), prepared, tmp_path)
     assert reports[-1]["facts"]["warning"] == "labels are nearly flat (100% of log N): lower teacher_temperature"
+
+
+def test_labels_that_are_nearly_hard_are_warned_of(tiny, tmp_path):
+    sweep, prepared = tiny
+    told = run(replace(sweep, config={"teacher_temperature": 0.1}), prepared, tmp_path / "soft")[-1]["facts"]
+    assert "% of their weight is on the own pair" in told["warning"]
+    assert told["warning"].endswith("raise teacher_temperature, or set labels: hard")
+    meant = replace(sweep, config={"labels": "hard"})
+    assert "warning" not in run(meant, prepared, tmp_path / "hard")[-1]["facts"]
 
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not(tiny, tmp_path):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from babeltune.data.corpus import Corpus
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
+
+LABELLED = 128
+"""Pairs by which the plan judges a teacher's labels: an English teacher encodes them in about a second."""
 
 
 def about_sweep(sweep: Sweep) -> Iterator[str]:
@@ -97,6 +104,56 @@ def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
                 f"{name} has a queue of up to {entries:,} entries, and the training text {anchors:,} distinct anchors "
                 "to fill it with: the rest would be repeats, which are no more negatives; lower the queue to that"
             )
+
+
+def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
+    """Labels that say nothing, or no more than hard ones, by the trials that the plan shows: judged by the teacher's
+    vectors of `LABELLED` pairs, drawn at random. A teacher that is not on this machine is not asked."""
+    from babeltune.cli.plan import shown_trials
+    from babeltune.errors import TeacherError
+    from babeltune.method import load_method, make_config
+    from babeltune.spec.reach import is_at_hand
+
+    if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
+        return
+    both = functools.cache(functools.partial(_teacher_vectors, sweep, corpus))
+    found: dict[str, list[str]] = {}
+    for number, trial in enumerate(shown_trials(sweep, samples)):
+        method, size = load_method(trial.method), trial.training.global_batch
+
+        def vectors(size: int = size) -> tuple[Tensor, Tensor | None]:
+            source, target = both()
+            return source[:size], None if target is None else target[:size]
+
+        try:
+            words = method.label_warning(make_config(method, trial.config), vectors)
+        except TeacherError as error:
+            yield f"the labels were not looked at: {error}"
+            return
+        found.setdefault(words, []).append(f"sample {number - 1}" if number else "default")
+    found.pop("", None)
+    for words, who in found.items():
+        yield f"{', '.join(who)}: {words}"
+
+
+def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | None]:
+    """The teacher's vectors of some pairs' source sides, and of their target sides where a method reads these."""
+    import numpy as np
+    import torch
+
+    from babeltune.data.prepare import Wanted
+    from babeltune.data.teacher import load_teacher
+
+    teacher = load_teacher(sweep.teacher)
+    rows = np.random.default_rng(sweep.seed).permutation(len(corpus.pairs))[:LABELLED]
+
+    def encoded(side: int) -> Tensor:
+        return torch.from_numpy(teacher.encode([corpus.texts[i] for i in corpus.pairs[rows, side]]))
+
+    source = encoded(0)
+    if "target" not in Wanted.of(sweep).sides:
+        return source, None
+    return source, source if sweep.teacher.target_side == "copy_anchor" else encoded(1)
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from babeltune.cli.advice import about_labels
 from babeltune.method import needs_of
 from babeltune.models.presets import PRESETS
 from babeltune.records import Parameter, Scalar, Student, Sweep, Teacher, Trial
@@ -65,6 +66,8 @@ class PlanReport:
     """Aligned words, and how many pairs have one or none; empty where no method needs them."""
     budget_pairs: int
     """Pairs seen by all trials together if none stops early."""
+    warnings: tuple[str, ...] = ()
+    """What the methods find amiss with the teacher's labels on one batch of this text."""
 
     @property
     def total_pairs(self) -> int:
@@ -99,7 +102,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
         words = word_counts(found, len(corpus.pairs))
     groups = corpus.pair_groups.tolist()
     pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
-    return describe(
+    report = describe(
         sweep,
         counts=corpus.counts,
         pairs=pairs,
@@ -108,6 +111,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
         words=words,
         samples=samples,
     )
+    return dataclasses.replace(report, warnings=tuple(about_labels(sweep, corpus, samples)))
 
 
 def describe(
@@ -121,12 +125,12 @@ def describe(
     samples: int = 3,
 ) -> PlanReport:
     """The plan, from the sweep and what the corpus counted."""
-    trials = [make_trial(sweep, number, sample(sweep, number)) for number in range(samples)]
+    default, *trials = shown_trials(sweep, samples)
     return PlanReport(
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
         metrics=dev_metrics(sweep),
-        default=_sampled(make_trial(sweep, 0, default_params(sweep)), sweep.teacher),
+        default=_sampled(default, sweep.teacher),
         trials=tuple(_sampled(trial, sweep.teacher) for trial in trials),
         counts={source: dict(steps) for source, steps in counts.items()},
         pairs=dict(pairs),
@@ -135,6 +139,14 @@ def describe(
         words=dict(words or {}),
         budget_pairs=sweep.budget.trials * sweep.training.pairs,
     )
+
+
+def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
+    """The default configuration, and examples of what may be tried."""
+    return [
+        make_trial(sweep, 0, default_params(sweep)),
+        *(make_trial(sweep, number, sample(sweep, number)) for number in range(samples)),
+    ]
 
 
 def _sampled(trial: Trial, teacher: Teacher) -> Sampled:

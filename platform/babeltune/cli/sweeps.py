@@ -60,7 +60,7 @@ def plan(
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
     report = make_plan(sweep, samples=samples)
-    warn(about_queue(sweep, report.anchors))
+    warn([*about_queue(sweep, report.anchors), *report.warnings])
     say(plain(report), as_json, lambda: out.print(render(report)))
 
 

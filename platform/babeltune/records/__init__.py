@@ -214,7 +214,7 @@ class Sweep(Strict):
     @property
     def fixed(self) -> dict[str, Any]:
         """The fields that `config` gives one by one."""
-        return {} if self.config == "paper" else cast(dict[str, Any], self.config)
+        return {} if self.config == "paper" else self.config
 
 
 @dataclass(frozen=True, kw_only=True)

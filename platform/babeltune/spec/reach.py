@@ -166,6 +166,11 @@ def folder_of(name: str) -> Path | None:
     return path if path.is_dir() else None
 
 
+def is_at_hand(name: str) -> bool:
+    """Whether a model can be loaded without asking a hub."""
+    return name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, "model")
+
+
 def is_cached(name: str, kind: str) -> bool:
     """Whether the local Hugging Face cache holds a snapshot of this model or data set."""
     from huggingface_hub import constants

@@ -230,7 +230,8 @@ def has_paper(method: type[Method]) -> bool:
 
 def as_printed(method: type[Method]) -> dict[str, Any]:
     """The fields of `Config.paper()`."""
-    return vars(method.Config.paper())  # type: ignore[attr-defined]
+    printed: Any = method.Config.paper()  # type: ignore[attr-defined]
+    return {name: getattr(printed, name) for name in fields_of(method)}
 
 
 def is_bare(name: str) -> bool:
