@@ -187,8 +187,8 @@ class SoftContrastive(Method):
 
     @classmethod
     def warning(cls, means: Mapping[str, float]) -> str:
-        """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N. Labels that
-        give a row's own pair nearly everything teach no more than hard ones."""
+        """Labels that hardly prefer a pair teach nothing: their entropy is near that of equal shares, log N. Labels
+        that give a row's own pair nearly everything teach no more than hard ones."""
         entropy, own = means.get("label_entropy", 0.0), means.get("label_own")
         if entropy > FLAT:
             return f"labels are nearly flat ({entropy:.0%} of log N): lower teacher_temperature"
