@@ -17,6 +17,7 @@ import babeltune
 from babeltune.cluster.access import OPEN, STRANGER, listens, takes
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.spec.cluster import Cluster
+from babeltune.spec.files import sqlite_file
 from babeltune.spec.secrets import without_password
 from babeltune.storage.bucket import Bucket
 from babeltune.storage.where import Where
@@ -137,8 +138,8 @@ def bucket(where: Where) -> Finding:
 
 def tracking(cluster: Cluster) -> Iterator[Finding]:
     uri, shown = cluster.mlflow, without_password(cluster.mlflow)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        place = next(folder for folder in Path(uri.removeprefix("sqlite:///")).absolute().parents if folder.exists())
+    if (file := sqlite_file(uri)) is not None and not file.exists():
+        place = next(folder for folder in file.absolute().parents if folder.exists())
         yield (
             Finding("tracking", True, f"{shown}, which the first sweep makes")
             if place.is_dir() and os.access(place, os.W_OK)

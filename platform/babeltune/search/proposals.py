@@ -21,6 +21,7 @@ from babeltune.data.files import aside, end_on_a_line
 from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
+from babeltune.spec.files import sqlite_url
 from babeltune.spec.space import grid
 
 LOCKED = 60.0
@@ -45,7 +46,7 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     return optuna.create_study(
         study_name=STUDY,
         storage=optuna.storages.RDBStorage(
-            f"sqlite:///{folder / 'study.db'}", engine_kwargs={"connect_args": {"timeout": LOCKED}}
+            sqlite_url(folder / "study.db"), engine_kwargs={"connect_args": {"timeout": LOCKED}}
         ),
         directions=[objective.goal for objective in sweep.objectives],
         load_if_exists=True,

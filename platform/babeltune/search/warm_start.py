@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 from babeltune.data.files import write_json
 from babeltune.errors import SpecError
 from babeltune.records import Scalar, Sweep, plain
+from babeltune.spec.files import sqlite_url
 
 Suggest = Callable[[Any], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
@@ -76,7 +77,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
             "compare with this sweep's; name one that was judged alike, or leave warm_start out"
         )
     try:
-        earlier = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{found[0]}")
+        earlier = optuna.load_study(study_name=STUDY, storage=sqlite_url(found[0]))
         finished = earlier.get_trials(states=(TrialState.COMPLETE,))
     except (OperationalError, optuna.exceptions.StorageInternalError):
         raise  # the storage refuses, and the study may be sound

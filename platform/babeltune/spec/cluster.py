@@ -20,7 +20,7 @@ from babeltune.errors import SpecError
 from babeltune.records import Strict
 from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import read_document, validate
-from babeltune.spec.files import expand, find_file
+from babeltune.spec.files import expand, find_file, sqlite_url
 from babeltune.spec.secrets import holds_password, without_password
 from babeltune.storage.where import Where
 
@@ -210,7 +210,7 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
         raise SpecError("\n".join(lines))
     if cluster.mlflow or cluster.by_jobs:
         return cluster
-    return replace(cluster, mlflow=f"sqlite:///{cluster.folder / 'mlflow.db'}")
+    return replace(cluster, mlflow=sqlite_url(cluster.folder / "mlflow.db"))
 
 
 def _problems(cluster: Cluster) -> Iterator[Problem]:

@@ -42,6 +42,25 @@ def expand_open(text: str, environ: Mapping[str, str] | None = None) -> str:
     return expand(text, environ)
 
 
+def sqlite_url(path: Path) -> str:
+    """The database URL of a file, with what a URL takes for its own (`?`, `#`, `%`) quoted."""
+    from sqlalchemy import URL  # a tenth of a second, which not every command needs
+
+    url = URL.create("sqlite", database=str(path)).render_as_string()
+    # MLflow would make a folder of the quoted name of what begins with `sqlite:`.
+    return url if url.endswith(str(path)) else url.replace("sqlite:", "sqlite+pysqlite:", 1)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite database URL; None for every other address."""
+    if not url.startswith(("sqlite:", "sqlite+")):
+        return None
+    from sqlalchemy import make_url
+
+    name = make_url(url).database
+    return Path(name) if name else None
+
+
 def repository() -> Path | None:
     """The checkout that this code runs from, or None when it is installed."""
     root = Path(babeltune.__file__).resolve().parents[2]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import from_network
+from babeltune.spec.files import sqlite_file
 from babeltune.spec.secrets import without_password
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def open_client(uri: str) -> MlflowClient:
 
 def artifact_folder(uri: str) -> Path | None:
     """Where a sqlite store keeps files: `artifacts` beside it. None for a server, which decides for itself."""
-    return Path(uri.removeprefix("sqlite:///")).parent / "artifacts" if uri.startswith("sqlite:///") else None
+    file = sqlite_file(uri)
+    return None if file is None else file.parent / "artifacts"
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
@@ -71,7 +73,7 @@ def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict
 
     Its address, which may hold a password, stands in the environment: everybody may read arguments.
     """
-    command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", str(artifacts)]
+    command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", artifacts.absolute().as_uri()]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
 
