@@ -6,8 +6,12 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from babeltune.records import plain
 
@@ -19,22 +23,49 @@ def version(path: Path) -> list[int]:
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Writes the file beside its place, then moves it there, so that a reader never sees half of it, and a full disk
-    leaves what was there. With `durable`, nor does it after the machine has lost its power."""
+    """Writes the file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
+    what was there. With `durable` that also holds if the machine loses its power."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         draft.write_bytes(data)
         if durable:
             sync(draft)
         draft.replace(path)
+        if durable:
+            sync(path.parent)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Writes a record or plain value as JSON, as `write_whole` does."""
-    write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode())
+    write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode(), durable=durable)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process of this machine at a time changes the file within the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Adds a line, on the disk before it returns. A last line without an end gets one first, so that both stay whole.
+
+    Call it under `locked`. A disk that refuses leaves the file as it was."""
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        rest = (b"" if file.read(1) in (b"", b"\n") else b"\n") + line + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
 
 
 def aside(path: Path) -> Path:

@@ -243,7 +243,7 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
     try:
         record = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         seal, files = record.pop("seal"), record["files"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"store.json cannot be read: {error}"
     if seal != key_of(record):
         return "store.json was altered"

@@ -7,21 +7,25 @@ seen, so people who share test sets should share a storage.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from babeltune.data.eval_sets import EvalRows, labelled
-from babeltune.data.files import sha256_of
+from babeltune.data.files import append_line, locked, sha256_of
 from babeltune.data.store import digest_of_texts, key_of
 from babeltune.sweeps.folder import sweep_folders
+from babeltune.sweeps.places import OPENED
 
-FILE = "openings.jsonl"
+KEYS = {"time", "user", "weights"}
+"""What every record has, besides `digests`. `id` keeps two openings of one second apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +69,13 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
         "weights": weights_digest(Path(folder)),
         "tests": sorted({rows.task.name for rows in found}),
         "digests": digests,
+        "id": uuid.uuid4().hex,
     }
-    storage.mkdir(parents=True, exist_ok=True)
-    with (storage / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return _counted(read_openings(storage), set(digests.values()))
+    path = storage / OPENED
+    with locked(path):
+        append_line(path, json.dumps(line, ensure_ascii=False).encode())
+        lines = read_openings(storage)
+    return _counted(lines, set(digests.values()))
 
 
 def weights_digest(folder: Path) -> str:
@@ -102,14 +108,20 @@ def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]
 
 
 def read_openings(storage: Path) -> list[dict[str, Any]]:
-    """Every opening of this storage, in order; a line that a crash cut off is passed over."""
-    path, lines = storage / FILE, list[dict[str, Any]]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
+    """Every opening of this storage, in order. A line that was cut off is passed over."""
+    path = storage / OPENED
+    found = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
+    return [opening for opening in found if opening is not None]
+
+
+def _opening_in(line: bytes) -> dict[str, Any] | None:
+    """The record in a line; releases before this one wrote the next record behind one that was cut off."""
+    for text in (line, line[line.rfind(b'{"time"') :]):
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+            if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
+                return found
+    return None
 
 
 def _counted(lines: Sequence[dict[str, Any]], digests: set[str]) -> Openings:

@@ -18,7 +18,7 @@ from typing import Any
 
 from filelock import Timeout
 
-from babeltune.data.files import write_whole
+from babeltune.data.files import locked, write_whole
 from babeltune.data.prepared import Prepared
 from babeltune.errors import BucketError, StoreError, SweepError
 from babeltune.spec.cluster import Cluster
@@ -36,6 +36,9 @@ SILENT = 60.0
 LOOK = 2.0
 """Seconds between two looks at the bucket."""
 OPENINGS = "openings"
+"""In the bucket, the folder of the openings of sealed tests: an object each."""
+OPENED = "openings.jsonl"
+"""In the storage, the same openings, a line each."""
 OF_WORKERS = (REPORTS, PROGRESS)
 """The records that a trial's worker changes; all others are the driver's."""
 SCRATCH = ("train", "tune", "checkpoints")
@@ -180,31 +183,36 @@ class Places:
 
     @contextlib.contextmanager
     def openings(self) -> Iterator[None]:
-        """What the body writes into `openings.jsonl` goes to the bucket, however it ends."""
+        """What the body writes into `openings.jsonl` goes to the bucket, however it ends. Before it, the file has what
+        the bucket has."""
+        if self.mirror is not None:
+            self._pull_openings(self.mirror)
         try:
             yield
         finally:
             if self.mirror is not None:
                 known = self.mirror.bucket.entries(OPENINGS)
-                for key, line in self._opened():
-                    if key not in known:
+                for line in self._opened():
+                    if _time_of(line) and (key := _key_of(line)) not in known:
                         self.mirror.bucket.write(key, line)
 
-    def _opened(self) -> list[tuple[str, bytes]]:
-        path = self.folder / "openings.jsonl"
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        return [(f"{OPENINGS}/{hashlib.sha256(line).hexdigest()}.json", line) for line in lines if line]
+    def _opened(self) -> list[bytes]:
+        path = self.folder / OPENED
+        return [line for line in path.read_bytes().splitlines() if line] if path.exists() else []
 
     def _pull_openings(self, mirror: Mirror) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with mirror.lock(OPENINGS):
+        with locked(self.folder / OPENED):
             mine = self._opened()
-            known = {key for key, _ in mine}
+            known = set(map(_key_of, mine))
             missing = [mirror.bucket.read(key) for key in mirror.bucket.entries(OPENINGS) if key not in known]
             if missing:
-                lines = [line for _, line in mine] + [line for line in missing if line is not None]
+                lines = mine + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
-                write_whole(self.folder / "openings.jsonl", whole)
+                write_whole(self.folder / OPENED, whole, durable=True)
+
+
+def _key_of(line: bytes) -> str:
+    return f"{OPENINGS}/{hashlib.sha256(line).hexdigest()}.json"
 
 
 def _time_of(line: bytes) -> str:

@@ -69,7 +69,7 @@ def verify_checkpoint(folder: Path) -> None:
                     f"checkpoint file {folder / name} is damaged: it has SHA-256 {found}, recorded was {expected}; "
                     "restore it from a copy, or name another trial"
                 )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
 
 
@@ -113,7 +113,7 @@ def read_reports(trial_folder: Path) -> list[Report]:
     reports: list[Report] = []
     if not path.exists():
         return reports
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             report = report_from(json.loads(line))
         except (ValueError, TypeError, KeyError):
