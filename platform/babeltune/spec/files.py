@@ -12,6 +12,8 @@ import babeltune
 from babeltune.errors import SpecError, nearest
 from babeltune.spec.secrets import NAME
 
+PLAIN = re.compile(r"[\w/. -]*", re.ASCII)
+"""A path that a URL holds as it is."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
@@ -44,11 +46,12 @@ def expand_open(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 def sqlite_url(path: Path) -> str:
     """The database URL of a file, with what a URL takes for its own (`?`, `#`, `%`) quoted."""
-    from sqlalchemy import URL  # a tenth of a second, which not every command needs
+    if PLAIN.fullmatch(str(path)):
+        return f"sqlite:///{path}"
+    from sqlalchemy import URL  # a tenth of a second, for which no command should wait in vain
 
-    url = URL.create("sqlite", database=str(path)).render_as_string()
-    # MLflow would make a folder of the quoted name of what begins with `sqlite:`.
-    return url if url.endswith(str(path)) else url.replace("sqlite:", "sqlite+pysqlite:", 1)
+    # With the driver's name: of the others MLflow would make a folder of the quoted name, too.
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
 
 
 def sqlite_file(url: str) -> Path | None:
