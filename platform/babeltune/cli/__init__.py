@@ -6,11 +6,16 @@ from rich.markup import escape
 
 from babeltune.cli import filtering, health, looks, mining, models, sweeps, transfer
 from babeltune.cli.common import app, err
+from babeltune.cluster.interrupts import end_when_asked
 from babeltune.program import run_program
 
 __all__ = ["app", "filtering", "health", "looks", "main", "mining", "models", "sweeps", "transfer"]
 
 
 def main() -> None:
-    """Runs a command. An error is one message without a traceback, and its exit code."""
+    """Runs a command. An error is one message without a traceback, and its exit code.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process.
+    """
+    end_when_asked()
     run_program(app, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from babeltune.data.files import sync
 from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
 from babeltune.data.tokens import load_tokenizer
@@ -56,7 +57,7 @@ def export_trial(
             teacher.save(draft)
             _append_layers(draft, layers)
 
-        _write_whole(write, folder)
+        write_folder(write, folder)
         return
     student, tokens = as_used(trial.student, sweep.evaluation), token_set(trial, prepared)
     tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
@@ -85,10 +86,10 @@ def export(
         _append_layers(draft, layers or {})
         (draft / "README.md").write_text(card, encoding="utf-8")
 
-    _write_whole(write, folder)
+    write_folder(write, folder)
 
 
-def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
+def write_folder(write: Callable[[Path], None], folder: Path) -> None:
     """The folder as `write` fills it, or nothing."""
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
@@ -102,7 +103,10 @@ def _write_whole(write: Callable[[Path], None], folder: Path) -> None:
                 f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(SAFE))} are allowed"
             )
         draft.chmod(0o755)
+        for path in (*draft.rglob("*"), draft):
+            sync(path)
         draft.rename(folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 

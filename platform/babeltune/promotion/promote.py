@@ -8,12 +8,13 @@ and its place in the registry.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
@@ -21,7 +22,7 @@ from filelock import FileLock
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
-from babeltune.errors import PromotionError, SpecError, UnknownNameError
+from babeltune.errors import CheckpointError, PromotionError, SpecError, UnknownNameError
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
     Candidate,
@@ -37,6 +38,7 @@ from babeltune.promotion.candidate import (
 )
 from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare
+from babeltune.promotion.export import write_folder
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
 from babeltune.promotion.prefer import preferred
@@ -78,8 +80,8 @@ def promote(
         )
     places = Places(cluster)
     storage = places.folder
-    if out is not None and out.exists():
-        raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
+    if out is not None:
+        check_free(out)
     if name and re.fullmatch(r"[0-9a-f]{32}", name):
         from babeltune.tracking.registry import trial_of_run
 
@@ -122,6 +124,9 @@ def decided(
         if start is not None:
             seen = unfiltered(start, candidate, "the model that it started from")
             decision = replace(decision, reasons=(*decision.reasons, *seen))
+        if out is not None and champion is not None and is_same(champion, candidate) and decision.verdict == "tie":
+            hand_over(champion.folder, out)
+            return replace(decision, folder=str(out))
         if decision.verdict != "promote" or run_id is None:
             return decision
         shutil.rmtree(final, ignore_errors=True)
@@ -130,12 +135,43 @@ def decided(
     card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
     (final / "README.md").write_text(card, encoding="utf-8")
     Places(cluster).keep(final)
-    registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
-    decision = replace(decision, registered=registered)
     if out is not None:
-        shutil.copytree(final, out)
-        decision = replace(decision, folder=str(out))
-    return decision
+        hand_over(final, out)
+    try:
+        registered = register_model(candidate, final, cluster, run_id, alias, decision, champion)
+    except BaseException:
+        if out is not None:  # so that the same command may be given again
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+    return replace(decision, registered=registered, folder=str(out or final))
+
+
+def check_free(out: Path) -> None:
+    """`PromotionError` unless a folder can be made at `out`."""
+    if os.path.lexists(out):
+        raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent)).rmdir()
+    except OSError as error:
+        raise PromotionError(_unwritable(out, error)) from error
+
+
+def hand_over(model: Path, out: Path) -> None:
+    """Copies the model's folder to `out`, whole or not at all. Raises `PromotionError` where that cannot be."""
+
+    def copy(draft: Path) -> None:
+        shutil.copytree(model, draft, dirs_exist_ok=True)
+
+    try:
+        write_folder(copy, out)
+    except (OSError, CheckpointError) as error:
+        raise PromotionError(_unwritable(out, error)) from error
+
+
+def _unwritable(out: Path, error: Exception) -> str:
+    why = getattr(error, "strerror", None) or error
+    return f"--out {out} cannot be written ({why}); no alias was moved; name a new folder that can be"
 
 
 @dataclass(frozen=True)

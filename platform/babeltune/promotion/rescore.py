@@ -13,8 +13,10 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -129,18 +131,27 @@ def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
 
 
 def main() -> None:
-    """Answers requests, a line of JSON each, until there are no more."""
+    """Answers requests, a line of JSON each, until nobody can ask any more."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
+    requests: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
     importlib.import_module("sentence_transformers")  # before the first request comes
-    for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
+    while True:
+        asked: dict[str, Any] = json.loads(requests.get())
         tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
         found = {
             name: score_items(model, tasks, asked["prefix"], asked["prompt"]) for name, model in asked["models"].items()
         }
         answers.write(json.dumps(found) + "\n")
         answers.flush()
+
+
+def _listen(requests: SimpleQueue[str]) -> None:
+    """Hands requests on, and ends this process, whatever it does, once whoever asks is gone."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
 
 
 if __name__ == "__main__":

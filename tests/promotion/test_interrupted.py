@@ -1,0 +1,152 @@
+"""A promotion that cannot write what it was asked for, or is ended in the middle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from babeltune.data.files import sha256_of
+from babeltune.errors import PromotionError
+from babeltune.promotion import promote as promotion
+from babeltune.promotion.openings import read_openings
+from babeltune.promotion.promote import promote
+from babeltune.tracking.registry import champion_of
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def weights(folder):
+    return {sha256_of(path) for path in Path(folder).rglob("*.safetensors")}
+
+
+@pytest.mark.usefixtures("one_scoring_process")
+def test_a_folder_that_cannot_be_written_is_refused_before_a_test_is_opened(copied, tmp_path):
+    _, folder, cluster = copied
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for out, why in [
+        (tmp_path / "file" / "out", "cannot be written (File exists)"),
+        (tmp_path / ("o" * 300), "cannot be written (File name too long)"),
+        (Path("/proc/out"), "cannot be written"),
+        (tmp_path / "dangling", "exists already"),
+    ]:
+        with pytest.raises(PromotionError) as caught:
+            promote(folder.id, cluster, out=out)
+        assert f"--out {out} {why}" in str(caught.value)
+    assert read_openings(Path(cluster.storage)) == []
+    assert champion_of(cluster.mlflow, "searched", "champion") is None
+
+
+@pytest.mark.usefixtures("one_scoring_process")
+def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copied, tmp_path, monkeypatch):
+    _, folder, cluster = copied
+    out = tmp_path / "new" / "out"
+    weigh = promotion.weigh
+
+    def disturbed(*arguments):
+        decision = weigh(*arguments)
+        out.mkdir()
+        (out / "of-somebody-else").touch()
+        return decision
+
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion, "weigh", disturbed)
+        with pytest.raises(PromotionError, match=r"cannot be written .*no alias was moved"):
+            promote(folder.id, cluster, out=out)
+    assert champion_of(cluster.mlflow, "searched", "champion") is None
+    assert [path.name for path in out.iterdir()] == ["of-somebody-else"]
+    shutil.rmtree(out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("babeltune.tracking.registry.register", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            promote(folder.id, cluster, out=out)
+    assert list(out.parent.iterdir()) == [], "the same command may be given again"
+
+    decision = promote(folder.id, cluster, out=out)
+    assert (decision.verdict, decision.folder) == ("promote", str(out))
+    opened = len(read_openings(Path(cluster.storage)))
+    again = promote(folder.id, cluster, out=tmp_path / "again")
+    assert (again.verdict, again.folder, again.registered) == ("tie", str(tmp_path / "again"), "")
+    assert {p.name: sha256_of(p) for p in out.rglob("*") if p.is_file()} == {
+        p.name: sha256_of(p) for p in (tmp_path / "again").rglob("*") if p.is_file()
+    }
+    assert len(read_openings(Path(cluster.storage))) == opened
+    assert champion_of(cluster.mlflow, "searched", "champion").version == "1"
+    assert promote(folder.id, cluster, dry_run=True, out=tmp_path / "dry").verdict == "tie"
+    assert not (tmp_path / "dry").exists()
+
+
+def until(condition, what):
+    deadline = time.monotonic() + 300
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"no {what} within 300 s"
+        time.sleep(0.02)
+    return found
+
+
+def scorers(process):
+    return [
+        child for child in psutil.Process(process.pid).children() if "babeltune.promotion.rescore" in child.cmdline()
+    ]
+
+
+def drafts(storage):
+    return [path for name in ("models", "evaluations") for path in (storage / name).rglob("*") if path.is_dir()]
+
+
+MOMENTS = {
+    "its scorer starts": lambda storage: drafts(storage),
+    "sealed tests are scored": lambda storage: (storage / "openings.jsonl").exists(),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("command", ["promote", "evaluate"])
+def test_sigterm_leaves_no_draft_and_no_scorer(copied, tiny_file, tmp_path, command, moment):
+    _, folder, cluster = copied
+    storage = Path(cluster.storage)
+    process, (scorer,) = begun(command, folder, storage, tiny_file, tmp_path, MOMENTS[moment])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=300) not in (0, -signal.SIGTERM)
+    assert not scorer.is_running()
+    assert drafts(storage) == [storage / "models" / folder.id] * (command == "promote")
+    assert not (tmp_path / "out").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert "Traceback" not in (tmp_path / "words").read_text()
+    assert champion_of(cluster.mlflow, "searched", "champion") is None
+
+
+def test_a_promotion_that_is_killed_leaves_no_scorer(copied, tiny_file, tmp_path):
+    _, folder, cluster = copied
+    process, (scorer,) = begun("promote", folder, Path(cluster.storage), tiny_file, tmp_path, lambda _: True)
+    process.kill()
+    process.wait()
+    assert scorer.wait(timeout=300) in (0, None)
+
+
+def begun(command, folder, storage, tiny_file, tmp_path, moment):
+    """A command at this moment, and its scorer."""
+    more = {
+        "promote": ["promote", folder.id, "--out", tmp_path / "out"],
+        "evaluate": ["evaluate", f"{folder.id}/t0000", "--with", tiny_file, "--test"],
+    }
+    with (tmp_path / "words").open("wb") as words:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "babeltune.cli", *map(str, more[command])],
+            env={**os.environ, "BABELTUNE_HOME": str(storage)},
+            stdout=words,
+            stderr=words,
+        )
+    until(lambda: process.poll() is not None or moment(storage), "such moment")
+    found = until(lambda: process.poll() is not None or scorers(process), "scorer")
+    assert process.poll() is None, (tmp_path / "words").read_text()
+    return process, found
