@@ -111,6 +111,10 @@ class SweepError(BabeltuneError):
     """A sweep that is unknown, already running, or ended without a finished trial."""
 
 
+class DamagedError(SweepError):
+    """A file of a sweep's folder that is damaged, and of which no other record has what it held."""
+
+
 class UnknownNameError(SweepError):
     """A sweep, trial or metric that does not exist."""
 

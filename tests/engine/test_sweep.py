@@ -32,8 +32,9 @@ from babeltune.records import Report, plain
 from babeltune.spec.sweep_file import sweep_from, sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.folder import MADE_AGAIN, SweepFolder, outcome, read_log
+from babeltune.sweeps.folder import SweepFolder, outcome, read_log
 from babeltune.sweeps.leaderboard import leaderboard, trial_row, winner
+from babeltune.sweeps.rebuild import MADE_AGAIN
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
 from babeltune.workers.lanes import Lanes

@@ -268,3 +268,17 @@ def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
     decoded = {tokenizer.decode(rows.take(np.array([row]))[0], skip_special_tokens=True) for row in range(len(rows))}
     ids = {tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) for text in sealed}
     assert not decoded & ids
+
+
+@pytest.mark.parametrize("content", [b'{"time": "2026-01', b"", b"[]\n"])
+def test_a_test_is_evaluated_although_the_only_opening_was_cut_off(
+    copied, models, tiny_file, command, monkeypatch, content
+):
+    _, _, cluster = copied
+    (Path(cluster.storage) / "openings.jsonl").write_bytes(content)
+    monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
+    code, said, words = command("evaluate", models["whole"], "--with", tiny_file, "--test", "--json")
+    assert code == 0, words
+    assert "test/everyday/accuracy" in json.loads(said)
+    assert "warning" not in words
+    assert len(read_openings(Path(cluster.storage))) == 1

@@ -90,7 +90,9 @@ def test_an_opening_behind_a_line_that_was_cut_off_is_counted(tmp_path, found, c
     assert path.read_bytes().startswith(whole)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b'{"time": "20', b"[]\n", b"{}\n", b"5\n", b"\xff\xfe\n", b'{"digests": 1}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b'{"time": "20', b"[]\n", b"{}\n", b"5\n", b"\xff\xfe\n", b'{"digests": 1}']
+)
 def test_a_file_of_nothing_that_can_be_read_is_begun_anew(tmp_path, found, content):
     (tmp_path / OPENED).write_bytes(content)
     assert read_openings(tmp_path) == []
@@ -159,7 +161,9 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
             ids = {line["id"] for line in read_openings(place.folder)}
         assert len(ids) == 16
         assert len(read_openings(place.folder)) == 16, "none twice"
-    objects = [json.loads(line) for line in map(places[0].mirror.bucket.read, places[0].mirror.bucket.entries("openings"))]
+    objects = [
+        json.loads(line) for line in map(places[0].mirror.bucket.read, places[0].mirror.bucket.entries("openings"))
+    ]
     assert len(objects) == 16
 
 

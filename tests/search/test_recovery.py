@@ -230,3 +230,15 @@ def test_a_sweep_gives_up_at_its_share_of_failures_with_the_three_commonest_reas
     assert too_many_failed(ended, 0.8) == "8 of the first 10 trials failed: 3× a; 2× b; 2× c"
     assert too_many_failed(ended[:8], 1.0).startswith("all of the first 8 trials failed")
     assert not too_many_failed([], 0.5)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_last_record_that_lacks_only_its_end_is_kept_and_a_cut_one_is_not(tmp_path, cut):
+    path = tmp_path / "results.jsonl"
+    for number in (0, 1):
+        Ledger(path).add("propose", number, params={"temperature": 0.1})
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Ledger(path)
+    assert [line["number"] for line in again.lines] == ([0, 1] if cut == 1 else [0])
+    again.add("propose", 2, params={})
+    assert Ledger(path).lines == again.lines

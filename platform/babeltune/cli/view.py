@@ -9,7 +9,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -19,7 +19,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.errors import SweepError
 from babeltune.method import load_method
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
@@ -91,7 +90,7 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
 
 def picture(board: Board) -> RenderableType:
     """The live view: stage, progress bar, time gone and left, what happened last, trials."""
-    rows = leaderboard(board.folder, damaged=True) if (board.folder.path / "baselines.json").exists() else []
+    rows = leaderboard(board.folder) if (board.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - board.started)
     left = time_left(board, rows)
     head = Text(f"{board.folder.id} · {board.stage} {board.done}/{board.of} · {gone} gone{left}")
@@ -210,9 +209,8 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
 
 def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
     console.print(table_of(standing(folder, metric), folder.sweep(), metric))
-    with suppress(SweepError):  # a row says that it is damaged
-        for line in accepted_lines(folder):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in accepted_lines(folder):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:

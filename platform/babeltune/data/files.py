@@ -90,8 +90,15 @@ def sha256_of(path: Path) -> str:
 
 
 def end_on_a_line(path: Path) -> None:
-    """Cuts off the line that a killed process left unfinished."""
-    if path.exists():
-        content = path.read_bytes()
-        if content and not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
+    """Cuts off the line that a killed process left unfinished. A record that lacks only its end is given one."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content or content.endswith(b"\n"):
+        return
+    whole = content.rfind(b"\n") + 1
+    try:
+        json.loads(content[whole:])
+    except ValueError:
+        os.truncate(path, whole)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")

@@ -218,8 +218,11 @@ def write_prepared(record: Prepared, path: Path) -> None:
 
 
 def read_prepared(path: Path) -> Prepared:
-    """Reads what `write_prepared` wrote; `StoreError` where another version of babeltune wrote it."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    """Reads what `write_prepared` wrote; `StoreError` where it is damaged or another version of babeltune wrote it."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, FileNotFoundError) as error:
+        raise StoreError(f"{path} is damaged or gone ({error}); `babeltune resume` makes it again") from error
     storage = storage_of(path)
     if storage is not None:
         values = _moved(values, IN_STORAGE, f"{storage}/")

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 from filelock import Timeout
 
+from babeltune.data.files import write_whole
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.engine.lease import DrivenError, OvertakenError, running_elsewhere
@@ -166,7 +167,7 @@ class Courier:
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self._mine.parent.mkdir(parents=True, exist_ok=True)
         before = [owner["session"]] if owner else []
-        self._mine.write_text(" ".join([*before, self._session]), encoding="utf-8")
+        write_whole(self._mine, " ".join([*before, self._session]).encode(), durable=True)
         mirror.bucket.remove(f"{self._prefix}/stop")
         self._beat()
         found = self._owner()
@@ -203,7 +204,7 @@ class Courier:
     def _beat(self, *, ended: bool = False) -> None:
         word = {**here(self.folder), "session": self._session, "beat": time.time(), "ended": ended}
         data = json.dumps(word).encode()
-        (self.folder.path / OWNER).write_bytes(data)
+        write_whole(self.folder.path / OWNER, data)
         self._mirror.bucket.write(f"{self._prefix}/{OWNER}", data)
         self._heard = awake()
 

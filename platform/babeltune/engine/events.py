@@ -15,12 +15,14 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.engine.environment import environment_facts
 from babeltune.engine.lease import OvertakenError
+from babeltune.errors import DamagedError
 from babeltune.method import load_method, make_config
 from babeltune.records import Point, Report, Scalar, Sweep, plain, report_from
 from babeltune.search.proposals import Ledger
 from babeltune.search.searcher import WORDS
-from babeltune.sweeps.folder import State, SweepFolder, condition_of, outcome, read_outcome
+from babeltune.sweeps.folder import State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweeps.leaderboard import trial_row
+from babeltune.sweeps.rebuild import ACCEPTED, FACTS, SPEC, damage
 from babeltune.tracking.tracker import Status, Told, Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
 
@@ -90,9 +92,12 @@ class Tracking:
         if self.prepared.teacher:
             taught = facts_of(Path(self.prepared.teacher))
             texts |= {f"teacher.{name}": str(taught[name]) for name in ("forwarded", "truncated") if name in taught}
-        spec = {"babeltune.spec": json.dumps(plain(self.sweep), ensure_ascii=False)}
+        facts_now = {
+            name: value for name, value in (self.folder.read("facts.json") or {}).items() if name != "accepted"
+        }
+        spec = {SPEC: json.dumps(plain(self.sweep), ensure_ascii=False), FACTS: json.dumps(facts_now)}
         if history := self.folder.accepted():
-            spec["babeltune.accepted_changes"] = json.dumps(history, ensure_ascii=False)
+            spec[ACCEPTED] = json.dumps(history, ensure_ascii=False)
         self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
         for name, scores in self.folder.baselines().items():
             self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
@@ -128,7 +133,7 @@ class Tracking:
                 ended[line["number"]] = line
         for number, indices in recorded.items():
             known, place = told.get(str(number), Told()), self.folder.trial(number)
-            if not (place / "trial.json").exists():  # its method refused it: there is nothing to tell
+            if read_of_trial(place, "trial.json") is None:  # its method refused it, or it is lost: nothing to tell
                 continue
             reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]
             state = WORDS[TrialState[ended[number]["state"]]] if number in ended else None
@@ -152,7 +157,9 @@ class Tracking:
         return None
 
     def start(self, number: int, *, again: bool = False) -> dict[str, Scalar] | None:
-        trial = json.loads((self.folder.trial(number) / "trial.json").read_text(encoding="utf-8"))
+        trial = read_of_trial(self.folder.trial(number), "trial.json")
+        if trial is None:
+            raise DamagedError(damage(self.folder.trial(number) / "trial.json"))
         self.open.add(number)
         outcome(self.folder.trial(number), "running")
         if not again:

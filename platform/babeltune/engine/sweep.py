@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import math
 import time
@@ -31,7 +30,7 @@ from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lease import OvertakenError, heard, leased, only_driver, refuse_heard, this_driver
-from babeltune.errors import ClusterError, storage_refusals
+from babeltune.errors import ClusterError, DamagedError, storage_refusals
 from babeltune.records import Scalar, Sweep, plain, trial_from
 from babeltune.search.recovery import study_refusals
 from babeltune.search.tune import search
@@ -43,9 +42,10 @@ from babeltune.storage.where import Where
 from babeltune.sweeps.board import Board, is_driven
 from babeltune.sweeps.carry import with_prepared
 from babeltune.sweeps.changes import check_unchanged
-from babeltune.sweeps.folder import ENDED, SweepFolder, refuse_a_file
-from babeltune.sweeps.leaderboard import leaderboard, trial_row
+from babeltune.sweeps.folder import ENDED, SweepFolder, read_of_trial, read_outcome, refuse_a_file
+from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import Places
+from babeltune.sweeps.rebuild import damage, mend
 from babeltune.tracking.tracker import Tracker
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
@@ -111,6 +111,7 @@ def submit(
         if courier.where is None:  # or else the courier says and hears it in the bucket
             refuse_heard(folder, ray_at)
             check = shared.enter_context(heard(folder, ray_at))
+        mend(folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
         finished = folder.state() == "finished"
@@ -193,9 +194,8 @@ def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
 
 def ended_trials(folder: SweepFolder) -> set[str]:
     """The trials that finished, were pruned or failed."""
-    objective = folder.sweep().objectives[0]
-    rows = [trial_row(path, objective) for path in folder.trials() if (path / "trial.json").exists()]
-    return {row.name for row in rows if row.state in ENDED}
+    places = [path for path in folder.trials() if (path / "trial.json").exists()]
+    return {path.name for path in places if read_outcome(path) in ENDED}
 
 
 class _StopRequestedError(KeyboardInterrupt):
@@ -297,7 +297,8 @@ def _run(
 def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
     """What a lane needs to train trial `number`; written to the trial's folder, too.
 
-    One that has begun keeps the settings and the data that it began with, whatever was accepted since.
+    One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
+    `DamagedError` where these are lost.
     """
     place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
     if prepared == folder.prepared:
@@ -305,7 +306,10 @@ def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, An
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "trial.json", trial)
     else:
-        trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
+        if words := damage(prepared):
+            raise DamagedError(words)
+        known = read_of_trial(place, "trial.json")
+        trial = make_trial(folder.sweep_of(number), number, params) if known is None else trial_from(known)
     storage = folder.path.parents[1]
     return {
         "trial": plain(trial),

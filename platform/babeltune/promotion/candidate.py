@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
+from babeltune.data.prepare import prepare
 from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
-from babeltune.errors import PromotionError, SweepError
+from babeltune.errors import PromotionError, StoreError, SweepError
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
 from babeltune.records import Objective, Report, Sweep, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
-from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep
+from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, read_of_trial
 from babeltune.sweeps.leaderboard import leaderboard, scores_of, trial_row, winner
+from babeltune.sweeps.rebuild import damage
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
 
@@ -50,7 +52,6 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
     if number is None:
         number = int(winner(folder).name.removeprefix("t"))
     sweep, place = folder.sweep(), folder.trial(number)
-    trial = trial_from(json.loads((place / "trial.json").read_text(encoding="utf-8")))
     objective = sweep.objectives[0]
     if trial_row(place, objective).state == "running" and is_driven(folder):
         raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")
@@ -60,7 +61,27 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
             f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
         )
     sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)
-    return Candidate(folder, sweep, trial, report, read_prepared(folder.began_with(number, folder.prepared.name)))
+    values = read_of_trial(place, "trial.json")
+    assert values is not None  # its row was read
+    return Candidate(folder, sweep, trial_from(values), report, _prepared(folder, sweep, number))
+
+
+def _prepared(folder: SweepFolder, sweep: Sweep, number: int) -> Prepared:
+    """The record of the data that the trial began with; made again from the stores where it is damaged."""
+    path = folder.began_with(number, folder.prepared.name)
+    try:
+        return read_prepared(path)
+    except StoreError as error:
+        trouble = error
+
+    def refuse(*_: object, **__: object) -> Iterable[int]:
+        raise trouble  # a store is gone, too
+
+    if damage(path) or not path.exists():
+        found = prepare(sweep, folder.path.parents[1], run_shards=refuse)
+        if found.digest == (folder.read("facts.json") or {}).get("data"):
+            return found
+    raise trouble
 
 
 def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False) -> None:
@@ -100,13 +121,15 @@ def sealed_tests(candidate: Candidate) -> list[EvalRows]:
 
 
 def doubts_about(candidate: Candidate) -> list[str]:
-    """What a promotion without gates would pass over: a trial that is no better than the untrained student."""
+    """What a promotion without gates would pass over: a trial that is no better than the untrained student, and
+    trials that were no candidates because their files are damaged."""
+    lost = [f"warning: {row.warning}" for row in leaderboard(candidate.folder) if row.state == "damaged"]
     objective = candidate.sweep.objectives[0]
     own = candidate.report.metrics.get(objective.metric)
     untrained = candidate.folder.baselines().get("untrained", {}).get(objective.metric)
     if own is None or untrained is None or (own > untrained if objective.goal == "maximize" else own < untrained):
-        return []
-    return [f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
+        return lost
+    return [*lost, f"warning: {objective.metric} is {own:.4f}, no better than the untrained student's {untrained:.4f}"]
 
 
 def chosen_among(candidate: Candidate) -> int:

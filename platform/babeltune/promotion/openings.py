@@ -23,6 +23,7 @@ from babeltune.data.files import append_line, locked, sha256_of
 from babeltune.data.store import digest_of_texts, key_of
 from babeltune.sweeps.folder import sweep_folders
 from babeltune.sweeps.places import OPENED
+from babeltune.sweeps.rebuild import sealed_digests
 
 KEYS = {"time", "user", "weights"}
 """What every record has, besides `digests`. `id` keeps two openings of one second apart."""
@@ -96,7 +97,7 @@ def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]
     sealed = {
         digest
         for folder in sweep_folders(storage)
-        for name, digest in (folder.read("prepared.json") or {}).get("digests", {}).items()
+        for name, digest in sealed_digests(folder).items()
         if name.startswith("test/")
     }
     opened = {digest for line in read_openings(storage) for digest in line["digests"].values()}

@@ -17,7 +17,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from babeltune.data.files import aside, end_on_a_line
+from babeltune.data.files import append_line, aside, end_on_a_line
 from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
@@ -80,10 +80,7 @@ class Ledger:
         """Appends one line, on disk before it returns."""
         line = {"event": event, "number": number, **facts}
         self._remember(line)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self._path, json.dumps(line).encode())
 
     def add_end(self, number: int, state: str, values: list[float] | None, reason: str | None) -> None:
         """Appends a trial's end in this state of Optuna's."""

@@ -13,9 +13,10 @@ import ray
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
-from babeltune.errors import BabeltuneError, MethodError, StorageError, SweepError
+from babeltune.errors import BabeltuneError, DamagedError, MethodError, StorageError, SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
+from babeltune.sweeps.rebuild import ENDS
 from babeltune.workers.lanes import Lanes
 
 log = logging.getLogger(__name__)
@@ -28,11 +29,7 @@ ENOUGH = 5
 MEND_SECONDS = 1.0
 PAUSE = 0.02
 """Seconds between two questions whether a lane is free, while none has a trial."""
-WORDS: dict[TrialState, Literal["finished", "pruned", "failed"]] = {
-    TrialState.COMPLETE: "finished",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-}
+WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
@@ -129,7 +126,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._ledger.add("propose", number, params=params)
         try:
             payload = self._make_payload(number, params)
-        except MethodError as error:  # where there are more combinations than the sweep file's check tries
+        except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
             self._record_end(number, TrialState.FAIL, None, str(error))
             self.judge()

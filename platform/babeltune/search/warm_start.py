@@ -16,6 +16,7 @@ from babeltune.data.files import write_json
 from babeltune.errors import SpecError
 from babeltune.records import Scalar, Sweep, plain
 from babeltune.spec.files import sqlite_url
+from babeltune.sweeps.folder import SweepFolder
 
 Suggest = Callable[[Any], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
@@ -69,7 +70,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     if len(found) != 1:
         have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
-    before = _judged(json.loads((found[0].parent / "sweep.json").read_text(encoding="utf-8")))
+    before = _judged(plain(SweepFolder(found[0].parent).sweep()))
     other = [name for name, value in _judged(plain(sweep)).items() if value != before[name]]
     if other:
         raise SpecError(

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.leaderboard import Row, leaderboard
@@ -68,7 +67,7 @@ def is_driven(folder: SweepFolder) -> bool:
 def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """The leaderboard as those who look on see it: a trial whose driver died is stopped."""
     driven = is_driven(folder)
-    rows = leaderboard(folder, metric, damaged=True)
+    rows = leaderboard(folder, metric)
     if driven:
         return rows
     return [replace(row, state="stopped", loss=None) if row.state == "running" else row for row in rows]
@@ -79,15 +78,12 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     state, driven = folder.state(), is_driven(folder)
     if state == "running" and not driven:
         state = "interrupted"
-    accepted = None
-    with suppress(SweepError):  # the leaderboard says that it is damaged
-        accepted = folder.accepted()
     return {
         "sweep": folder.id,
         "state": state,
         "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
         "driver": folder.read("driver.json") if driven else None,
-        "accepted_changes": accepted,
+        "accepted_changes": folder.accepted(),
         "leaderboard": [plain(row) for row in standing(folder)],
     }

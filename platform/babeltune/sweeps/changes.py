@@ -18,8 +18,7 @@ from babeltune.errors import SweepError
 from babeltune.records import Sweep, plain
 from babeltune.spec.rules import kind_of
 from babeltune.spec.sweep_file import NOT_DECIDING, sweep_id
-from babeltune.sweeps.folder import ENDED, SweepFolder, has_begun
-from babeltune.sweeps.leaderboard import trial_row
+from babeltune.sweeps.folder import ENDED, SweepFolder, has_begun, read_outcome
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""
@@ -104,9 +103,9 @@ def check_unchanged(folder: SweepFolder, facts: Mapping[str, str], *, accept: bo
 
 def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[dict[str, Any]]:
     """The history with these changes; with the latest ones where no trial has begun since."""
-    history, objective = folder.accepted(), folder.sweep().objectives[0]
+    history = folder.accepted()
     begun = [path for path in folder.trials() if has_begun(path)]
-    going = [path for path in begun if trial_row(path, objective).state not in ENDED]
+    going = [path for path in begun if read_outcome(path) not in ENDED]
     entry: dict[str, Any] = {
         "time": time.time(),
         "changes": [plain(change) for change in changes],

@@ -11,7 +11,6 @@ Any process that sees the storage can read it while the sweep runs.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,17 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.data.files import write_json
-from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.records import Scalar, Sweep, plain
 from babeltune.spec.sweep_file import sweep_from
-from babeltune.training.checkpoint import PROGRESS
+from babeltune.sweeps.rebuild import damage, read_json, rebuilt
 
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
 """A trial's; the last of one of which a file cannot be read, for who looks on."""
 NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
-MADE_AGAIN = (*NEEDED, "state.json", "owner.json", "driver.json", "tracking.json", "outcome.json", PROGRESS)
-"""Files that `babeltune resume` writes, or does without, where they are gone."""
 NUMBERED = re.compile(r"t?([0-9]{1,9})")
 """What a trial is called: `t0007`, `t7` or `7`."""
 ENDED = ("finished", "pruned", "failed")
@@ -81,12 +78,16 @@ class SweepFolder:
 
     def is_whole(self) -> bool:
         """Whether what a finished sweep has made is there."""
-        return all((self.path / name).exists() for name in NEEDED)
+        return all(self.read(name) is not None for name in NEEDED)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file of that name; None where it is not there yet."""
+        """The JSON object in the file of that name, relative to the folder; what other records have of it where it is
+        damaged. None where it is not there yet, or nothing has what it held."""
         path = self.path / name
-        return read_json(path) if path.exists() else None
+        try:
+            return read_json(path) if path.exists() else None
+        except SweepError:
+            return rebuilt(self, name)
 
     def write(self, name: str, value: Any) -> None:
         write_json(self.path / name, value)
@@ -105,13 +106,17 @@ class SweepFolder:
 
     def _sweep_at(self, name: str) -> Sweep:
         values = self.read(name)
+        if values is None and (words := damage(self.path / name)):
+            raise DamagedError(
+                f"{words}, or `babeltune resume {self.id} --spec FILE` with the file that it was begun with"
+            )
         if values is None:
             raise SweepError(f"{self.path} has no {name}; it is not a sweep's folder")
         try:
             return sweep_from(values)
         except SpecError as error:
             why = " ".join(str(error.__cause__ or error).splitlines()[:3])
-            raise SweepError(
+            raise DamagedError(
                 f"{self.path / name} is damaged, or of another version of babeltune ({why}); restore it from a copy"
             ) from error
 
@@ -199,29 +204,17 @@ def has_begun(path: Path) -> bool:
     """Whether the trial in this folder has trained up to a checkpoint, or ended without one."""
     checkpoints = path / "checkpoints"
     kept = checkpoints.exists() and any(not each.name.startswith(".") for each in checkpoints.iterdir())
-    return kept or read_object(path / "outcome.json").get("state", "running") not in ("running", "stopped")
+    return kept or read_outcome(path) not in ("running", "stopped")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file; empty where there is none."""
-    return read_json(path) if path.exists() else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file. Raises `SweepError` that names a file that was altered or cut off."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
-        return values
-    except ValueError as error:
-        todo = "remove it: `babeltune resume` makes it again" if path.name in MADE_AGAIN else "restore it from a copy"
-        raise SweepError(f"{path} is damaged ({error}); {todo}") from error
+def read_of_trial(place: Path, name: str) -> dict[str, Any] | None:
+    """`SweepFolder.read` of a file in a trial's folder."""
+    return SweepFolder(place.parents[1]).read(f"{place.parent.name}/{place.name}/{name}")
 
 
 def read_outcome(folder: Path) -> State:
     """How the trial ended, as far as its folder says."""
-    state: State = read_object(folder / "outcome.json").get("state", "running")
+    state: State = (read_of_trial(folder, "outcome.json") or {}).get("state", "running")
     return state
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from babeltune.data.files import version
-from babeltune.errors import SpecError, SweepError, UnknownNameError, nearest
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.records import Goal, Objective, Report, Scalar, Sweep
-from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_json, read_object
+from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
+from babeltune.sweeps.rebuild import damage
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
 LOST = "its last report is lost"
@@ -74,14 +75,10 @@ def _version(path: Path) -> list[int] | None:
 
 
 def _read_row(path: Path, objective: Objective) -> Row:
-    if not (path / "trial.json").exists():
-        raise SweepError(f"{path / 'trial.json'} is gone; restore it from a copy")
-    trial = read_json(path / "trial.json")
-    if not isinstance(trial.get("params"), dict):
-        raise SweepError(f"{path / 'trial.json'} is damaged (it has no `params`); restore it from a copy")
-    outcome, now = read_object(path / "outcome.json"), {}
-    with suppress(SweepError):  # no more than how far the trial is; its worker writes it again
-        now = read_object(path / PROGRESS)
+    trial = read_of_trial(path, "trial.json")
+    if trial is None:
+        raise DamagedError(damage(path / "trial.json") or f"{path / 'trial.json'} is gone; restore it from a copy")
+    outcome, now = (read_of_trial(path, name) or {} for name in ("outcome.json", PROGRESS))
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
@@ -138,38 +135,30 @@ def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]
     return {name for name, values in scored.items() if not dominated(values)}
 
 
-def leaderboard(folder: SweepFolder, metric: str | None = None, *, damaged: bool = False) -> list[Row]:
+def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
 
-    Raises `SweepError` that names a damaged file; with `damaged`, it has a row instead of what it held.
+    A trial whose file is damaged, where no other record has what it held, is a row that says so.
     """
     sweep = folder.sweep()
-    objective = sweep.objectives[0]
+    objective, history = sweep.objectives[0], folder.accepted()
     rows: list[Row] = []
-    unreadable: list[Row] = []
-
-    @contextmanager
-    def row_instead(name: str) -> Iterator[None]:
-        try:
-            yield
-        except SweepError as error:
-            if not damaged:
-                raise
-            unreadable.append(Row(name=name, state="damaged", warning=str(error)))
-
+    damaged = [
+        Row(name=name, state="damaged", warning=words)
+        for name in ("facts.json", "baselines.json")
+        if (words := damage(folder.path / name))
+    ]
     for path in folder.trials():
         if (path / "trial.json").exists() or has_begun(path):
-            with row_instead(path.name):
-                rows.append(trial_row(path, objective))
-    with row_instead("facts.json"):
-        history = folder.accepted()
-        rows = [replace(row, condition=condition_of(int(row.name[1:]), history)) for row in rows]
+            try:
+                rows.append(replace(trial_row(path, objective), condition=condition_of(int(path.name[1:]), history)))
+            except DamagedError as error:
+                damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
     if len(sweep.objectives) > 1:
         unbeaten = pareto_front(rows, sweep.objectives)
         rows = [replace(row, front=row.name in unbeaten) for row in rows]
-    with row_instead("baselines.json"):
-        rows += [Row(name=name, state="finished", metrics=scores) for name, scores in folder.baselines().items()]
-    rows += unreadable
+    rows += [Row(name=name, state="finished", metrics=scores) for name, scores in folder.baselines().items()]
+    rows += damaged
     if metric is not None:
         check_known(folder, rows, metric)
     order = best_first(sweep, metric or objective.metric)

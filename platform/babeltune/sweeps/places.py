@@ -20,7 +20,7 @@ from filelock import Timeout
 
 from babeltune.data.files import locked, write_whole
 from babeltune.data.prepared import Prepared
-from babeltune.errors import BucketError, StoreError, SweepError
+from babeltune.errors import BucketError, StoreError
 from babeltune.spec.cluster import Cluster
 from babeltune.storage.bucket import Entry
 from babeltune.storage.mirror import JOURNALS, Mirror
@@ -91,9 +91,7 @@ def heard_ago(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None
 
 def driven_elsewhere(folder: SweepFolder) -> bool:
     """Whether a driver on another machine was heard a moment ago."""
-    owner = None
-    with contextlib.suppress(SweepError):  # it is damaged, and written again while there is such a driver
-        owner = folder.read(OWNER)
+    owner = folder.read(OWNER)
     ago = heard_ago(owner, folder)
     if ago is not None and ago < -SILENT:
         ago = time.time() - (folder.path / OWNER).stat().st_mtime  # the store's own time of the word

@@ -329,7 +329,8 @@ class Run:
             return
         self.noted = time.monotonic()
         with contextlib.suppress(OSError):  # a checkpoint will say what the disk refuses
-            write_json(self.folder / PROGRESS, {"step": step, "steps": len(self.schedule), "loss": values.get("loss")})
+            now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss")}
+            write_json(self.folder / PROGRESS, now_at, durable=False)
 
     def seen(self, steps: int) -> int:
         return int(self.schedule.seen[steps - 1]) if steps else 0
