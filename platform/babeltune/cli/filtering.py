@@ -17,6 +17,7 @@ from babeltune.cli.mining import (
     Prompt,
     Source,
     Target,
+    TargetModel,
     columns_of,
     meter,
     mining_storage,
@@ -40,6 +41,7 @@ def filter_(
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
+    target_model: TargetModel = None,
     on_error: Annotated[Literal["fail", "drop"], typer.Option(help="What is done about broken rows.")] = "fail",
     train: Annotated[
         str | None, typer.Option(help="Train a translation model on each subset: a folder, a hub id, or scratch.")
@@ -75,7 +77,7 @@ def filter_(
         pairs,
         out_,
         sizes_of(tokens),
-        lambda: models_of(model, cluster, prompt, source_language, target_language),
+        lambda: models_of(model, cluster, prompt, source_language, target_language, target_model),
         Settings(k=k, margin=margin),
         mining_storage(cluster),
         meter(),

@@ -35,11 +35,20 @@ IndexName = Annotated[
     Literal["exact", "ivf", "pq", "hnsw"],
     typer.Option("--index", help="Exact search, or candidates of a faiss index, scored exactly."),
 ]
-Prompt = Annotated[str | None, typer.Option("--prompt", help="Put before every sentence; the model's own otherwise.")]
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", help="Put before every sentence that MODEL encodes; its own otherwise.")
+]
 Source = Annotated[
     str | None, typer.Option("--source-language", help="Of a model with layers for each language: the sources'.")
 ]
 Target = Annotated[str | None, typer.Option("--target-language", help="The same for the targets.")]
+TargetModel = Annotated[
+    str | None,
+    typer.Option(
+        "--target-model",
+        help="What encodes the targets, such as the teacher of MODEL, with its own prompt; MODEL when left out.",
+    ),
+]
 Columns = Annotated[
     str | None,
     typer.Option("--columns", help="SOURCE,TARGET as the first line names them; else the first two, and no header."),
@@ -79,6 +88,7 @@ def mine(
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
+    target_model: TargetModel = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="A cluster file: encode and search as Ray tasks there.")
     ] = None,
@@ -92,7 +102,7 @@ def mine(
     done = mining.mine(
         source,
         target,
-        models_of(model, cluster, prompt, source_language, target_language),
+        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
         mining_storage(cluster),
@@ -118,6 +128,7 @@ def score(
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
+    target_model: TargetModel = None,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -126,7 +137,7 @@ def score(
 
     done = mining.score(
         pairs,
-        models_of(model, cluster, prompt, source_language, target_language),
+        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
         mining_storage(cluster),
@@ -154,6 +165,7 @@ def retrieve(
     prompt: Prompt = None,
     source_language: Source = None,
     target_language: Target = None,
+    target_model: TargetModel = None,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -163,7 +175,7 @@ def retrieve(
     done = retrieval.retrieve(
         queries,
         candidates,
-        models_of(model, cluster, prompt, source_language, target_language),
+        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining_storage(cluster),
         meter(),
@@ -199,15 +211,31 @@ def encode(
 
 
 def models_of(
-    name: str, cluster: str | None, prompt: str | None, source: str | None, target: str | None
+    name: str,
+    cluster: str | None,
+    prompt: str | None,
+    source: str | None,
+    target: str | None,
+    target_model: str | None = None,
 ) -> tuple[Model, Model]:
-    """The model of the sources and that of the targets: one, or its layers for either language."""
+    """The model of the sources and that of the targets: one, its layers for either language, or two models.
+
+    Raises `SpecError` for two models whose vectors do not compare.
+    """
     from babeltune.mining.vectors import model_at
     from babeltune.promotion.promote import model_folder
 
     folder = model_folder(name, cluster_of(cluster))
     first = model_at(folder, prompt=prompt, language=source)
-    return first, first if source == target else model_at(folder, prompt=prompt, language=target)
+    if target_model is None:
+        return first, first if source == target else model_at(folder, prompt=prompt, language=target)
+    second = model_at(model_folder(target_model, cluster_of(cluster)), language=target)
+    if first.width != second.width:
+        raise SpecError(
+            f"--target-model {target_model!r} has vectors of {second.width} dimensions, and {name!r} of {first.width}: "
+            "they do not compare; name two models of one dimension"
+        )
+    return first, second
 
 
 def mining_storage(cluster: str | None) -> Path:

@@ -52,7 +52,14 @@ def evaluate(
     with_: Annotated[str, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")],
     test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
     prompt: Annotated[
-        str | None, typer.Option(help="Put before every sentence; the model's own when left out.")
+        str | None, typer.Option(help="Put before every sentence that MODEL encodes; its own when left out.")
+    ] = None,
+    target_model: Annotated[
+        str | None,
+        typer.Option(
+            "--target-model",
+            help="What encodes the right side of bitext and mining sets, such as the teacher of MODEL.",
+        ),
     ] = None,
     cluster: ClusterFile = None,
     as_json: Json = False,
@@ -61,7 +68,7 @@ def evaluate(
     from babeltune.cli.view import show_scores
     from babeltune.promotion.promote import evaluate_model
 
-    done = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt)
+    done = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt, target_model=target_model)
     warn(done.warnings)
     say(done.scores, as_json, lambda: show_scores(done.scores, out))
 

@@ -276,4 +276,10 @@ def transfer_subsets(rows: EvalRows) -> list[TextTask]:
 
 def common(task: Task) -> dict[str, Any]:
     """What every subset takes over from its task."""
-    return {"name": task.name, "kind": task.task, "group": task.group or "", "k": task.k}
+    return {
+        "name": task.name,
+        "kind": task.task,
+        "group": task.group or "",
+        "k": task.k,
+        "right_model": task.right_model,
+    }

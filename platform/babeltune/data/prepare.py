@@ -49,7 +49,10 @@ class Wanted:
     negatives: tuple[tuple[str, int, float], ...]
     """Key, number per pair, and the teacher cosine that they stay below."""
     frozen: bool = False
-    """Whether a method's encoder is the teacher: then it encodes every text, and its vectors are kept in fp32."""
+    """Whether a method's encoder is the teacher: then it encodes every text."""
+    exact: bool = False
+    """Whether its vectors are kept in fp32: so that promotion finds the scores of frozen encoders and of tasks with
+    `right_model: teacher` again."""
     trained: bool = True
     """Whether a method trains a student, which reads tokens."""
     words: bool = False
@@ -60,10 +63,12 @@ class Wanted:
         needs = [need for _, _, need in possible_needs(sweep)]
         mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
         sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
+        frozen = any(need.frozen for need in needs)
         return cls(
             sides=sides | {"source"} if mined else sides,
             negatives=tuple(sorted(mined)),
-            frozen=any(need.frozen for need in needs),
+            frozen=frozen,
+            exact=frozen or any(task.right_model == "teacher" for task in sweep.data.dev),
             trained=not all(need.frozen for need in needs),
             words=any(need.words for need in needs),
         )
@@ -107,7 +112,7 @@ def prepare(
         stores,
         asked,
         sweep.teacher,
-        exact=wanted.frozen,
+        exact=wanted.exact,
         run_shards=run_shards,
         progress=lambda done, total: progress("encoding with the teacher", done, total),
     )
@@ -256,8 +261,9 @@ def build_tokens(
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
-    Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts, which give the raw
-    teacher's row of the leaderboard. Equal sentences of two languages are asked once.
+    Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts. These give the raw
+    teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of two
+    languages are asked once.
     """
     ids = {i for task in corpus.tasks for i in task.texts()}
     if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):

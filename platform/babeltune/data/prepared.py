@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
 from babeltune.data.files import write_json
+from babeltune.data.store import open_matrix
 from babeltune.errors import StoreError
 from babeltune.records import plain
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from babeltune.method import Method
 
 Text = TypeVar("Text", int, str)
+TWO_SIDES = ("bitext", "mining")
+"""Kinds of tasks whose right side another model can encode."""
 Other = TypeVar("Other", int, str)
 
 
@@ -51,12 +54,26 @@ class EvalTask(Generic[Text]):
     k: int = 4
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     compare: Literal["text", "index"] = "text"
+    right_model: Literal["student", "teacher"] = "student"
+    """What encodes `right`."""
     fit: EvalTask[Text] | None = None
     """Mining: what the threshold is fitted on. Transfer: what the head learns from."""
 
     def texts(self) -> Iterator[Text]:
         """All texts that have to be encoded."""
         yield from itertools.chain(self.left, self.right, self.fit.texts() if self.fit else ())
+
+    def texts_of(self, model: Literal["student", "teacher"]) -> Iterator[Text]:
+        """The texts that this model encodes."""
+        yield from self.left if model == "student" else ()
+        yield from self.right if model == self.right_model else ()
+        yield from self.fit.texts_of(model) if self.fit else ()
+
+    def against_target(self) -> EvalTask[Text]:
+        """The task with another model for its right side, if it compares two sides."""
+        if self.kind not in TWO_SIDES:
+            return self
+        return replace(self, right_model="teacher", fit=self.fit and self.fit.against_target())
 
     def mapped(self, name: Callable[[Text, str], Other]) -> EvalTask[Other]:
         """The task with every text called as `name` says of it and its language, left sides first."""
@@ -173,6 +190,12 @@ class Prepared:
         """[texts] the teacher store's row of each text id, -1 where the teacher was not asked."""
         array: NDArray[np.int32] = np.load(Path(self.folder) / "teacher_rows.npy", mmap_mode="r")
         return array
+
+    def teacher_vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[ids, teacher_dim] the stored vectors of texts that the teacher was asked for."""
+        assert self.teacher is not None
+        vectors: NDArray[np.float32] = open_matrix(Path(self.teacher)).rows(self.teacher_rows()[ids]).astype(np.float32)
+        return vectors
 
     def text_languages(self) -> NDArray[np.int16]:
         """[texts] index into `languages`."""

@@ -4,20 +4,12 @@ The driver hands these functions to workers and does not load transformers for i
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import numpy as np
 import torch
 
 from babeltune.data.prepared import Prepared
-from babeltune.data.store import open_matrix
 from babeltune.evaluation.evaluate import evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.records import Trial
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
@@ -33,10 +25,4 @@ def untrained_scores(trial: Trial, prepared: Prepared) -> dict[str, float]:
 
 def teacher_scores(prepared: Prepared) -> dict[str, float]:
     """Dev metrics of the teacher's own vectors, in every language, known to it or not."""
-    assert prepared.teacher is not None
-    matrix, rows = open_matrix(Path(prepared.teacher)), prepared.teacher_rows()
-
-    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        return matrix.rows(rows[ids]).astype(np.float32)
-
-    return evaluate(prepared.tasks, embed)
+    return evaluate(prepared.tasks, prepared.teacher_vectors, teacher=prepared.teacher_vectors)

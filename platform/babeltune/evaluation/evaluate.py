@@ -8,17 +8,19 @@ so that an objective can name any of them. Rates run from 0 to 1.
 
 * bitext: `accuracy_forward` (left to right, mteb's direction: the other language to the anchor), `accuracy_backward`,
   and their mean `accuracy`; `f1`, mteb's main score, weighted over the predicted rows, forward; `xsim_error`, the mean
-  of both directions, and over subsets the macro average; `xsim_error_pooled`, all errors over all rows of the task,
-  which is LASER's average; `xsimpp_error`, forward, where there are changed sentences among the candidates.
-  `xsim_flipped` appears only where a ratio margin is not meaningful (neighbourhoods of non-positive mean cosine), with
-  the share of candidates concerned.
+  of both directions, and over subsets the macro average; `xsim_error_forward`, LASER's own direction, left to right;
+  `xsim_error_pooled`, all errors over all rows of the task, which is LASER's average; `xsimpp_error`, forward, where
+  there are changed sentences among the candidates. `xsim_flipped` appears only where a ratio margin is not meaningful
+  (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
+* bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
+  student's and the right ones the teacher's.
 * mining: F1 by each of `bucc.RETRIEVALS`, at the threshold that is best on the task's `fit`; with `_oracle`, at the one
   that is best on the set itself.
 * sts: `spearman` and `pearson` of the cosines with the grades.
 * clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations.
 * transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
 
-`<prefix>/mean_cosine` is that of different texts, of all tasks.
+`<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -41,13 +43,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[np.float32]
+    Embed = Callable[[NDArray[np.int64]], Rows]
+    EncodeTexts = Callable[[list[str], list[str]], Rows]
+    """From texts and their languages to vectors."""
 
 Scores = dict[str, float]
 
 MINING = tuple(f"f1_{how}" for how in bucc.RETRIEVALS)
 ORACLE = tuple(f"{metric}_oracle" for metric in MINING)
 METRICS: dict[str, tuple[str, ...]] = {
-    "bitext": ("accuracy", "accuracy_forward", "accuracy_backward", "f1", "xsim_error", "xsimpp_error"),
+    "bitext": (
+        "accuracy",
+        "accuracy_forward",
+        "accuracy_backward",
+        "f1",
+        "xsim_error",
+        "xsim_error_forward",
+        "xsimpp_error",
+    ),
     "mining": (*MINING, *ORACLE),
     "sts": ("spearman", "pearson"),
     "clustering": ("ari", "v_measure"),
@@ -64,24 +77,52 @@ SPREADS = ("ari_sd", "v_measure_sd")
 
 def evaluate(
     tasks: Sequence[IdTask],
-    embed: Callable[[NDArray[np.int64]], Rows],
+    embed: Embed,
     prefix: str = "dev",
     *,
+    teacher: Embed | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """The metrics of all tasks; `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
+    """The metrics of all tasks. `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
 
-    `look` is called before each subset is scored; what it raises ends the evaluation. Raises `TrainingError` with the
-    metric's name when one is NaN, and `DataError` when two tasks share a name.
+    `teacher` does the same for the right sides of tasks with `right_model: teacher`. `look` is called before each
+    subset is scored; what it raises ends the evaluation. Raises `TrainingError` with the metric's name when one is NaN,
+    and `DataError` when two tasks share a name.
     """
-    if not tasks:
-        return {}
+    return score_vectors(tasks, embedded(tasks, embed, teacher), prefix, look=look) if tasks else {}
+
+
+def embedded(tasks: Sequence[IdTask], embed: Embed, teacher: Embed | None = None) -> Lookup:
+    """The vectors of all texts of the tasks, each text encoded once by each model that has to."""
     _check_names(tasks)
-    ids = np.unique(np.fromiter((text for task in tasks for text in task.texts()), np.int64))
+    own = _embedded(tasks, "student", embed)
+    if all(task.right_model == "student" for task in tasks):
+        return own
+    if teacher is None:
+        named = ", ".join(dict.fromkeys(task.name for task in tasks if task.right_model == "teacher"))
+        raise DataError(f"the right side of {named} is the teacher's to encode, and there is none; name one")
+    others = _embedded(tasks, "teacher", teacher)
+    if own.vectors.shape[1] != others.vectors.shape[1]:
+        widths = f"{own.vectors.shape[1]} dimensions and the teacher's {others.vectors.shape[1]}"
+        raise TrainingError(
+            f"the student's vectors have {widths}, so they do not compare; set student.projection: teacher, or remove "
+            "right_model"
+        )
+    return replace(own, others=others)
+
+
+def _embedded(tasks: Sequence[IdTask], model: Literal["student", "teacher"], embed: Embed) -> Lookup:
+    ids = np.unique(np.fromiter((text for task in tasks for text in task.texts_of(model)), np.int64))
     vectors = np.asarray(embed(ids), dtype=np.float32)
     if len(vectors) != len(ids):
         raise TrainingError(f"{len(vectors)} vectors came back for {len(ids)} texts; one per text id is needed")
-    lookup = Lookup(ids, vectors)
+    return Lookup(ids, vectors)
+
+
+def score_vectors(
+    tasks: Sequence[IdTask], lookup: Lookup, prefix: str, *, look: Callable[[], None] = lambda: None
+) -> dict[str, float]:
+    """`evaluate`, of vectors that are there."""
     scores: Scores = {}
     means: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for task in tasks:
@@ -97,23 +138,36 @@ def evaluate(
         if metric in POOLED:
             rows = sum(count for _, count in values)
             scores[f"{place}/{POOLED[metric]}"] = math.fsum(value * count for value, count in values) / rows
-    scores[f"{prefix}/mean_cosine"] = metrics.mean_cosine(vectors)
-    _check_numbers(scores, vectors)
+    scores[f"{prefix}/mean_cosine"] = metrics.mean_cosine(lookup.vectors)
+    _check_numbers(scores, lookup)
     return scores
 
 
 def evaluate_texts(
-    tasks: Sequence[TextTask], encode: Callable[[list[str], list[str]], Rows], prefix: str = "test"
+    tasks: Sequence[TextTask], encode: EncodeTexts, prefix: str = "test", *, teacher: EncodeTexts | None = None
 ) -> dict[str, float]:
     """`evaluate` for tasks in plain text: `encode` gets every distinct text of each language once, in order of
     appearance, and the languages."""
+    numbered, lookup = embedded_texts(tasks, encode, teacher)
+    return score_vectors(numbered, lookup, prefix)
+
+
+def embedded_texts(
+    tasks: Sequence[TextTask], encode: EncodeTexts, teacher: EncodeTexts | None = None
+) -> tuple[list[IdTask], Lookup]:
+    """`embedded` for tasks in plain text, and the tasks with numbers for texts."""
     numbers: dict[tuple[str, str], int] = {}
 
     def number(text: str, language: str) -> int:
         return numbers.setdefault((text, language), len(numbers))
 
     numbered = [task.mapped(number) for task in tasks]
-    return evaluate(numbered, lambda ids: encode(*map(list, zip(*numbers, strict=True))), prefix)
+    texts = list(numbers)
+
+    def of_ids(encode: EncodeTexts) -> Embed:
+        return lambda ids: encode([texts[i][0] for i in ids], [texts[i][1] for i in ids])
+
+    return numbered, embedded(numbered, of_ids(encode), teacher and of_ids(teacher))
 
 
 @dataclass
@@ -124,6 +178,16 @@ class Lookup:
     vectors: Rows
     sides: dict[tuple[int, ...], Side] = field(default_factory=dict)
     heads: dict[tuple[tuple[int, ...], tuple[str, ...]], linear_head.Head | None] = field(default_factory=dict)
+    others: Lookup | None = None
+    """The teacher's vectors, for the right sides that it encodes."""
+
+    def right(self, task: IdTask) -> Lookup:
+        """Where the vectors of a task's right side are."""
+        return self.others if task.right_model == "teacher" and self.others is not None else self
+
+    def finite(self) -> bool:
+        """Whether all vectors are finite."""
+        return bool(np.isfinite(self.vectors).all()) and (self.others is None or self.others.finite())
 
     def rows(self, texts: Sequence[int]) -> Rows:
         """[texts, dim] their vectors."""
@@ -146,24 +210,24 @@ class Lookup:
 
 def _bitext(task: IdTask, lookup: Lookup) -> Scores:
     pairs = len(task.left)
-    left, right = lookup.side(task.left), lookup.side(task.right[:pairs])
+    rights = lookup.right(task)
+    left, right = lookup.side(task.left), rights.side(task.right[:pairs])
     matches = metrics.match(left, right, task.k)
     turned = matches.turned()
     forward, backward = metrics.accuracy(matches.forward), metrics.accuracy(matches.backward)
     in_text = task.compare == "text"
     there, back = (task.right, task.left) if in_text else (None, None)
+    error = metrics.xsim(matches, there and there[:pairs], task.margin)
     scores = {
         "accuracy": (forward + backward) / 2,
         "accuracy_forward": forward,
         "accuracy_backward": backward,
         "f1": metrics.weighted_f1(matches.forward),
-        "xsim_error": (
-            metrics.xsim(matches, there and there[:pairs], task.margin) + metrics.xsim(turned, back, task.margin)
-        )
-        / 2,
+        "xsim_error": (error + metrics.xsim(turned, back, task.margin)) / 2,
+        "xsim_error_forward": error,
     }
     if len(task.right) > pairs:
-        among_changed = neighbours.match(left, lookup.side(task.right), task.k)
+        among_changed = neighbours.match(left, rights.side(task.right), task.k)
         scores["xsimpp_error"] = metrics.xsim(among_changed, there, task.margin)
     flipped = (metrics.share_of_flipped_margins(matches) + metrics.share_of_flipped_margins(turned)) / 2
     return scores | ({"xsim_flipped": flipped} if flipped and task.margin == "ratio" else {})
@@ -172,7 +236,7 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
 def _mining(task: IdTask, lookup: Lookup) -> Scores:
     found = _mined(task, lookup)
     known = _mined(task.fit, lookup) if task.fit is not None else {}
-    broken = not np.isfinite(lookup.vectors).all()
+    broken = not lookup.finite()
     scores: Scores = {}
     for how, pairs in found.items():
         own = bucc.fitted_threshold(pairs, task.gold)
@@ -187,7 +251,7 @@ def _mined(task: IdTask, lookup: Lookup) -> dict[str, bucc.Scored]:
     """Candidate pairs of rows: each text is searched for once, and none that its side repeats is a candidate."""
     lefts, rights = (tuple(dict.fromkeys(side)) for side in (task.left, task.right))
     rows = [{text: row for row, text in reversed(list(enumerate(side)))} for side in (task.left, task.right)]
-    found = bucc.candidates(lookup.side(lefts), lookup.side(rights), task.k, task.margin)
+    found = bucc.candidates(lookup.side(lefts), lookup.right(task).side(rights), task.k, task.margin)
     in_rows = {
         how: {(rows[0][lefts[i]], rows[1][rights[j]]): score for (i, j), score in pairs.items()}
         for how, pairs in found.items()
@@ -228,9 +292,10 @@ def _check_names(tasks: Sequence[IdTask]) -> None:
             raise DataError(f"two tasks are named {'/'.join(name)!r}; give one of them another name")
 
 
-def _check_numbers(scores: Scores, vectors: Rows) -> None:
+def _check_numbers(scores: Scores, lookup: Lookup) -> None:
     for name, value in scores.items():
         if math.isnan(value):
-            finite = bool(np.isfinite(vectors).all())
-            reason = "all vectors or all grades are alike" if finite else "some sentence vectors are not finite"
+            reason = (
+                "all vectors or all grades are alike" if lookup.finite() else "some sentence vectors are not finite"
+            )
             raise TrainingError(f"metric {name!r} is NaN: {reason}, so this trial has no score")

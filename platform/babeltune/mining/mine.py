@@ -64,9 +64,9 @@ def mine(
 ) -> dict[str, Any]:
     """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
-    `models` encode the sources and the targets: one model, or its layers for either language. Vectors stay in
-    `storage`, and what an exact search has found until it ends, so that an interrupted run goes on; `cluster` spreads
-    encoding and search as Ray tasks.
+    `models` encode the sources and the targets: one model, its layers for either language, or two models.
+    Vectors stay in `storage`, and what an exact search has found until it ends, so that an interrupted run goes on;
+    `cluster` spreads encoding and search as Ray tasks.
 
     Raises:
         DataError: a file cannot be read or holds nothing, or both hold the same sentences.
@@ -80,11 +80,11 @@ def mine(
         sources, source_lines = read_sentences(source, work / "source.txt")
         targets, target_lines = read_sentences(target, work / "target.txt")
         progress("reading", 2, 2)
-        folders = embedded((sources, targets), models, storage, work, progress, run_shards)
-        if folders[0] == folders[1]:
+        if len(sources) == len(targets) and all(sources[i] == targets[i] for i in range(len(sources))):
             raise DataError(
                 f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
             )
+        folders = embedded((sources, targets), models, storage, work, progress, run_shards)
         matches = _search(folders, settings, storage, cluster, functools.partial(progress, "searching"))
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
         with written(out) as file:
@@ -166,7 +166,7 @@ def encode(lines: Iterable[bytes], model: Model, out: Path, progress: Progress) 
     check_out(out)
     rows, replaced = 0, 0
     with written(out, "wb") as file:
-        dim = model.encode(["dimension"]).shape[1]
+        dim = model.width
         _header(file, 0, dim)
         for batch in _batches(lines):
             texts = [line.decode("utf-8", "replace").rstrip("\r\n") for line in batch]

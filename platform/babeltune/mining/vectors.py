@@ -51,6 +51,11 @@ class Model:
         )
         return found.astype(np.float32, copy=False)
 
+    @property
+    def width(self) -> int:
+        """The dimensions of its vectors."""
+        return int(self.encode(["dimension"]).shape[1])
+
 
 def model_at(folder: str, *, prompt: str | None = None, language: str | None = None) -> Model:
     """The model of a folder.

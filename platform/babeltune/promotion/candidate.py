@@ -6,6 +6,7 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepare import prepare
@@ -13,7 +14,7 @@ from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
 from babeltune.errors import PromotionError, StoreError, SweepError
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
-from babeltune.records import Objective, Report, Sweep, Trial, trial_from
+from babeltune.records import Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
 from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, read_of_trial
 from babeltune.sweeps.leaderboard import leaderboard, scores_of, trial_row, winner
@@ -101,6 +102,12 @@ def dev_texts(prepared: Prepared) -> list[TextTask]:
     """The dev tasks in plain text."""
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
     return [task.mapped(lambda number, _: texts[number]) for task in prepared.tasks]
+
+
+def target_of(candidate: Candidate, kind: Literal["dev", "test"]) -> Teacher | None:
+    """The sweep's teacher, where it encodes the right side of any dev or sealed test set."""
+    tasks = getattr(candidate.sweep.data, kind)
+    return candidate.sweep.teacher if any(task.right_model == "teacher" for task in tasks) else None
 
 
 def registered_name(candidate: Candidate) -> str:

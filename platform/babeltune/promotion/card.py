@@ -39,6 +39,15 @@ def caution(decision: Decision) -> str:
     )
 
 
+def right_sides(sweep: Sweep) -> list[str]:
+    """Which sets were scored against the teacher's vectors, which this model alone does not give."""
+    tasks = (*sweep.data.dev, *sweep.data.test)
+    named = list(dict.fromkeys(f"`{task.name}`" for task in tasks if task.right_model == "teacher"))
+    if not named:
+        return []
+    return [f"The right sides of {', '.join(named)} are encoded by the teacher `{sweep.teacher.model}`.\n"]
+
+
 def overlap(prepared: Prepared) -> list[str]:
     """How much of each dev and test set has a near-duplicate in the training text, where that was looked for."""
     sets = prepared.counts.get("contamination", {}).get("sets", {})
@@ -113,6 +122,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
         *overlap(prepared),
+        *right_sides(sweep),
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
         caution(decision),
     ]

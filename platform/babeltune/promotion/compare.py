@@ -16,7 +16,6 @@ import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.evaluation import metrics
-from babeltune.evaluation.evaluate import Lookup
 from babeltune.promotion.statistics import (
     enough_draws,
     holm,
@@ -30,6 +29,7 @@ from babeltune.promotion.statistics import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from babeltune.evaluation.evaluate import Lookup
     from babeltune.promotion.statistics import Statistic
     from babeltune.records import Promotion
 
@@ -44,14 +44,13 @@ STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
 """By how much two models can differ on a sentence: in one or both of a bitext's directions; in the label."""
 
 
-def outcomes(tasks: Sequence[IdTask], vectors: NDArray[np.float32], prefix: str) -> Outcomes:
-    """What every item came out as; the tasks' ids are rows of `vectors` [ids, dim]."""
+def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
+    """What every item came out as, by the vectors of the tasks' texts."""
     found: Outcomes = {}
-    lookup = Lookup(np.arange(len(vectors)), vectors)
     for task in tasks:
         if task.kind not in METRICS:
             continue
-        left, right = lookup.rows(task.left), lookup.rows(task.right[: len(task.left)])
+        left, right = lookup.rows(task.left), lookup.right(task).rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
             matches, own = metrics.match(left, right, k=1), np.arange(len(left))

@@ -35,6 +35,7 @@ from babeltune.promotion.candidate import (
     registered_name,
     sealed_tests,
     selection_of,
+    target_of,
 )
 from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare
@@ -42,10 +43,11 @@ from babeltune.promotion.export import write_folder
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
 from babeltune.promotion.prefer import preferred
-from babeltune.promotion.rescore import Rescorer
-from babeltune.records import Objective, Promotion
+from babeltune.promotion.rescore import Rescorer, Target
+from babeltune.records import Objective, Promotion, Task, Teacher
+from babeltune.spec.checks import right_model_problems
 from babeltune.spec.cluster import Cluster
-from babeltune.spec.sweep_file import read_data
+from babeltune.spec.sweep_file import read_data, read_teacher
 from babeltune.sweeps.folder import find_run, find_sweep
 from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import Places
@@ -207,7 +209,10 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
     models = {"model": str(draft / "model")}
     before = {} if champion is None else {"champion": str(champion.folder)}
     data, dev_tasks = candidate.sweep.data, dev_texts(candidate.prepared)
-    dev = rescore.scored(models | ({} if data.test else before), dev_tasks, "dev")
+    target, shared = target_of(candidate, "dev"), target_of(candidate, "test" if data.test else "dev")
+    if champion is not None and shared is not None:
+        rescore.check_widths(before, shared, {"champion": f"the champion {champion.name}"})
+    dev = rescore.scored(models | ({} if data.test else before), dev_tasks, "dev", target=target)
     decision = Decision(
         verdict="refuse",
         reasons=(),
@@ -237,7 +242,8 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
     rules = candidate.sweep.promotion
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
     openings = record_opening(candidate.folder.path.parents[1], what, models["model"], found)
-    scored = rescore.scored(models | {"untrained": str(draft / "untrained")} | before, tests, "test")
+    untrained = {"untrained": str(draft / "untrained")}
+    scored = rescore.scored(models | untrained | before, tests, "test", target=shared)
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
     verdict, reasons = judge(logged, decision.dev, rules.gates, scores["model"], scores["untrained"], chance, dirty)
@@ -358,12 +364,22 @@ class Evaluated:
     """About sealed tests that were opened, now and before."""
 
 
-def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prompt: str | None = None) -> Evaluated:
+def evaluate_model(
+    model: str,
+    with_: str,
+    cluster: Cluster,
+    *,
+    test: bool,
+    prompt: str | None = None,
+    target_model: str | None = None,
+) -> Evaluated:
     """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded, and so is
     scoring dev sets that hold the text of tests which a sweep of this storage has sealed.
 
-    `prompt` is put before every sentence, in place of the model's own one. Raises `SpecError` when the section has no
-    such sets.
+    `prompt` is put before every sentence that the model encodes, in place of its own one. `target_model` encodes the
+    right side of every bitext and mining set. Without it, a set with `right_model: teacher` takes the teacher of the
+    file, or else of the trial's sweep. Raises `SpecError` when the section has no such sets, `TeacherError` when the
+    vectors of both models have different dimensions.
     """
     data, root = read_data(with_)
     wanted = data.test if test else data.dev
@@ -383,26 +399,51 @@ def evaluate_model(model: str, with_: str, cluster: Cluster, *, test: bool, prom
             "choose models by other text"
         )
 
-    def opened(who: str, folder: str) -> None:
+    trial = _trial_of(model, storage)
+    target: Target | None
+    if target_model is not None:
+        target, tasks = model_folder(target_model, cluster), [task.against_target() for task in tasks]
+    else:
+        target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
+
+    def scored(rescore: Rescorer, who: str, folder: str) -> Evaluated:
+        if target is not None:
+            rescore.check_widths({"model": folder}, target, {"model": repr(model), "": repr(target_model)})
         with places.openings():
             if sealed and (more := record_opening(storage, who, folder, sealed).warning(Promotion().confidence)):
                 words.append(more.removeprefix("warning: "))
+        scores = rescore({"model": folder}, tasks, prefix, prompt, target)["model"]
+        return Evaluated(scores=scores, warnings=tuple(words))
 
-    trial = _trial_of(model, storage)
     if trial is None:
         folder = model_folder(model, cluster)
-        opened(model, folder)
         with Rescorer() as rescore:
-            scores = rescore({"model": folder}, tasks, prefix, prompt)["model"]
-        return Evaluated(scores=scores, warnings=tuple(words))
+            return scored(rescore, model, folder)
     places.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
     drafts = storage / "evaluations"
     drafts.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, Rescorer() as rescore:
         export_model(trial, Path(draft) / "model")
-        opened(f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model"))
-        scores = rescore({"model": str(Path(draft) / "model")}, tasks, prefix, prompt)["model"]
-    return Evaluated(scores=scores, warnings=tuple(words))
+        return scored(rescore, f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model"))
+
+
+def _teacher_for(
+    tasks: Sequence[Task], with_: str, priority: tuple[str, ...], trial: Candidate | None, cluster: Cluster
+) -> Teacher | None:
+    """The teacher of the file, or else of the trial's sweep, where it encodes the right side of any of the tasks."""
+    asking = [task.name for task in tasks if task.right_model == "teacher"]
+    if not asking:
+        return None
+    teacher = read_teacher(with_) or (trial.sweep.teacher if trial else None)
+    if teacher is None:
+        raise SpecError(
+            f"{with_}: task {asking[0]!r} has `right_model: teacher`, and the file has no section `teacher`; add one, "
+            "or name a model with --target-model"
+        )
+    for _, problem in right_model_problems((), tasks, teacher, priority):
+        raise SpecError(f"{with_}: {problem}")
+    registered = teacher.model.startswith("models:/")
+    return replace(teacher, model=model_folder(teacher.model, cluster)) if registered else teacher
 
 
 def _trial_of(model: str, storage: Path) -> Candidate | None:

@@ -122,6 +122,10 @@ class Task(Strict):
     """Of xSIM and mining."""
     compare: Literal["text", "index"] = "text"
     """Bitext: whether for xSIM an equal sentence of another row is right too, or the row alone."""
+    right_model: Literal["student", "teacher"] = "student"
+    """Bitext, mining: what encodes the right side, the second language of the subset's name such as `eng` of `fra-eng`
+    (bitext: the anchor; mining: the source's second language). `teacher`: the sweep's teacher, which must know that
+    language. It is LASER3's protocol: the student's x against the teacher's y. Metric names stay the same."""
     augmented: Source | None = None
     """Bitext: changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
     candidates wherever that language is the pair's second, whatever the `limit`, and give `xsimpp_error`."""

@@ -9,19 +9,21 @@ import dataclasses
 import json
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from babeltune.errors import MethodError
 from babeltune.method import Method, Needs, load_method
 from babeltune.models.hub import ROUTED
-from babeltune.records import Parameter, Student, Sweep, plain
+from babeltune.records import Parameter, Student, Sweep, Task, Teacher, plain
 from babeltune.spec.bounds import POOLER_OR_PROJECTION, Key, Problem, record_problems
 from babeltune.spec.data_rules import languages, source_pairs
 from babeltune.spec.document import describe, refusal
-from babeltune.spec.goals import goal_problems
+from babeltune.spec.goals import goal_problems, right_languages
 from babeltune.spec.names import methods_with, name_problems
 from babeltune.spec.reach import model_dense, model_modules, model_pooling, model_positions, model_width
 from babeltune.spec.rules import RANGES, kind_of
@@ -45,7 +47,7 @@ def method_problems(sweep: Sweep) -> Iterator[Problem]:
 
     Later checks build on earlier ones, so the first stage that finds something is the last.
     """
-    for stage in (name_problems, _values, _agreements, _needs, goal_problems):
+    for stage in (name_problems, _values, _agreements, _right_models, _needs, goal_problems):
         found = list(stage(sweep))
         yield from found
         if found:
@@ -215,6 +217,53 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
                 f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`{besides}",
             )
+        elif tasks := [task.name for task in (*sweep.data.dev, *sweep.data.test) if task.right_model == "teacher"]:
+            width = exported_width(method, config, width, teacher_width)
+            if None not in (width, teacher_width) and width != teacher_width:
+                yield (
+                    ("student", "projection"),
+                    f"{describe(student.projection)}: task {tasks[0]!r} has `right_model: teacher`, and the vectors of "
+                    f"method {method.name!r}{_chosen(sweep, params)} are {width} wide, the teacher's {teacher_width}; "
+                    f"make them {teacher_width} wide (`student.projection: teacher`{besides}), or remove right_model",
+                )
+
+
+def _right_models(sweep: Sweep) -> Iterator[Problem]:
+    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        yield from right_model_problems(("data", kind), tasks, sweep.teacher, sweep.data.anchor_priority)
+
+
+def right_model_problems(
+    key: Key, tasks: Sequence[Task], teacher: Teacher, priority: tuple[str, ...]
+) -> Iterator[Problem]:
+    """Tasks whose right side the teacher encodes without knowing its language."""
+    for index, task in enumerate(tasks):
+        strange = [one for one in right_languages(task, priority) if one not in teacher.languages]
+        if task.right_model == "teacher" and strange:
+            yield (
+                (*key, index, "right_model"),
+                f"'teacher': the right side of task {task.name!r} is in {', '.join(strange)}, and the teacher "
+                f"{teacher.model!r} knows {', '.join(teacher.languages)}; put a language that it knows first in "
+                "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
+            )
+
+
+def exported_width(method: type[Method], config: Any, student_dim: int | None, teacher_dim: int | None) -> int | None:
+    """The width of the exported model's vectors, behind the layers that its method keeps; None where it follows the
+    teacher's or cannot be told yet."""
+    needs = method.needs(config)
+    if method.layers is Method.layers:
+        return student_dim if not needs.frozen else teacher_dim
+    before = teacher_dim if needs.frozen or student_dim is None else student_dim
+    if before is None:
+        return None
+    sizes: dict[str, Any] = {"student_dim": before, "teacher_dim": teacher_dim or before}
+    sizes |= {"languages": ("",)} if needs.per_language else {}
+    sizes |= {"width": 1, "vocabulary": 1} if needs.states else {}
+    with torch.random.fork_rng(devices=[]):
+        layers = method(config, **sizes).layers()
+    linear = [module for layer in layers.values() for module in layer if isinstance(module, torch.nn.Linear)]
+    return linear[-1].out_features if linear else student_dim
 
 
 def _unused_student(sweep: Sweep) -> Iterator[Problem]:

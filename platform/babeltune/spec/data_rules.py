@@ -278,6 +278,7 @@ ONLY = {
     "augmented": ("bitext",),
     "compare": ("bitext",),
     "margin": ("bitext", "mining"),
+    "right_model": ("bitext", "mining"),
     "gold": ("mining",),
     "fit": ("mining",),
     "split": ("transfer",),

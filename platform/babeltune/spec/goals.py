@@ -33,7 +33,7 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
                 f"{objective.metric!r} is not scored; allowed: {offered}{costs}{nearest(objective.metric, metrics)}",
             )
             continue
-        yield from _turned(index, objective, low=objective.metric.endswith(("_error", "_error_pooled")))
+        yield from _turned(index, objective, low="_error" in objective.metric.rpartition("/")[2])
     for index, point in enumerate(sweep.sampler.points):
         try:
             check_point(sweep, point)
@@ -138,6 +138,15 @@ def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     if task.task == "clustering":
         return (*known, "mixed") if len(known) > 1 else known
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
+
+
+def right_languages(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
+    """The languages of a task's right sides: the anchors of a bitext's pairs, the second language of mining."""
+    if task.source is None:
+        return ()
+    if task.task == "mining":
+        return languages(task.source, {})[1:]
+    return tuple(dict.fromkeys(anchor for anchor, _ in source_pairs(task.source, {}, priority)))
 
 
 def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:

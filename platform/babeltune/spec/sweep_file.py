@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 import babeltune
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.presets import FIELDS
-from babeltune.records import Data, Sweep, plain
+from babeltune.records import Data, Sweep, Teacher, plain
 from babeltune.spec.bounds import Problem
 from babeltune.spec.checks import method_problems
 from babeltune.spec.document import Document, Key, assign, describe, read_document, validate
@@ -35,6 +35,7 @@ __all__ = [
     "find_file",
     "read_data",
     "read_sweep",
+    "read_teacher",
     "repository",
     "sweep_from",
     "sweep_id",
@@ -101,6 +102,18 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
     root = data_root(sweep, environ)
     _refuse(data_problems(sweep, root, Hub(os.environ if environ is None else environ)), document.error)
     return sweep.data, root
+
+
+def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) -> Teacher | None:
+    """The teacher of a sweep file, or of a file for `--with` that has such a section; None where it has none."""
+    document = read_document(find_file(path))
+    if not {"method", "teacher"} & document.values.keys():
+        return None
+    rest: dict[str, Any] = {"name": "teacher", "method": "none", "objectives": [], "data": {"train": []}}
+    given = {name: value for name, value in document.values.items() if name == "teacher"}
+    sweep = _typed(Document(rest | given, document.places), environ)
+    _refuse((problem for problem in problems(sweep) if problem[0][0] == "teacher"), document.error)
+    return sweep.teacher
 
 
 def sweep_from(values: Mapping[str, Any]) -> Sweep:

@@ -43,7 +43,8 @@ def dev_scores(
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
-    unique sentences and get all the scores.
+    unique sentences and get all the scores. The right sides of tasks with `right_model: teacher` are not encoded: their
+    vectors are in the teacher store.
 
     `look` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
     one rank, all raise it."""
@@ -84,5 +85,5 @@ def dev_scores(
 
     kept = [encoder, *method.layers().values()]
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
-    scores = evaluate(prepared.tasks, embed, look=look_together)
+    scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, look=look_together)
     return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
