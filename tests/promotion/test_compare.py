@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from babeltune.data.prepared import TextTask
-from babeltune.evaluation.evaluate import evaluate
+from babeltune.evaluation.evaluate import Lookup, evaluate
 from babeltune.evaluation.metrics import bitext_accuracy, paired_cosine, spearman
 from babeltune.promotion.compare import compare, outcomes
 from babeltune.promotion.openings import Openings
@@ -52,7 +52,7 @@ def test_outcomes_are_those_of_the_metrics():
         TextTask(name="c", kind="clustering", subset="a", left=left, labels=tuple("ab" * 10)),
         TextTask(name="x", kind="transfer", subset="b", left=right, labels=tuple("ab" * 10), fit=learnt),
     ]
-    items = outcomes(tasks, vectors, "test")
+    items = outcomes(tasks, Lookup(np.arange(len(vectors)), vectors), "test")
     assert set(items) == {"test/t/a-b/accuracy", "test/s/a/spearman", "test/x/b/accuracy"}
     scores = evaluate(tasks, lambda ids: vectors[ids], "test")
     assert np.mean(items["test/x/b/accuracy"]["right"]) == scores["test/x/b/accuracy"]

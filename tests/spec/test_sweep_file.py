@@ -671,13 +671,14 @@ def test_a_source_has_the_fields_of_its_format(tmp_path, source, expected):
 def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
     sweep = read_sweep(written(tmp_path))
     metrics = dev_metrics(sweep)
-    assert metrics[:9] == (
+    assert metrics[:10] == (
         "dev/news/accuracy",
         "dev/news/accuracy_forward",
         "dev/news/accuracy_backward",
         "dev/news/f1",
         "dev/news/xsim_error",
         "dev/news/xsim_error_pooled",
+        "dev/news/xsim_error_forward",
         "dev/graded/spearman",
         "dev/graded/pearson",
         "dev/news/fra-eng/accuracy",
@@ -690,6 +691,61 @@ def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
     both = dev_metrics(read_sweep(written(tmp_path), assignments=["data.dev.0.source.pairs=[eng-kor, fra-kor]"]))
     assert {"dev/news/kor-eng/accuracy", "dev/news/kor-fra/accuracy"} <= set(both), "the anchor stands second"
     assert "dev/news/fra-eng/accuracy" not in both
+
+
+def test_the_teacher_encodes_right_sides_that_it_knows_and_that_compare(tmp_path):
+    ask = "data.dev.0.right_model=teacher"
+    sweep = read_sweep(written(tmp_path), assignments=[ask])
+    assert dev_metrics(sweep) == dev_metrics(read_sweep(written(tmp_path))), "the names stay as they are"
+    read_sweep(written(tmp_path), assignments=[ask, "data.dev.0.source.pairs=[eng-kor]"])
+    mining = "{name: bucc, task: mining, gold: g, right_model: teacher, source: {name: b, id: id, paths: {PATHS}}}"
+    read_sweep(written(tmp_path), assignments=["data.test=[" + mining.replace("PATHS", "fra: a, eng: b") + "]"])
+    for changes, expected in (
+        (
+            ["data.dev.0.right_model=unknown"],
+            "data.dev.0.right_model: 'unknown' is not possible; allowed: 'student' or '",
+        ),
+        (["data.dev.1.right_model=teacher"], "data.dev.1.right_model: is for tasks of kind bitext or mining, and this"),
+        (
+            [ask, "data.dev.0.source.pairs=all"],
+            "the right side of task 'news' is in fra, and the teacher 'bundled:all-M",
+        ),
+        (
+            ["data.split={pairs: 5, right_model: teacher}", "data.anchor_priority=[fra, eng]"],
+            "data.split.right_model: 'teacher': the right side of task 'heldout' is in fra",
+        ),
+        (
+            [ask, "teacher.languages=[fra]"],
+            "data.dev.0.right_model: 'teacher': the right side of task 'news' is in eng",
+        ),
+        (
+            ["data.test=[" + mining.replace("PATHS", "eng: a, fra: b") + "]"],
+            "data.test.0.right_model: 'teacher': the ri",
+        ),
+        (
+            [ask, "student.projection=null"],
+            "task 'news' has `right_model: teacher`, and the vectors of method 'contrast",
+        ),
+        (
+            [ask, "student.projection=32"],
+            "are 32 wide, the teacher's 384; make them 384 wide (`student.projection: tea",
+        ),
+    ):
+        message = refusal(written(tmp_path), assignments=changes)
+        assert expected in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "width"),
+    [("dimension_reduction", "{dim: 128}", 128), ("bilingual_aligner", "{output: 64}", 64)],
+)
+def test_layers_behind_a_frozen_encoder_decide_whether_it_compares(tmp_path, method, config, width):
+    changes = ["data.dev.0.right_model=teacher", f"method={method}", "parameters={}", "student={}"]
+    message = refusal(written(tmp_path), assignments=[*changes, f"config={config}"])
+    assert f"are {width} wide, the teacher's 384" in message
+    assert "\n" not in message
+    read_sweep(written(tmp_path), assignments=[*changes, f"config={config.replace(str(width), '384')}"])
 
 
 # --- Ids, roots, files ----------------------------------------------------------------------------------------------

@@ -149,7 +149,8 @@ def test_a_promotion_scores_the_exported_layers_with_the_languages_of_the_texts(
         """Scores in this process."""
 
         @staticmethod
-        def scored(models, tasks, prefix):
+        def scored(models, tasks, prefix, target):
+            assert target is None
             return {name: score_items(model, tasks, prefix, None) for name, model in models.items()}
 
     export_model(candidate, tmp_path / "model")

@@ -476,6 +476,20 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
                 torch.testing.assert_close(shared[part][key], value, rtol=2e-3, atol=2e-5, msg=at)
 
 
+def test_every_rank_scores_against_the_stored_right_sides_of_the_teacher(tiny_file, tiny_storage, tmp_path):
+    sweep, prepared = of_method("laser3_co", tiny_file, tiny_storage, "data.dev.0.right_model=teacher")
+    write_prepared(prepared, tmp_path / "prepared.json")
+    trial = make_trial(sweep, 0, {})
+    trial = replace(trial, training=replace(trial.training, pairs=190, reports=2, global_batch=31))
+    job = {"trial": plain(trial), "prepared": str(tmp_path / "prepared.json")}
+    jobs = [{**job, "world": world, "folder": str(tmp_path / str(world))} for world in (1, 2)]
+    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
+    for one, both in zip(*(read_reports(tmp_path / str(world)) for world in (1, 2)), strict=True):
+        names = [name for name in one.metrics if name.startswith("dev/")]
+        assert "dev/everyday/fra-eng/xsim_error" in names
+        assert [both.metrics[name] for name in names] == pytest.approx([one.metrics[name] for name in names], abs=0.04)
+
+
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_rank_goes_on_from_what_rank_0_sees_or_not_at_all(tiny, tmp_path, monkeypatch, shown):
     """A shared folder may show a checkpoint later on another node."""

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -113,7 +113,8 @@ def build_corpus(
     cleaning.contamination.both(sealed)
     if find:
         cleaning.contamination.close(index)
-    heldout_sets = heldout_tasks([block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)])
+    kept_back = [block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)]
+    heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)
 
@@ -229,7 +230,7 @@ class Cleaning:
 # --- Numbers -------------------------------------------------------------------------------------------------------
 
 
-def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
+def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teacher"]) -> list[TextTask]:
     """The held-out pairs as bitext, one subset per language pair."""
     sides: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
     for block in blocks:
@@ -246,6 +247,7 @@ def heldout_tasks(blocks: Sequence[Block]) -> list[TextTask]:
             right=tuple(right),
             left_languages=(other,),
             right_languages=(anchor,),
+            right_model=right_model,
         )
         for (anchor, other), (left, right) in sides.items()
     ]

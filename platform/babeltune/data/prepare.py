@@ -68,7 +68,7 @@ class Wanted:
             sides=sides | {"source"} if mined else sides,
             negatives=tuple(sorted(mined)),
             frozen=frozen,
-            exact=frozen or any(task.right_model == "teacher" for task in sweep.data.dev),
+            exact=frozen or bool(sweep.data.against_teacher("dev")),
             trained=not all(need.frozen for need in needs),
             words=any(need.words for need in needs),
         )

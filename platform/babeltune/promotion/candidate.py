@@ -106,8 +106,7 @@ def dev_texts(prepared: Prepared) -> list[TextTask]:
 
 def target_of(candidate: Candidate, kind: Literal["dev", "test"]) -> Teacher | None:
     """The sweep's teacher, where it encodes the right side of any dev or sealed test set."""
-    tasks = getattr(candidate.sweep.data, kind)
-    return candidate.sweep.teacher if any(task.right_model == "teacher" for task in tasks) else None
+    return candidate.sweep.teacher if candidate.sweep.data.against_teacher(kind) else None
 
 
 def registered_name(candidate: Candidate) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import babeltune
 from babeltune.method import needs_of
@@ -41,11 +41,9 @@ def caution(decision: Decision) -> str:
 
 def right_sides(sweep: Sweep) -> list[str]:
     """Which sets were scored against the teacher's vectors, which this model alone does not give."""
-    tasks = (*sweep.data.dev, *sweep.data.test)
-    named = list(dict.fromkeys(f"`{task.name}`" for task in tasks if task.right_model == "teacher"))
-    if not named:
-        return []
-    return [f"The right sides of {', '.join(named)} are encoded by the teacher `{sweep.teacher.model}`.\n"]
+    kinds: tuple[Literal["dev", "test"], ...] = ("dev", "test")
+    named = ", ".join(f"`{kind}/{name}`" for kind in kinds for name in sweep.data.against_teacher(kind))
+    return [f"The right sides of {named} are encoded by the teacher `{sweep.teacher.model}`.\n"] if named else []
 
 
 def overlap(prepared: Prepared) -> list[str]:

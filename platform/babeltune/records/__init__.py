@@ -47,6 +47,8 @@ class Split(Strict):
 
     pairs: int = 500
     """About this many pairs per language pair."""
+    right_model: Literal["student", "teacher"] = "student"
+    """What encodes the anchor's side, as in a task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,13 @@ class Data(Strict):
     overlap: Literal["exact", "near"] = "exact"
     """Training rows that go for a text in a dev or test set: equal ones without case, punctuation and blanks, or its
     near-duplicates too (see `overlap.py`), which are counted in any case."""
+
+    def against_teacher(self, kind: Literal["dev", "test"]) -> tuple[str, ...]:
+        """The names of the dev or test sets whose right side the teacher encodes."""
+        found = [task.name for task in (self.dev if kind == "dev" else self.test) if task.right_model == "teacher"]
+        if kind == "dev" and self.split is not None and self.split.right_model == "teacher":
+            found.append("heldout")
+        return tuple(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -217,7 +217,7 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                 f"{describe(student.projection)}: method {method.name!r} compares the student's vectors "
                 f"({width} wide) with the teacher's ({teacher_width}); write `student.projection: teacher`{besides}",
             )
-        elif tasks := [task.name for task in (*sweep.data.dev, *sweep.data.test) if task.right_model == "teacher"]:
+        elif tasks := (*sweep.data.against_teacher("dev"), *sweep.data.against_teacher("test")):
             width = exported_width(method, config, width, teacher_width)
             if None not in (width, teacher_width) and width != teacher_width:
                 yield (
@@ -231,6 +231,8 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
 def _right_models(sweep: Sweep) -> Iterator[Problem]:
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         yield from right_model_problems(("data", kind), tasks, sweep.teacher, sweep.data.anchor_priority)
+    if sweep.data.split is not None and sweep.data.split.right_model == "teacher":
+        yield from strange_right_side(("data", "split"), "heldout", taught_languages(sweep)[0], sweep.teacher)
 
 
 def right_model_problems(
@@ -238,14 +240,20 @@ def right_model_problems(
 ) -> Iterator[Problem]:
     """Tasks whose right side the teacher encodes without knowing its language."""
     for index, task in enumerate(tasks):
-        strange = [one for one in right_languages(task, priority) if one not in teacher.languages]
-        if task.right_model == "teacher" and strange:
-            yield (
-                (*key, index, "right_model"),
-                f"'teacher': the right side of task {task.name!r} is in {', '.join(strange)}, and the teacher "
-                f"{teacher.model!r} knows {', '.join(teacher.languages)}; put a language that it knows first in "
-                "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
-            )
+        if task.right_model == "teacher":
+            yield from strange_right_side((*key, index), task.name, right_languages(task, priority), teacher)
+
+
+def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teacher) -> Iterator[Problem]:
+    """Languages of a right side that the teacher does not know."""
+    strange = [language for language in used if language not in teacher.languages]
+    if strange:
+        yield (
+            (*key, "right_model"),
+            f"'teacher': the right side of task {name!r} is in {', '.join(strange)}, and the teacher "
+            f"{teacher.model!r} knows {', '.join(teacher.languages)}; put a language that it knows first in "
+            "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
+        )
 
 
 def exported_width(method: type[Method], config: Any, student_dim: int | None, teacher_dim: int | None) -> int | None:
