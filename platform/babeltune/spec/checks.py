@@ -10,7 +10,6 @@ import json
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
