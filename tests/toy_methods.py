@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 
 import babeltune.method
@@ -45,5 +46,6 @@ class Entry:
 
 def install(monkeypatch, *methods, beside=()):
     """Makes these methods the installed ones, together with the entry points `beside` them."""
+    importlib.import_module("babeltune_methods.combined")  # it reads once which methods there are
     entries = [*(Entry(method.name, method) for method in methods), *beside]
     monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
