@@ -30,6 +30,8 @@ NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
 NUMBERED = re.compile(r"t?([0-9]{1,9})")
 """What a trial is called: `t0007`, `t7` or `7`."""
+HEARTBEAT = "owner.json"
+"""Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -90,7 +92,7 @@ class SweepFolder:
             return rebuilt(self, name)
 
     def write(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value)
+        write_json(self.path / name, value, durable=name != HEARTBEAT)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """The dev scores of the untrained student and the raw teacher; empty before they are made."""
