@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from babeltune.errors import DataError, nearest
 from babeltune.records import Source
+from babeltune.spec.local import INSIDE, PLACE, is_inside, is_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,10 +191,11 @@ def load_dataset(source: Source, root: Path) -> Any:
 
     Raises `DataError` when it cannot be found, reached or loaded.
     """
-    import datasets
-
     name = source.dataset or ""
     folder = below(name, root)
+    check_inside(source, folder, root)
+    import datasets
+
     try:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
             found = datasets.load_from_disk(str(folder))
@@ -215,6 +217,43 @@ def load_dataset(source: Source, root: Path) -> Any:
             f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
         )
     return found[source.split]
+
+
+def check_inside(source: Source, folder: Path, root: Path) -> None:
+    """Raises `DataError` where a data set's name, or what is named of it, would be taken for an address or leads out:
+    by the source, by a link among its files, or by the card in its own folder."""
+    place = f"source {source.name!r}"
+    for key in ("subset", "split", "revision"):
+        if not is_inside(getattr(source, key) or ""):
+            raise DataError(f"{place}: {key} {getattr(source, key)!r} must be {INSIDE}")
+    if not is_place(source.dataset or ""):
+        raise DataError(f"{place}: dataset {source.dataset!r} must be {PLACE}")
+    for name in card_files(folder / "README.md"):
+        if not is_inside(name):
+            raise DataError(f"{folder / 'README.md'}: it names {name!r}, which leads out of the folder; correct it")
+    for file in folder.rglob("*") if folder.is_dir() and not Path(source.dataset or "").is_absolute() else ():
+        below(str(file.relative_to(root)), root)
+
+
+def card_files(card: Path) -> list[str]:
+    """Every text under `configs` in the head of a data set's card: its files are among them."""
+    import yaml
+
+    if not card.is_file():
+        return []
+    begin, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---")
+    try:
+        head = yaml.safe_load(rest.partition("\n---")[0]) if not begin.strip() else None
+    except yaml.YAMLError as error:
+        raise DataError(f"{card}: its head is not YAML ({' '.join(str(error).split())[:100]}); correct it") from error
+    waiting, found = [head.get("configs")] if isinstance(head, dict) else [], list[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    return found
 
 
 def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from babeltune.records import (
     Budget,
     Data,
     Gate,
+    Mined,
     Promotion,
     Sampler,
     Sampling,
@@ -29,6 +30,7 @@ from babeltune.records import (
     Training,
     Words,
 )
+from babeltune.spec.local import INSIDE, PLACE, is_inside, is_place
 
 Key = tuple[str | int, ...]
 Problem = tuple[Key, str]
@@ -59,6 +61,8 @@ def within(low: float, high: float) -> Bound:
 positive = Bound("greater than 0", lambda value: value > 0)
 share = Bound("at least 0 and less than 1", lambda value: 0 <= value < 1)
 not_empty = Bound("not empty", bool)
+place = Bound(PLACE, lambda value: value != "" and is_place(value))
+inside = Bound(INSIDE, lambda value: value != "" and is_inside(value))
 
 BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Training: {
@@ -76,7 +80,8 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "patience": at_least(1),
     },
     Student: {
-        "model": not_empty,
+        "model": place,
+        "revision": inside,
         "layers": within(1, 1000),
         "width": within(1, 1e5),
         "heads": within(1, 1e5),
@@ -87,14 +92,29 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "max_tokens": within(3, 1e6),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
     },
-    Teacher: {"model": not_empty, "languages": not_empty, "max_tokens": within(3, 1e6)},
+    Teacher: {"model": place, "revision": inside, "languages": not_empty, "max_tokens": within(3, 1e6)},
     Sampling: {"temperature": positive},
     Split: {"pairs": at_least(1)},
-    Source: {"cap": at_least(1), "weight": positive},
-    Translation: {"model": not_empty, "into": not_empty, "beams": at_least(1), "max_tokens": within(3, 1e6)},
-    Task: {"limit": at_least(1), "k": at_least(1)},
+    Source: {
+        "cap": at_least(1),
+        "weight": positive,
+        "path": place,
+        "dataset": place,
+        "subset": inside,
+        "split": inside,
+        "revision": inside,
+    },
+    Translation: {
+        "model": place,
+        "revision": inside,
+        "into": not_empty,
+        "beams": at_least(1),
+        "max_tokens": within(3, 1e6),
+    },
+    Task: {"limit": at_least(1), "k": at_least(1), "path": place, "gold": place},
+    Mined: {"gold": place},
     Words: {"least": share, "stop_words": at_least(0)},
-    Data: {"max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
+    Data: {"root": place, "max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
     Sampler: {"startup": at_least(0), "population": at_least(2)},
     Promotion: {
@@ -118,12 +138,21 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
         value = getattr(record, name)
         if value is not None and not bound.holds(value):
             near = nearest(value, PRESETS) if name == "preset" else ""
-            what = "must not be empty" if bound is not_empty else f"{value!r} must be {bound.words}"
-            yield (*key, name), f"{what}{near}"
+            empty = value in ("", ())
+            yield (*key, name), "must not be empty" if empty else f"{shown(value)} must be {bound.words}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
+    for language, path in (getattr(record, "paths", None) or {}).items():
+        if not place.holds(path):
+            yield (*key, "paths", language), f"{shown(path)} must be {place.words}"
     if isinstance(record, Teacher) and any(not language for language in record.languages):
         yield (*key, "languages"), "a language code must not be empty"
+
+
+def shown(value: Any) -> str:
+    """The value as an error names it; of a long one, the beginning."""
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:119]}…"
 
 
 def student_problems(key: Key, student: Student) -> Iterator[Problem]:

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
 from babeltune.records import Strict
-from babeltune.spec.bounds import NAME, Problem
+from babeltune.spec.bounds import NAME, Problem, shown
 from babeltune.spec.document import read_document, validate
 from babeltune.spec.files import expand, find_file, sqlite_url
+from babeltune.spec.local import PLACE, is_place
 from babeltune.spec.secrets import holds_password, without_password
 from babeltune.storage.where import Where
 
@@ -41,7 +42,7 @@ MLFLOW = re.compile(
 )
 """A server or a database; of a dashboard's cluster, a variable may be all."""
 PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
-PLACE = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
+AFTER = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
 """What follows the `://` of a storage: a bucket and a prefix, or a path, without user, query or fragment."""
 
 
@@ -225,9 +226,12 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
             f"{cluster.place!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
             "dashboard's http://HOST:PORT",
         )
-    port = re.search(r":(\d+)/?$", cluster.address)
-    if port and not (len(port[1]) < 6 and 0 < int(port[1]) < 65536):
-        yield ("address",), f"{cluster.place!r} has port {port[1][:20]}, and ports are 1 to 65535"
+    port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
+    if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
+        yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:9]}, and ports are 1 to 65535"
+    if problem := _long(cluster):
+        yield problem
+        return
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)
@@ -278,6 +282,17 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("gpus_per_worker",), problem
 
 
+def _long(cluster: Cluster) -> Problem | None:
+    """The first of the paths that is none."""
+    uri = URI.fullmatch(cluster.storage)
+    paths = {"cache": cluster.cache, "token_file": cluster.token_file or ""}
+    paths |= {"storage": uri[2] if uri else cluster.storage, "mlflow": cluster.mlflow.rpartition("://")[2]}
+    for key, path in paths.items():
+        if not is_place(path):
+            return (key,), f"{shown(without_password(path))} must be {PLACE}"
+    return None
+
+
 def _shared_gpu(cluster: Cluster) -> str | None:
     if cluster.workers == 1 or not 0 < cluster.gpus_per_worker < 1:
         return None
@@ -291,7 +306,7 @@ def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Probl
     """What is wrong with a storage behind a URI; its text, which may hold a secret, is not repeated."""
     if not PROTOCOL.fullmatch(protocol):
         yield ("storage",), "must begin with one protocol in small letters, such as s3:// or gs://, or be a folder"
-    elif not PLACE.fullmatch(place) or {".", ".."} & set(place.split("/")):
+    elif not AFTER.fullmatch(place) or {".", ".."} & set(place.split("/")):
         yield (
             ("storage",),
             f"what follows {protocol}:// must be a bucket and a prefix alone, such as {protocol}://bucket/prefix; "

@@ -140,7 +140,7 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         has = ", ".join(sorted(given)) or "none of them"
         yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
         return
-    yield from climbing(key, {"path": source.path, "dataset": source.dataset, "subset": source.subset})
+    yield from climbing(key, {"path": source.path, "dataset": source.dataset})
     yield from climbing((*key, "paths"), source.paths or {})
     if source.where and source.columns is None:
         yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
@@ -240,6 +240,7 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
     yield from record_problems(key, task)
     yield from climbing(key, {"path": task.path, "gold": task.gold})
     if task.fit is not None:
+        yield from record_problems((*key, "fit"), task.fit)
         yield from climbing((*key, "fit"), {"gold": task.fit.gold})
     yield from stray_problems(key, task)
     if task.task == "mining":

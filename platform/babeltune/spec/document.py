@@ -29,8 +29,10 @@ Record = TypeVar("Record")
 
 LARGEST = 1_000_000
 """Bytes of the largest file that is read."""
-INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
-NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What an escape can put into text and no file name, database or terminal takes: NUL, and half of a surrogate pair."""
 NOT_FINITE = re.compile(r"[-+]?\.?(inf|nan)", re.IGNORECASE)
 WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
     word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
@@ -122,7 +124,7 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[K
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise SpecError(f"{place(key_node)}: a key must be a word, not a list or mapping")
-            word = str(key_node.value)
+            word = checked(str(key_node.value), place(key_node))
             if word in values:
                 first = places[(*key, word)]
                 raise SpecError(f"{place(key_node)}: the key {word!r} is given twice; first at {first}; keep one")
@@ -158,7 +160,7 @@ class WithoutAnchors(yaml.BaseLoader):
 
 def scalar(node: yaml.Node, place: str) -> Any:
     """A word, number, truth value or null, by YAML 1.2's core schema. Quoted values stay text."""
-    text = str(node.value)
+    text = checked(str(node.value), place)
     if getattr(node, "style", None) is not None:
         return text
     if text in WORDS:
@@ -177,6 +179,13 @@ def scalar(node: yaml.Node, place: str) -> Any:
     return text
 
 
+def checked(text: str, place: str) -> str:
+    """The text, or a `SpecError` for a character that it cannot hold."""
+    if found := NO_TEXT.search(text):
+        raise SpecError(f"{place}: holds the character U+{ord(found[0]):04X}, which no text has; remove it")
+    return text
+
+
 def reads_as_text(text: str) -> bool:
     """Whether the text, written without quotes, would be read back as text."""
     return not (text in WORDS or any(form.fullmatch(text) for form in (INTEGER, NUMBER, NOT_FINITE)))
@@ -188,8 +197,12 @@ def describe(value: Any) -> str:
         return "nothing"
     if isinstance(value, dict):
         return f"a mapping with {', '.join(map(repr, list(value)[:5])) or 'nothing in it'}"
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list) else repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list) else repr(value), 80)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 # --- Validation against a record -----------------------------------------------------------------------------------
@@ -299,7 +312,7 @@ def inner_records(hint: Any) -> Iterator[Any]:
 def assign(document: Document, assignment: str) -> None:
     """Applies `a.b=c`, the value read as YAML; a number in the key is an index of a list."""
     name, equals, text = assignment.partition("=")
-    place = f"--set {assignment}"
+    place = f"--set {shortened(assignment)}"
     if not equals or not name.strip():
         raise SpecError(f"{place}: write KEY=VALUE, for example training.learning_rate=1e-4")
     value, places = parse_yaml(text, place, lines=False)
@@ -339,7 +352,7 @@ def part_length(holder: dict[str, Any], parts: list[str], key: Key) -> int:
 
 
 def index_of(holder: list[Any], part: str, key: Key, place: str) -> int:
-    if not part.isdecimal() or int(part) >= len(holder):
+    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(holder):
         last = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
-        raise SpecError(f"{place}: {part!r} is not an item of the list {dotted(key)}; allowed: {last}")
+        raise SpecError(f"{place}: {shortened(part, 40)!r} is not an item of the list {dotted(key)}; allowed: {last}")
     return int(part)
