@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from babeltune.cli.plan import describe, render, spec_yaml, student_parameters
+from babeltune.cli.advice import about_corpus
+from babeltune.cli.plan import describe, make_plan, render, spec_yaml, student_parameters
+from babeltune.data.prepare import read_corpus
+from babeltune.errors import DataError, SpecError
 from babeltune.models.encoder import build_student
 from babeltune.records import Parameter, Student, Sweep, Teacher
 from babeltune.spec.document import read_document, validate
@@ -51,7 +54,13 @@ def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value
 
 
 def test_the_plan_says_id_trials_pairs_and_work(sweep):
-    counted = {"counts": COUNTS, "pairs": PAIRS, "anchors": 1700, "teacher_sentences": 1234}
+    counted = {
+        "counts": COUNTS,
+        "pairs": PAIRS,
+        "dev": {"everyday/fra-eng": 30},
+        "anchors": 1700,
+        "teacher_sentences": 1234,
+    }
     report = describe(sweep, **counted, samples=3)
     assert report.id == sweep_id(sweep)
     assert len(report.trials) == 3
@@ -85,3 +94,62 @@ def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling
     real = sum(parameter.numel() for parameter in built.parameters())
     assert student_parameters(student, Teacher()) == pytest.approx(real, rel=0.005)
     assert student_parameters(Student(model="some/model"), Teacher()) is None
+
+
+def corpus_file(tmp_path, train, dev):
+    """The tiny sweep's text, of so many training rows and dev rows, and a dev set that a score can be of."""
+    for name, rows in (("train", train), ("dev", dev)):
+        lines = "".join(f"{name} water {i}\t{name} eau {i}\n" for i in range(rows))
+        (tmp_path / f"{name}.tsv").write_text(f"eng\tfra\n{lines}", encoding="utf-8")
+    columns = "columns: {eng: eng, fra: fra}"
+    return [
+        f"data.root={tmp_path}",
+        f"data.train=[{{name: a, path: train.tsv, {columns}}}]",
+        f"data.dev=[{{name: everyday, source: {{name: d, path: dev.tsv, {columns}}}}}]",
+        "data.test=[]",
+    ]
+
+
+def test_the_plan_counts_the_steps_that_the_sampler_makes(tiny_file, tmp_path):
+    text = corpus_file(tmp_path, 100, 10)
+    sweep = read_sweep(
+        tiny_file, assignments=[*text, "training.pairs=2000", "training.global_batch=1000000", "training.reports=1"]
+    )
+    report = make_plan(sweep)
+    assert report.default.steps == 20
+    (words,) = about_corpus(sweep, report.pairs, report.dev)
+    assert words.startswith("training.global_batch 1,000,000 is more than the 100 pairs")
+    again = read_sweep(tiny_file, assignments=[*text, "training.global_batch=100"])
+    assert not list(about_corpus(again, report.pairs, report.dev))
+
+
+def test_pairs_that_a_text_can_never_give_are_said_or_refused(tiny_file, tmp_path):
+    text = corpus_file(tmp_path, 100, 10)
+    sweep = read_sweep(tiny_file, assignments=[*text, "training.pairs=1000000"])
+    report = make_plan(sweep, samples=0)
+    (words,) = about_corpus(sweep, report.pairs, report.dev)
+    assert words.startswith("training.pairs 1,000,000 is each of the 100 pairs 10,000 times")
+    with pytest.raises(
+        SpecError, match=r"training\.pairs: 1,000,000,000,000 in batches of 32 are 31,250,000,000 steps"
+    ):
+        read_sweep(tiny_file, assignments=["training.pairs=1000000000000"])
+
+
+def test_a_dev_set_of_one_row_is_refused_and_a_subset_of_one_row_said(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=corpus_file(tmp_path, 100, 1))
+    with pytest.raises(DataError, match="dev set 'everyday' has one row, and a score over one row says nothing"):
+        make_plan(sweep)
+    with pytest.raises(DataError, match="dev set 'everyday' has one row"):
+        read_corpus(sweep, tmp_path / "storage")
+    assert [words[:25] for words in about_corpus(sweep, {"eng-fra": 900}, {"a/fra-eng": 1, "a/deu-eng": 2})] == [
+        "a/fra-eng: one row, whose"
+    ]
+    with pytest.raises(SpecError, match=r"data\.dev\.0\.limit: 1 must be at least 2"):
+        read_sweep(tiny_file, assignments=["data.dev.0.limit=1"])
+
+
+def test_a_corpus_of_one_pair_has_no_negatives_and_is_refused(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=corpus_file(tmp_path, 1, 10))
+    for reads in (make_plan, lambda sweep: read_corpus(sweep, tmp_path / "storage")):
+        with pytest.raises(DataError, match="no batch of it has a negative; give data"):
+            reads(sweep)

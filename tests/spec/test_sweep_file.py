@@ -141,7 +141,7 @@ def test_a_file_becomes_a_typed_sweep(tmp_path):
         ("      cap: 100", "      cap: 1.5", ["small.yaml:15: data.train.0.cap: 1.5", "a whole number"]),
         ("      cap: 100", "      cap: true", ["small.yaml:15: data.train.0.cap: true", "a whole number"]),
         ("      cap: 100", "      cap: 0", ["small.yaml:15: data.train.0.cap: 0 must be at least 1"]),
-        ("      cap: 100", "      weight: 0", ["small.yaml:15: data.train.0.weight: 0.0 must be greater than 0"]),
+        ("      cap: 100", "      weight: 0", ["small.yaml:15: data.train.0.weight: 0.0 must be from 0.001 to 1,000"]),
         ("      cap: 100", "      format: tvs", ["small.yaml:15", "'tvs' is not possible", "did you mean 'tsv'?"]),
         ("      cap: 100", "      cpa: 100", ["small.yaml:15: data.train.0.cpa", "did you mean 'cap'?"]),
         (
@@ -1239,3 +1239,38 @@ def test_the_quickstart_is_promoted_only_above_chance_and_the_untrained_student(
     (rows,) = [rows for rows in read_eval(sweep.data.test, data_root(sweep)) if rows.task.name == gate.test]
     assert {"fra", "jpn", "kor", "rus"} < set(rows.columns)
     assert len(rows.columns["eng"]) >= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("training.global_batch", '[64, "64", true]', "64 and '64' look the same in every table"),
+        ("training.global_batch", "[64, true]", "mixes true or false with other values"),
+        ("training.global_batch", "[1, 1.0]", "offers a value twice"),
+        ("temperature", '[0.1, "0.1"]', "0.1 and '0.1' look the same"),
+        ("student.projection", '[null, "None"]', "look the same"),
+        ("training.pairs", "[640, big]", "is not possible; allowed: a whole number"),
+        ("training.reports", "[2, big]", "is not possible; allowed: a whole number"),
+    ],
+)
+def test_a_choice_of_values_that_can_be_confused_is_a_clear_error(tiny_file, name, values, words):
+    with pytest.raises(SpecError, match=re.escape(words)):
+        read_sweep(tiny_file, assignments=[f"parameters.{name}={{choice: {values}}}"])
+
+
+def test_a_choice_may_put_a_word_or_nothing_beside_numbers(tiny_file):
+    for name, values in (("student.projection", "[teacher]"), ("student.vocabulary", "[1000, teacher]")):
+        sweep = read_sweep(tiny_file, assignments=[f"parameters.{name}={{choice: {values}}}"])
+        assert sweep.parameters[name].choice
+
+
+@pytest.mark.parametrize("weight", ["1e308", "1e7", "0", "1e-9"])
+def test_a_weight_that_no_text_can_have_is_refused(tiny_file, weight):
+    with pytest.raises(SpecError, match=r"data\.train\.0\.weight: .* must be from 0\.001 to 1,000"):
+        read_sweep(tiny_file, assignments=[f"data.train.0.weight={weight}"])
+
+
+@pytest.mark.parametrize("text", ["1__0", "1_", "1__0.5", "1_e5"])
+def test_a_number_with_stray_underscores_is_text(tiny_file, text):
+    with pytest.raises(SpecError, match="allowed: a whole number"):
+        read_sweep(tiny_file, assignments=[f"training.pairs={text}"])

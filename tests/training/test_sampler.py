@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -146,3 +148,22 @@ def test_lots_are_even_and_depend_on_seed_step_use_place_and_position_alone():
     assert np.array_equal(rest, drawn[777:]), "ranks draw what one rank does"
     others = [lots(*arguments, places, positions) for arguments in ((2, 2, 0), (1, 3, 0), (1, 2, 1))]
     assert all(abs(np.corrcoef(drawn, other)[0, 1]) < 0.015 for other in others)
+
+
+def test_a_weight_of_any_size_takes_no_more_memory_and_keeps_its_ratio():
+    for large in (1e3, 1e7, 1e30):
+        tracemalloc.start()
+        _, plan = schedule([2000], weights=[large] * 1000 + [large / 3] * 1000, batch=10, pairs=40_000)
+        rows = np.concatenate([plan.rows(step) for step in range(len(plan))])
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 20e6
+        assert np.mean(rows < 1000) == pytest.approx(0.75, abs=0.02)
+
+
+def test_a_language_pair_of_few_rows_makes_no_schedule_of_steps_that_never_come():
+    tracemalloc.start()
+    _, plan = schedule([1_000_000, 2], batch=10_000, pairs=100_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 200e6  # at two pairs a step, 50 million steps were laid out
+    tracemalloc.stop()
+    assert int(plan.seen[-1]) in (100_000_000, 99_999_999)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+MANY_EPOCHS = 1_000
+"""Times that a trial may see a pair before it is said."""
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,6 +157,35 @@ def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | Non
     if "target" not in Wanted.of(sweep).sides:
         return source, None
     return source, source if sweep.teacher.target_side == "copy_anchor" else encoded(1)
+
+
+def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int]) -> Iterator[str]:
+    """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
+    from babeltune.spec.space import values_of
+
+    def largest(name: str, own: Any) -> Any:
+        parameter = sweep.parameters.get(name)
+        return own if parameter is None else max((*values_of(parameter, 0), *values_of(parameter, 1)))
+
+    total, size = sum(pairs.values()), max(pairs.values(), default=0)
+    batches = {sweep.data.sampling.batches} | set(
+        values_of(sweep.parameters["data.sampling.batches"], 0) if "data.sampling.batches" in sweep.parameters else ()
+    )
+    most, batch = (total if "mixed" in batches else size), largest("training.global_batch", sweep.training.global_batch)
+    if batch > most:
+        yield (
+            f"training.global_batch {batch:,} is more than the {most:,} pairs that one batch can hold "
+            f"({'all' if 'mixed' in batches else 'of the largest language pair'}): batches are no larger, and fewer "
+            "negatives; lower it, or give more text"
+        )
+    seen = largest("training.pairs", sweep.training.pairs)
+    if seen > MANY_EPOCHS * total:
+        yield (
+            f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "
+            f"{MANY_EPOCHS:,} teach nothing more; lower it, or give more text"
+        )
+    if single := [name for name, rows in dev.items() if rows < 2]:
+        yield f"{', '.join(single)}: one row, whose score is 0 or 1 and says nothing; it counts in the set's mean"
 
 
 def about_memory(sweep: Sweep) -> Iterator[str]:

@@ -25,6 +25,7 @@ from babeltune.spec.reach import model_vocabulary
 from babeltune.spec.rules import kind_of
 from babeltune.spec.space import default_params, make_trial, sample
 from babeltune.spec.sweep_file import check_reachable, data_root, dev_metrics, sweep_id
+from babeltune.training.sampler import Schedule
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -58,6 +59,8 @@ class PlanReport:
     """Source -> cleaning step -> rows left after it."""
     pairs: dict[str, int]
     """Language pair -> training pairs."""
+    dev: dict[str, int]
+    """Dev set and subset, such as `everyday/fra-eng` -> rows that are scored."""
     anchors: int
     """Distinct texts on the anchor side of these pairs."""
     teacher_sentences: int
@@ -80,12 +83,13 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
     """
     from babeltune.data.alignment import check_words, word_counts, word_samples
-    from babeltune.data.corpus import build_corpus
+    from babeltune.data.corpus import build_corpus, check_corpus
     from babeltune.data.prepare import Wanted, asked_of_teacher
     from babeltune.data.translation import StandIn
 
     check_reachable(sweep)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    check_corpus(corpus)
     for source in sweep.data.train:
         if source.translation is not None and source.train:
             corpus.counts[source.name] = {
@@ -106,6 +110,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
         sweep,
         counts=corpus.counts,
         pairs=pairs,
+        dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
         anchors=len(np.unique(corpus.pairs[:, 0])),
         teacher_sentences=len(sentences),
         words=words,
@@ -119,6 +124,7 @@ def describe(
     *,
     counts: Counts,
     pairs: Mapping[str, int],
+    dev: Mapping[str, int],
     anchors: int,
     teacher_sentences: int,
     words: Mapping[str, int] | None = None,
@@ -130,10 +136,11 @@ def describe(
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
         metrics=dev_metrics(sweep),
-        default=_sampled(default, sweep.teacher),
-        trials=tuple(_sampled(trial, sweep.teacher) for trial in trials),
+        default=_sampled(default, sweep.teacher, pairs),
+        trials=tuple(_sampled(trial, sweep.teacher, pairs) for trial in trials),
         counts={source: dict(steps) for source, steps in counts.items()},
         pairs=dict(pairs),
+        dev=dict(dev),
         anchors=anchors,
         teacher_sentences=teacher_sentences,
         words=dict(words or {}),
@@ -149,10 +156,18 @@ def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
     ]
 
 
-def _sampled(trial: Trial, teacher: Teacher) -> Sampled:
-    steps = math.ceil(trial.training.pairs / trial.training.global_batch)
+def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:
+    groups = np.repeat(np.arange(len(pairs), dtype=np.int16), list(pairs.values()))
+    schedule = Schedule(
+        groups,
+        np.ones(len(groups), np.float32),
+        trial.sampling,
+        global_batch=trial.training.global_batch,
+        total_pairs=trial.training.pairs,
+        seed=trial.seed,
+    )
     size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
-    return Sampled(params=trial.params, steps=steps, student_parameters=size)
+    return Sampled(params=trial.params, steps=len(schedule), student_parameters=size)
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:

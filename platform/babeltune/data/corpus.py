@@ -119,6 +119,18 @@ def build_corpus(
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)
 
 
+def check_corpus(corpus: Corpus) -> None:
+    """Raises `DataError` where no language pair has two pairs to train on, or a dev set one row and no more."""
+    if np.bincount(corpus.pair_groups).max() < 2:
+        raise DataError(
+            "one pair is left to train on in each language pair, and no batch of it has a negative; give data.train "
+            f"more rows; {words_of(corpus.counts)}"
+        )
+    for name in dict.fromkeys(task.name for task in corpus.tasks):
+        if all(len(task.left) < 2 for task in corpus.tasks if task.name == name):
+            raise DataError(f"dev set {name!r} has one row, and a score over one row says nothing; give it more rows")
+
+
 @dataclass
 class Cleaning:
     """Takes a source's rows to the pairs that may be trained on, remembering what earlier sources had."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from babeltune.data.alignment import build_spans, build_words
-from babeltune.data.corpus import Corpus, build_corpus
+from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
 from babeltune.data.overlap import find_near_once
 from babeltune.data.prepared import Prepared, TokenSet
@@ -83,6 +83,7 @@ def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Cor
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate, near)
+    check_corpus(corpus)
     progress("reading and cleaning the corpus", 1, 1)
     return corpus
 

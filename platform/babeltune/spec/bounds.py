@@ -55,7 +55,7 @@ def at_least(low: float) -> Bound:
 
 def within(low: float, high: float) -> Bound:
     """For numbers that a slip of the finger makes absurd."""
-    return Bound(f"from {low:,.0f} to {high:,.0f}", lambda value: low <= value <= high)
+    return Bound(f"from {low if low < 1 else f'{low:,.0f}'} to {high:,.0f}", lambda value: low <= value <= high)
 
 
 positive = Bound("greater than 0", lambda value: value > 0)
@@ -97,7 +97,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Split: {"pairs": at_least(1)},
     Source: {
         "cap": at_least(1),
-        "weight": positive,
+        "weight": within(0.001, 1000),
         "path": place,
         "dataset": place,
         "subset": inside,
@@ -111,7 +111,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "beams": at_least(1),
         "max_tokens": within(3, 1e6),
     },
-    Task: {"limit": at_least(1), "k": at_least(1), "path": place, "gold": place},
+    Task: {"limit": at_least(2), "k": at_least(1), "path": place, "gold": place},
     Mined: {"gold": place},
     Words: {"least": share, "stop_words": at_least(0)},
     Data: {"root": place, "max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},

@@ -40,6 +40,9 @@ from babeltune.spec.space import (
     values_of,
 )
 
+MOST_STEPS = 10_000_000
+"""Of a trial: at a hundred a second, more than a day. All their sizes are in memory."""
+
 
 def method_problems(sweep: Sweep) -> Iterator[Problem]:
     """Everything that the proposable methods, the teacher and the dev tasks have against the sweep.
@@ -57,6 +60,14 @@ def method_problems(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _values(sweep: Sweep) -> Iterator[Problem]:
+    single = list(_single_values(sweep))
+    yield from single
+    if not single:
+        yield from _config_combinations(sweep)
+        yield from _reports_without_steps(sweep)
+
+
+def _single_values(sweep: Sweep) -> Iterator[Problem]:
     for name, parameter in sweep.parameters.items():
         if "." in name:
             yield from _section_values(sweep, name, parameter)
@@ -71,12 +82,10 @@ def _values(sweep: Sweep) -> Iterator[Problem]:
             config_for(sweep, method, {})
         except MethodError as error:
             yield _blamed(sweep.fixed, "config", str(error)), str(error)
-    yield from _config_combinations(sweep)
-    yield from _reports_without_steps(sweep)
 
 
 def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
-    """More reports than the shortest trial has steps."""
+    """More reports than the shortest trial has steps, and more steps than a trial can have."""
 
     def end(name: str, most: bool) -> int:
         parameter = sweep.parameters.get(f"training.{name}")
@@ -90,6 +99,12 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
             ("training", "reports"),
             f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
             "give fewer reports, more pairs, or smaller batches",
+        )
+    if (steps := end("pairs", True) // end("global_batch", False)) > MOST_STEPS:
+        yield (
+            ("training", "pairs"),
+            f"{end('pairs', True):,} in batches of {end('global_batch', False)} are {steps:,} steps, and a trial "
+            f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
         )
 
 

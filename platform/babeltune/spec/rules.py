@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from babeltune.errors import nearest
-from babeltune.records import Parameter, Sweep
+from babeltune.records import Parameter, Scalar, Sweep
 from babeltune.spec.bounds import NAME, Key, Problem, record_problems, repeated
 from babeltune.spec.data_rules import data_problems
 
@@ -78,9 +78,23 @@ def parameter_problems(key: Key, parameter: Parameter) -> Iterator[Problem]:
     if parameter.choice is not None:
         if not parameter.choice:
             yield (*key, "choice"), "must offer at least one value"
-        distinct = {(type(value), value) for value in parameter.choice}
-        if len(distinct) < len(parameter.choice):
-            yield (*key, "choice"), f"{list(parameter.choice)} offers a value twice; keep one"
+        yield from choice_problems((*key, "choice"), parameter.choice)
+
+
+def choice_problems(key: Key, values: tuple[Scalar, ...]) -> Iterator[Problem]:
+    """Values that could be taken for one another. Null and text such as `teacher` may stand beside numbers."""
+    for index, value in enumerate(values):
+        for earlier in values[:index]:
+            if earlier == value and isinstance(earlier, bool) == isinstance(value, bool):
+                yield key, f"{list(values)} offers a value twice; keep one"
+                return
+            if str(earlier).lower() == str(value).lower():
+                yield key, f"{earlier!r} and {value!r} look the same in every table; keep one of the two"
+                return
+    if any(isinstance(value, bool) for value in values) and not all(
+        value is None or isinstance(value, bool) for value in values
+    ):
+        yield key, f"{list(values)} mixes true or false with other values; give values of one kind"
 
 
 def kind_of(parameter: Parameter) -> str:

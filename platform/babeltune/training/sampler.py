@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from babeltune.records import Sampling
 
 
+LONGEST_EPOCH = 16
+"""An epoch's rows, over those of its language pair. Larger weights are all made smaller by one factor."""
+BLOCK = 1 << 14
+"""Steps that are drawn at a time."""
+
+
 class Stream:
-    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average.
+    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average, or fewer
+    where an epoch would hold more than `LONGEST_EPOCH` times its rows; what counts is one weight over another.
 
     `order` [pairs], where given, sorts every epoch; rows of equal order stay in the file's.
     """
@@ -35,9 +42,10 @@ class Stream:
     ) -> None:
         self.rows = rows
         self.order = order
-        self.weights = weights
+        mean = float(weights.mean())
+        self.weights = weights if mean <= LONGEST_EPOCH else weights * np.float32(LONGEST_EPOCH / mean)
         self.seed = seed
-        self.even = bool((weights == 1).all())
+        self.even = bool((self.weights == 1).all())
         self.ends = [0]
         self.epoch = lru_cache(maxsize=2)(self._epoch)
 
@@ -101,14 +109,19 @@ class Schedule:
         share = mass / mass.sum()
         sizes = np.array([min(global_batch, len(s.rows)) for s in self.streams])
         generator = np.random.default_rng((seed, 8))
-        if sampling.batches == "one_pair":
-            steps = int(np.ceil(total_pairs / sizes.min())) + 1
-            chosen = generator.choice(len(share), size=steps, p=share)
-            counts = np.zeros((steps, len(share)), dtype=np.int64)
-            counts[np.arange(steps), chosen] = sizes[chosen]
-        else:
-            steps = int(np.ceil(total_pairs / min(global_batch, len(groups)))) + 1
-            counts = generator.multinomial(min(global_batch, len(groups)), share, size=steps)
+        blocks: list[NDArray[np.int64]] = []
+        drawn = 0
+        while drawn < total_pairs or not blocks:  # the same numbers as if all were drawn at once
+            if sampling.batches == "one_pair":
+                chosen = generator.choice(len(share), size=BLOCK, p=share)
+                block = np.zeros((BLOCK, len(share)), dtype=np.int64)
+                block[np.arange(BLOCK), chosen] = sizes[chosen]
+            else:
+                block = generator.multinomial(min(global_batch, len(groups)), share, size=BLOCK)
+            last = int(np.searchsorted(np.cumsum(block.sum(axis=1)), total_pairs - drawn)) + 1
+            blocks.append(block[:last])
+            drawn += int(blocks[-1].sum())
+        counts = np.concatenate(blocks)
         seen = np.cumsum(counts.sum(axis=1))
         self.steps = int(np.searchsorted(seen, total_pairs)) + 1
         self.counts = counts[: self.steps]
