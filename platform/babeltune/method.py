@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from babeltune.data.languages import match
 from babeltune.errors import MethodError, nearest
 
 if TYPE_CHECKING:
@@ -220,7 +221,9 @@ class Method(nn.Module, ABC):
         layers = self.layers()
         if not layers:
             return vectors
-        routes = [language if language in layers else next(iter(layers)) for language in languages]
+        first, known = next(iter(layers)), list(layers)
+        route_of = {language: match(language, known) or first for language in dict.fromkeys(languages)}
+        routes = [route_of[language] for language in languages]
         order: list[int] = []
         finished: list[Tensor] = []
         training = self.training

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from babeltune.cli.filtering import sizes_of
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.models.hub import model_folder
@@ -190,3 +191,17 @@ def test_an_index_of_thousands_of_digits_is_one_line(tiny_file, key):
     with pytest.raises(SpecError, match="is not an item of the list") as caught:
         read_sweep(tiny_file, assignments=[f"{key.format(n=DIGITS)}=1"])
     assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["²", f"10,{DIGITS}", "", "-1"])
+def test_sizes_that_are_no_numbers_are_one_line(text):
+    with pytest.raises(SpecError, match="sizes are whole numbers above 0"):
+        sizes_of(text)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", DIGITS, f"{DIGITS}/path"])
+def test_a_port_that_there_is_not_is_one_line(tmp_path, port):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"address: http://head:{port}\n", encoding="utf-8")
+    with pytest.raises(SpecError, match=r"address: .*ports are 1 to 65535"):
+        read_cluster(path)

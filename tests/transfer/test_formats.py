@@ -125,6 +125,10 @@ def test_xtremes_parts_of_speech(tmp_path):
     assert named("pos", found) == [("SYM", "DET", "NOUN"), ("PRON",)]
 
 
+DIGITS = "9" * 5000
+"""More than Python makes a number of."""
+
+
 def conllu(*rows):
     return "".join(
         f"{number}\t{form}\t_\t{tag}\t_\t_\t{head}\t_\t_\t_\n" if number else "\n" for number, form, tag, head in rows
@@ -156,3 +160,5 @@ def test_what_is_broken_in_conll_u(tmp_path):
     assert faults(("1-3", "ab", "_", "_"), (1, "a", "X", 0), (2, "b", "X", 1)) == {"word number": 1}
     assert faults((1, "_", "X", 0), (2, "_", "X", 1)) == {"withheld words": 1}
     assert faults((1, "a\tb", "X", 0)) == {"column count": 1}
+    assert faults((f"1-{DIGITS}", "ab", "_", "_"), (1, "a", "X", 0)) == {"word number": 1}
+    assert faults((1, "a", "X", "²"), (2, "b", "X", DIGITS)) == {}

@@ -55,21 +55,29 @@ def about_order(metric: str | None) -> Iterator[str]:
 
 
 def about_languages(sweep: Sweep) -> Iterator[str]:
-    """Languages that a frozen encoder is not said to know, and those for which a method has no layers."""
+    """Codes that nobody knows, languages that a frozen encoder is not said to know, and those for which a method has
+    no layers."""
+    from babeltune.data.languages import known_by, match, meaning
     from babeltune.spec.checks import taught_languages
     from babeltune.spec.goals import task_languages
     from babeltune.spec.space import possible_needs
 
     trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
     needs = [need for _, _, need in possible_needs(sweep)]
-    strange = [language for language in trained if language not in sweep.teacher.languages]
+    strange = [language for language in trained if not known_by(language, sweep.teacher.languages)]
     if strange and any(need.frozen for need in needs):
         yield (
             f"the frozen encoder {sweep.teacher.model!r} is not said to know {', '.join(strange)}: its vectors of that "
             "text are taken as they are, and only the layers after it are trained"
         )
     scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
-    lacking = [language for language in scored if language not in trained]
+    lacking = [language for language in scored if match(language, trained) is None]
+    for code in dict.fromkeys([*trained, *scored, *sweep.teacher.languages]):
+        if not meaning(code).known:
+            yield (
+                f"{code!r} is no code of a language in ISO 639 (with a script or region, as in zho_Hans or zho-CN, or "
+                "without): it stands for a language of its own"
+            )
     if lacking and any(need.per_language for need in needs):
         yield (
             f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from babeltune.data.languages import by_priority
 from babeltune.data.tables import (
     Digest,
     Fault,
@@ -344,8 +345,7 @@ def language_pairs(
     alphabetical order, so that a pair has the same anchor in every source. Raises `DataError` for a listed pair that
     is not two of the source's languages.
     """
-    ranks = {language: rank for rank, language in enumerate(anchor_priority)}
-    ordered = sorted(languages, key=lambda language: (ranks.get(language, len(ranks)), language))
+    ordered = by_priority(languages, anchor_priority)
     combinations = list(itertools.combinations(ordered, 2))
     if source.pairs == "all":
         return tuple(combinations)

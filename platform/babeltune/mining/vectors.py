@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from babeltune.data.languages import match
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, open_matrix, read_store
 from babeltune.data.teacher import folder_digest
@@ -68,9 +69,9 @@ def model_at(folder: str, *, prompt: str | None = None, language: str | None = N
             f"the model {folder} has layers for {', '.join(routes)}; say whose are wanted with --source-language and "
             "--target-language (encode: --language)"
         )
-    if language is not None and language not in routes:
-        there = f"; there are {', '.join(routes)}{nearest(language, routes)}" if routes else "; leave it out"
-        raise DataError(f"the model {folder} has no layers for the language {language!r}{there}")
+    if language is not None and (language := match(written := language, routes)) is None:
+        there = f"; there are {', '.join(routes)}{nearest(written, routes)}" if routes else "; leave it out"
+        raise DataError(f"the model {folder} has no layers for the language {written!r}{there}")
     return Model(folder, folder_digest(Path(folder)), prompt, language)
 
 

@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
+from babeltune.data.languages import match
 from babeltune.data.prepared import IdTask, TextTask, tasks_from
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import PromotionError, TeacherError
@@ -163,7 +164,8 @@ def encoder_of(model: str, prompt: str | None = None) -> EncodeTexts:
 
     def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
         """A model with layers for each language is told the language where it has layers for it."""
-        tasks = [language if language in routes else None for language in languages]
+        route_of = {language: match(language, routes) for language in dict.fromkeys(languages)}
+        tasks = [route_of[language] for language in languages]
         rows: dict[int, NDArray[np.float32]] = {}
         for task in set(tasks):
             chosen = [row for row, other in enumerate(tasks) if other == task]

@@ -27,7 +27,8 @@ class Source(Strict):
     format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
     path: str | None = None
     columns: dict[str, str] | None = None
-    """Language code -> column name (or, with `header: false`, column number from 0)."""
+    """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
+    letters, with a script or not, are one language: `en`, `eng`, `eng_Latn` (see `languages.py`)."""
     paths: dict[str, str] | None = None
     """Language code -> file."""
     column: str = "text"
@@ -41,7 +42,8 @@ class Source(Strict):
     """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
     dataset: str | None = None
     subset: str | None = None
-    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`."""
+    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
+    no address, and nothing outside of the data set."""
     split: str = "train"
     """The data set's split."""
     revision: str | None = None
@@ -56,7 +58,7 @@ class Source(Strict):
     cap: int | None = None
     """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
     weight: float = 1.0
-    """How often its pairs are drawn, relative to the other sources of the same language pair."""
+    """How often its pairs are drawn, relative to the other sources of the same language pair: from 0.001 to 1,000."""
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
     synthetic: bool = False

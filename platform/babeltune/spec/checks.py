@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from babeltune.data.languages import known_by
 from babeltune.errors import MethodError
 from babeltune.method import Method, Needs, load_method
 from babeltune.models.hub import ROUTED
@@ -376,7 +377,7 @@ def _teacher_languages(
     """Whether the teacher knows the text that it is asked to encode."""
     known = sweep.teacher.languages
     says = f"the teacher {sweep.teacher.model!r} knows {', '.join(known)}"
-    strange = [language for language in anchors if language not in known]
+    strange = [language for language in anchors if not known_by(language, known)]
     if strange and ("source" in needs.teacher or needs.hard_negatives):
         yield (
             ("teacher", "languages"),
@@ -384,7 +385,7 @@ def _teacher_languages(
             "language that it knows first in data.anchor_priority, leave out the pairs without one, or name a "
             "multilingual teacher and list its languages",
         )
-    strange = [language for language in others if language not in known]
+    strange = [language for language in others if not known_by(language, known)]
     if strange and "target" in needs.teacher and sweep.teacher.target_side == "encode":
         yield (
             ("teacher", "languages"),

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from babeltune.data.languages import by_priority, meaning, same_variety
 from babeltune.data.translation import translation_problems
 from babeltune.errors import nearest
 from babeltune.records import Data, Source, Task, Words
@@ -35,7 +36,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
         yield from source_problems(("data", "train", index), source, by_name)
     files = [source for source in data.train if source.format != "pivot"]
     there = sorted({language for source in files for language in languages(source, by_name)})
-    if there and not set(there) & set(data.anchor_priority):
+    if there and not any(same_variety(a, b) for a in there for b in data.anchor_priority):
         yield (
             ("data", "anchor_priority"),
             f"none of {', '.join(data.anchor_priority)} is a language of data.train; allowed: {', '.join(there)}"
@@ -97,6 +98,10 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
     if shape:
         return
     known = languages(source, others)
+    spelled: dict[str, str] = {}
+    for language in known:
+        if (first := spelled.setdefault(meaning(language).variety, language)) != language:
+            yield key, f"source {source.name!r} holds {first} and {language}, which are one language; keep one of them"
     if len(known) < least and source.train:
         yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
     if isinstance(source.pairs, tuple):
@@ -217,8 +222,7 @@ def source_pairs(source: Source, others: dict[str, Source], priority: tuple[str,
     The anchor comes first in `priority`; languages that are not in it come last, alphabetically.
     """
     known = languages(source, others)
-    ranks = {language: rank for rank, language in enumerate(priority)}
-    ordered = sorted(known, key=lambda language: (ranks.get(language, len(ranks)), language))
+    ordered = by_priority(known, priority)
     if source.pairs == "anchor":
         return tuple((ordered[0], other) for other in known if other != ordered[0])
     pairs = tuple(itertools.combinations(ordered, 2))
@@ -336,3 +340,49 @@ def clustering_problems(key: Key, source: Source) -> Iterator[Problem]:
         yield (*key, "format"), "'moses' has one column; give the task files with a column of labels too"
     elif source.paths is not None and source.id is None:
         yield (*key, "id"), "must name the column that tells rows apart, so that each text finds its label"
+
+
+# --- Spellings ------------------------------------------------------------------------------------------------------
+
+
+def respelled(data: Data) -> Data:
+    """The data with one name for each language of the training text: its first, `anchor_priority` coming before all.
+
+    Tasks keep the names that they give, which are those of their metrics.
+    """
+    by_name = {source.name: source for source in data.train}
+    read = (*data.train, *data.words.lexicon)
+    codes = dict.fromkeys([*data.anchor_priority, *(code for source in read for code in languages(source, by_name))])
+    first: dict[str, str] = {}
+    names = {code: first.setdefault(meaning(code).variety, code) for code in codes}
+    if all(code == name for code, name in names.items()):
+        return data
+    return replace(
+        data,
+        anchor_priority=tuple(dict.fromkeys(names[code] for code in data.anchor_priority)),
+        train=tuple(_respelled(source, names) for source in data.train),
+        words=replace(data.words, lexicon=tuple(_respelled(source, names) for source in data.words.lexicon)),
+    )
+
+
+def _respelled(source: Source, names: Mapping[str, str]) -> Source:
+    def renamed(by_language: dict[str, str] | None) -> dict[str, str] | None:
+        found = {names[code]: value for code, value in (by_language or {}).items()}
+        return found if len(found) == len(by_language or {}) and found else by_language  # else it is refused
+
+    def pair_of(pair: str) -> str:
+        sides = split_pair(pair, names)
+        return pair if sides is None else "-".join(names[side] for side in sides)
+
+    made = source.translation
+    if made is not None:
+        both = {"original": names.get(made.original, made.original), "into": names.get(made.into, made.into)}
+        made = replace(made, **both)
+    return replace(
+        source,
+        columns=renamed(source.columns),
+        paths=renamed(source.paths),
+        pairs=tuple(map(pair_of, source.pairs)) if isinstance(source.pairs, tuple) else source.pairs,
+        join=names.get(source.join, source.join) if source.format == "pivot" and source.join != "id" else source.join,
+        translation=made,
+    )

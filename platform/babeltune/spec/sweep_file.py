@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from babeltune.models.presets import FIELDS
 from babeltune.records import Data, Sweep, Teacher, plain
 from babeltune.spec.bounds import Problem
 from babeltune.spec.checks import method_problems
+from babeltune.spec.data_rules import respelled
 from babeltune.spec.document import Document, Key, assign, describe, read_document, validate
 from babeltune.spec.files import expand_open, find_file, repository
 from babeltune.spec.goals import dev_metrics
@@ -222,7 +224,7 @@ def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
         raise SpecError("\n".join([*lines, str(error)])) from error
     if lines:
         raise SpecError("\n".join(lines))
-    return sweep
+    return replace(sweep, data=respelled(sweep.data))
 
 
 def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[str, str] | None) -> list[str]:

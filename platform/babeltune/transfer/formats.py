@@ -220,12 +220,12 @@ def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
         if len(fields) != COLUMNS:
             return Broken(line, Fault("column count", f"{len(fields)} in {shortened(text)}; CoNLL-U has {COLUMNS}"))
         number, form, tag, head = fields[0], fields[1], fields[3], fields[6]
-        if re.fullmatch(r"\d+-\d+", number):
+        if re.fullmatch(r"[0-9]{1,9}-[0-9]{1,9}", number):
             first, last = map(int, number.split("-"))
             fused[first] = (line, last, form)
         elif number == str(len(words) + 1):
             words.append((line, form, tag))
-            heads.append(int(head) if head.isdigit() else 0)
+            heads.append(int(head) if re.fullmatch("[0-9]{1,9}", head) else 0)
         elif not re.fullmatch(r"\d+\.\d+", number):
             return Broken(line, Fault("word number", f"{number!r}, where {len(words) + 1} is next"))
     withheld = sum(form == "_" for _, form, _ in words)

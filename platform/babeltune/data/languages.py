@@ -1,0 +1,70 @@
+"""Which codes mean one language: `en`, `eng` and `eng_Latn` do, and `zho`, `cmn`, `zho-CN` and `zho_Hans`.
+
+By the tables of ISO 639 and CLDR that `langcodes` brings: codes of two and of three letters, withdrawn ones, and the
+individual language that CLDR takes for a macrolanguage (`swh` for `swa`, `npi` for `nep`). A script or region that is
+the language's likely one adds nothing; another makes a variety of the same language (`zho_Hant`, `fra-CA`), which keeps
+its own name and rows. A code that nobody knows stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+SOUTHERN_PASHTO = {"pbt": "ps"}
+"""CLDR's table takes `pbu` alone for Pashto, and FLORES calls its standard text `pbt`."""
+WIDER = {"Hang": "Kore", "Hira": "Jpan", "Kana": "Jpan", "Hrkt": "Jpan"}
+"""Scripts that are part of how a language is written."""
+
+
+class Code(NamedTuple):
+    """What a code means."""
+
+    language: str
+    """The language alone."""
+    variety: str
+    """With script and region, the likely ones where the code has none."""
+    known: bool
+
+
+@lru_cache(maxsize=4096)
+def meaning(code: str) -> Code:
+    """What the code means; itself where nobody knows it."""
+    import langcodes  # 0.2 s, and most commands name no language
+
+    try:
+        tag = langcodes.Language.get(langcodes.standardize_tag(code, macro=True))
+    except langcodes.LanguageTagError:
+        return Code(code, code, known=False)
+    if tag.language is None or not tag.is_valid():
+        return Code(code, code, known=False)
+    language = SOUTHERN_PASHTO.get(tag.language, tag.language)
+    full = tag.update_dict({"language": language, "script": WIDER.get(tag.script or "", tag.script)})
+    return Code(language, str(full.maximize()), known=True)
+
+
+def same_variety(a: str, b: str) -> bool:
+    """Whether two codes mean the same language, written the same way."""
+    return meaning(a).variety == meaning(b).variety
+
+
+def known_by(language: str, known: Iterable[str]) -> bool:
+    """Whether a model that knows these languages knows this one, in whatever script."""
+    return meaning(language).language in {meaning(each).language for each in known}
+
+
+def match(language: str, among: Sequence[str]) -> str | None:
+    """The one of several that is this language: of the same name, else of the same variety, else of the same language;
+    None where there is none."""
+    if language in among:
+        return language
+    wanted = meaning(language)
+    same = [name for name in among if meaning(name).variety == wanted.variety]
+    return next(iter(same + [name for name in among if meaning(name).language == wanted.language]), None)
+
+
+def by_priority(languages: Iterable[str], priority: Sequence[str]) -> list[str]:
+    """The languages as `anchor_priority` orders them; those that are not in it come last, alphabetically."""
+    ranks = {meaning(language).variety: rank for rank, language in reversed(list(enumerate(priority)))}
+    return sorted(languages, key=lambda language: (ranks.get(meaning(language).variety, len(ranks)), language))
