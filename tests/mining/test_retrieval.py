@@ -62,6 +62,7 @@ def test_each_different_query_has_its_nearest_candidates(run, precision, tmp_pat
         (["un", "DEUX", "", "TROIS", "UN"], "line 1: 'un' is no line of"),
         (["3", "7", "", "1", "5"], r"line 2: .* has lines 1 to 6, not '7'"),
         (["0", "6", "", "1", "5"], r"lines 1 to 6, not '0'"),
+        (["9" * 5000, "6", "", "1", "5"], r"lines 1 to 6, not '9999"),
         (["2", "6", "", "1", "5"], r"line 2 of .* holds no sentence"),
         (["3", "6", "", "", "5"], "line 4 is empty, but the query there is not"),
         (["3", "6", "1", "5"], "has 4 lines and the queries 5"),

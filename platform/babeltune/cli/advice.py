@@ -171,9 +171,10 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
     """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
     from babeltune.spec.space import values_of
 
-    def largest(name: str, own: Any) -> Any:
+    def largest(name: str, own: int) -> int:
         parameter = sweep.parameters.get(name)
-        return own if parameter is None else max((*values_of(parameter, 0), *values_of(parameter, 1)))
+        values: list[Any] = [own] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
+        return int(max(values))
 
     total, size = sum(pairs.values()), max(pairs.values(), default=0)
     batches = {sweep.data.sampling.batches} | set(

@@ -32,10 +32,11 @@ class Code(NamedTuple):
 def meaning(code: str) -> Code:
     """What the code means; itself where nobody knows it."""
     import langcodes  # 0.2 s, and most commands name no language
+    from langcodes.tag_parser import LanguageTagError
 
     try:
         tag = langcodes.Language.get(langcodes.standardize_tag(code, macro=True))
-    except langcodes.LanguageTagError:
+    except LanguageTagError:
         return Code(code, code, known=False)
     if tag.language is None or not tag.is_valid():
         return Code(code, code, known=False)

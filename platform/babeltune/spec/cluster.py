@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from babeltune.errors import SpecError
 from babeltune.records import Strict
-from babeltune.spec.bounds import NAME, Problem, shown
+from babeltune.spec.bounds import NAME, Problem
 from babeltune.spec.document import read_document, validate
 from babeltune.spec.files import expand, find_file, sqlite_url
 from babeltune.spec.local import PLACE, is_place
@@ -229,8 +229,8 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
     if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
         yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:9]}, and ports are 1 to 65535"
-    if problem := _long(cluster):
-        yield problem
+    if wrong := list(_no_places(cluster)):
+        yield from wrong
         return
     uri = URI.fullmatch(cluster.storage)
     if uri:
@@ -282,15 +282,14 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("gpus_per_worker",), problem
 
 
-def _long(cluster: Cluster) -> Problem | None:
-    """The first of the paths that is none."""
+def _no_places(cluster: Cluster) -> Iterator[Problem]:
+    """Paths that are none. Their text, which may hold a secret, is not repeated."""
     uri = URI.fullmatch(cluster.storage)
     paths = {"cache": cluster.cache, "token_file": cluster.token_file or ""}
     paths |= {"storage": uri[2] if uri else cluster.storage, "mlflow": cluster.mlflow.rpartition("://")[2]}
     for key, path in paths.items():
         if not is_place(path):
-            return (key,), f"{shown(without_password(path))} must be {PLACE}"
-    return None
+            yield (key,), f"must be {PLACE}"
 
 
 def _shared_gpu(cluster: Cluster) -> str | None:

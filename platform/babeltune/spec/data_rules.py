@@ -376,8 +376,8 @@ def _respelled(source: Source, names: Mapping[str, str]) -> Source:
 
     made = source.translation
     if made is not None:
-        both = {"original": names.get(made.original, made.original), "into": names.get(made.into, made.into)}
-        made = replace(made, **both)
+        original, into = (names.get(code, code) for code in (made.original, made.into))
+        made = replace(made, original=original, into=into)
     return replace(
         source,
         columns=renamed(source.columns),
