@@ -228,7 +228,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         )
     port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
     if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
-        yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:9]}, and ports are 1 to 65535"
+        yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:20]}, and ports are 1 to 65535"
     if wrong := list(_no_places(cluster)):
         yield from wrong
         return

@@ -350,9 +350,8 @@ def respelled(data: Data) -> Data:
 
     Tasks keep the names that they give, which are those of their metrics.
     """
-    by_name = {source.name: source for source in data.train}
     read = (*data.train, *data.words.lexicon)
-    codes = dict.fromkeys([*data.anchor_priority, *(code for source in read for code in languages(source, by_name))])
+    codes = dict.fromkeys([*data.anchor_priority, *(code for source in read for code in languages(source, {}))])
     first: dict[str, str] = {}
     names = {code: first.setdefault(meaning(code).variety, code) for code in codes}
     if all(code == name for code, name in names.items()):
