@@ -125,7 +125,7 @@ def test_every_step_is_counted(tmp_path):
         *numbered("n", 5),
     ]
     train = source(tmp_path, "s", "eng fra", rows, cap=4)
-    train = replace(train, on_error="drop")
+    train = replace(train, on_error="drop", max_dropped=0.1)
     with (tmp_path / "s.tsv").open("a") as file:
         file.write("broken\n")
     dev = Task(name="d", source=source(tmp_path, "d", "eng fra", [("in the DEV set", "Autre.")]))

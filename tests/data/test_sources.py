@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import gzip
 import hashlib
 import json
+import os
+import socket
 import string
 import subprocess
 import sys
@@ -19,9 +22,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
 from babeltune.errors import DataError
-from babeltune.records import Source, Task
+from babeltune.records import Data, Source, Task
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
 ENGLISH, FRENCH = ["Good morning.", "Thank you."], ["Bonjour.", "Merci."]
@@ -58,7 +62,7 @@ def refused(source: Source, root: Path, **others: Rows) -> str:
 
 
 def dropped(source: Source, root: Path) -> dict[str, int]:
-    return read(dataclasses.replace(source, on_error="drop"), root).dropped
+    return read(dataclasses.replace(source, on_error="drop", max_dropped=1.0), root).dropped
 
 
 # --- formats -------------------------------------------------------------------------------------------------------
@@ -311,7 +315,7 @@ def test_a_cut_off_archive_is_an_error_with_file_and_line(tmp_path):
 
 
 def test_a_source_with_every_row_dropped_is_an_error_that_says_why(tmp_path):
-    source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\t\nNo\n"), on_error="drop")
+    source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\t\nNo\n"), on_error="drop", max_dropped=1.0)
     assert refused(source, tmp_path) == "source 's' (t.tsv) has no rows left; dropped: 1 empty side, 1 column count"
 
 
@@ -464,3 +468,177 @@ def test_a_key_does_not_depend_on_what_stands_between_words(words, data):
     between = st.text(st.sampled_from(string.punctuation + " \t\u3000\u2019、。「」—«»"), max_size=3)
     spaced = "".join(word + data.draw(between) for word in words)
     assert text_key(spaced) == text_key(" ".join(words))
+
+
+# --- Files that are not what they seem -----------------------------------------------------------------------------
+
+
+def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
+    """A gzip file of 389 KB whose one line has 400 MB, read by a process that may grow by 100 MB."""
+    with gzip.open(tmp_path / "bomb.gz", "wb") as file:
+        file.write(b"eng\tfra\nYes\tOui\n")
+        for _ in range(400):
+            file.write(b"x" * 1_000_000)
+        file.write(b"\tfin\nNo\tNon\n")
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from babeltune.data.sources import read_source; from babeltune.records import Source\n"
+        "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 100_000_000\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+        "source = Source(name='s', path='bomb.gz', columns={'eng': 'eng', 'fra': 'fra'}, on_error='drop', max_dropped=1.0)\n"
+        "rows = read_source(source, Path(sys.argv[1]), others={})\n"
+        "print(rows.columns, rows.dropped)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'eng': ['Yes', 'No'], 'fra': ['Oui', 'Non']} {'too long': 1}\n"
+
+
+@pytest.mark.parametrize("suffix", ["tsv", "csv", "jsonl", "parquet"])
+def test_a_row_longer_than_the_limit_is_named_or_counted(tmp_path, suffix):
+    texts = {"eng": ["Yes", "x" * 100, "No"], "fra": ["Oui", "y", "Non"]}
+    path = tmp_path / f"t.{suffix}"
+    if suffix == "parquet":
+        parquet.write_table(pa.table(texts), path)
+    elif suffix == "jsonl":
+        path.write_text(
+            "".join(json.dumps(dict(zip(texts, row, strict=True))) + "\n" for row in zip(*texts.values(), strict=True))
+        )
+    else:
+        mark = "\t" if suffix == "tsv" else ","
+        path.write_text("".join(mark.join(row) + "\n" for row in [tuple(texts), *zip(*texts.values(), strict=True)]))
+    source = table(path.name, format=suffix)
+    with pytest.raises(DataError, match=r"too long: 1\d\d bytes, and a line has at most 90 \(data.max_line_bytes\)"):
+        read_source(source, tmp_path, others={}, longest=90)
+    lenient = dataclasses.replace(source, on_error="drop", max_dropped=0.5)
+    rows = read_source(lenient, tmp_path, others={}, longest=90)
+    assert rows.columns == {"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}
+    assert rows.dropped == {"too long": 1}
+
+
+def test_the_sweep_files_limit_reaches_train_dev_and_test(tmp_path):
+    long = "x" * 60
+    put(tmp_path, "long.tsv", f"eng\tfra\nYes\tOui\n{long}\tbon\n")
+    put(tmp_path, "short.tsv", "eng\tfra\nA\tB\nC\tD\n")
+    for place in ("train", "dev", "test"):
+        names = {"train": "short.tsv", "dev": "short.tsv", "test": "short.tsv", place: "long.tsv"}
+        sources = {key: dataclasses.replace(table(name), name=key) for key, name in names.items()}
+        data = Data(
+            train=(sources["train"],),
+            dev=(Task(name="d", source=sources["dev"]),),
+            test=(Task(name="t", source=sources["test"]),),
+            max_line_bytes=50,
+        )
+        with pytest.raises(DataError, match=r"long.tsv:3: too long: .* at most 50"):
+            build_corpus(data, tmp_path, 0)
+
+
+def test_a_text_that_nobody_can_see_is_an_empty_side(tmp_path):
+    for unseen in ("\u200b", "\u200d\ufeff", "\u3164 \u2800", "\u200e\u00ad"):
+        source = table(put(tmp_path, "t.tsv", f"eng\tfra\nYes\t{unseen}\nNo\tNon\u200b\n"))
+        assert "t.tsv:2: empty side" in refused(source, tmp_path)
+    assert dropped(source, tmp_path) == {"empty side": 1}
+
+
+def test_a_key_that_occurs_twice_is_a_broken_line(tmp_path):
+    source = table(put(tmp_path, "t.jsonl", '{"eng": "Yes", "fra": "Oui", "eng": "No"}\n'), format="jsonl")
+    assert "t.jsonl:1: repeated key: 'eng' occurs twice" in refused(source, tmp_path)
+    inner = '{"eng": "Yes", "fra": "Oui", "more": {"a": 1, "a": 2}}\n{"eng": "No", "fra": "Non"}\n'
+    assert dropped(table(put(tmp_path, "u.jsonl", inner), format="jsonl"), tmp_path) == {"repeated key": 1}
+
+
+def test_json_that_is_nested_too_deeply_is_a_broken_line(tmp_path):
+    deep = '{"eng": ' + "[" * 200_000 + "]" * 200_000 + ', "fra": "x"}\n{"eng": "No", "fra": "Non"}\n'
+    source = table(put(tmp_path, "t.jsonl", deep), format="jsonl")
+    assert "t.jsonl:1: not JSON: " in refused(source, tmp_path)
+    assert dropped(source, tmp_path) == {"not JSON": 1}
+
+
+def test_a_file_in_another_encoding_stops_although_broken_rows_are_dropped(tmp_path):
+    words = ["café", "été", "oui"]
+    rows = "".join(f"no {i}\t{words[i % 3]} {i}\n" for i in range(499))
+    source = table(put(tmp_path, "t.tsv", ("eng\tfra\n" + rows).encode("latin-1")), on_error="drop")
+    message = refused(source, tmp_path)
+    assert "333 of 499 rows are broken (333 not UTF-8), more than max_dropped 0.05 allows" in message
+    assert "raise `max_dropped`" in message
+    most = dataclasses.replace(source, max_dropped=333 / 499)
+    assert read(most, tmp_path).dropped == {"not UTF-8": 333}
+
+
+def test_ids_that_one_file_lacks_do_not_count_as_broken(tmp_path):
+    eng = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n2\tNo\n")
+    fra = put(tmp_path, "f.tsv", "id\ttext\n1\tOui\n3\tNon\n")
+    rows = read(Source(name="s", paths={"eng": eng, "fra": fra}, id="id", on_error="drop"), tmp_path)
+    assert rows.dropped == {"id not in every file": 2}
+
+
+def test_csv_is_read_by_the_rules_of_csv(tmp_path):
+    text = 'eng,fra\r\n"Yes, sir","Il dit ""oui"""\r\n"two\nlines",deux\r\n\r\nNo,Non\r\n'
+    rows = read(table(put(tmp_path, "t.csv", text), format="csv"), tmp_path)
+    assert rows.columns == {"eng": ["Yes, sir", "two\nlines", "No"], "fra": ['Il dit "oui"', "deux", "Non"]}
+    semicolons = put(tmp_path, "s.csv", 'eng;fra\n"Yes; sir";Oui, monsieur\n')
+    rows = read(table(semicolons, format="csv", delimiter=";"), tmp_path)
+    assert rows.columns == {"eng": ["Yes; sir"], "fra": ["Oui, monsieur"]}
+
+
+def test_a_broken_row_of_csv_is_named_by_its_first_line_and_reading_goes_on(tmp_path):
+    text = b'eng,fra\n"two\nlines",deux\n"Yes"!,Oui\nA,B,C\nbad \xe9,mal\nNo,Non\n'
+    source = table(put(tmp_path, "t.csv", text), format="csv")
+    assert refused(source, tmp_path).startswith(f"{tmp_path / 't.csv'}:4: not CSV: ")
+    assert dropped(source, tmp_path) == {"not CSV": 1, "column count": 1, "not UTF-8": 1}
+    rows = read(dataclasses.replace(source, on_error="drop", max_dropped=1.0), tmp_path)
+    assert rows.columns["fra"] == ["deux", "Non"]
+
+
+def test_a_missing_quotation_mark_costs_one_row_and_not_the_file(tmp_path):
+    text = 'eng,fra\n"Yes,Oui\n' + "".join(f"word {i},mot {i}\n" for i in range(200))
+    source = table(put(tmp_path, "t.csv", text), format="csv", on_error="drop", max_dropped=0.2)
+    rows = read_source(source, tmp_path, others={}, longest=300)
+    assert rows.dropped == {"too long": 1}
+    assert rows.columns["eng"][-1] == "word 199"
+    assert len(rows) > 170
+
+
+@pytest.mark.parametrize("minimal", [False, True])
+def test_a_table_quoted_by_a_spreadsheet_is_refused_until_quoted_is_said(tmp_path, minimal):
+    texts = [(f"Yes, {i}", f'Il dit "oui" {i}') for i in range(9)] + [("No", "Non")]
+    with (tmp_path / "t.tsv").open("w", newline="") as file:
+        quoting = csv.QUOTE_MINIMAL if minimal else csv.QUOTE_ALL
+        writer = csv.writer(file, delimiter="\t", quoting=quoting)
+        writer.writerow(["eng", "fra"])
+        writer.writerows(texts)
+    if not minimal:
+        assert "1: column 'eng' is in quotation marks; say `quoted: true`" in refused(table("t.tsv"), tmp_path)
+    headed = {"eng": "eng", "fra": "fra"} if minimal else {"eng": '"eng"', "fra": '"fra"'}
+    message = refused(table("t.tsv", columns=headed), tmp_path)
+    assert "are in quotation marks, as spreadsheets write them; say `quoted: true`, or `quoted: false`" in message
+    rows = read(table("t.tsv", quoted=True), tmp_path)
+    assert list(zip(*rows.columns.values(), strict=True)) == texts
+    kept = read(table("t.tsv", columns=headed, quoted=False), tmp_path)
+    assert kept.columns["fra"][0] == '"Il dit ""oui"" 0"'
+
+
+def test_text_with_quotations_is_not_taken_for_a_spreadsheets(tmp_path):
+    rows = [f'"Go away, {i}!"\tRow {i}' for i in range(20)] + [f'He said, "no {i}".\tRow {i}' for i in range(40)]
+    source = table(put(tmp_path, "t.tsv", "\n".join(["eng\tfra", *rows])))
+    assert read(source, tmp_path).columns["eng"][0] == '"Go away, 0!"'
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "circle", "nowhere"])
+def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, kind):
+    place = tmp_path / "x.tsv"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        socket.socket(socket.AF_UNIX).bind(str(place))
+    elif kind == "device":
+        place.symlink_to("/dev/zero")
+    elif kind == "circle":
+        place.symlink_to(tmp_path / "y.tsv")
+        (tmp_path / "y.tsv").symlink_to(place)
+    else:
+        place.symlink_to(tmp_path / "gone.tsv")
+    for path in ("x.tsv", str(place)):
+        message = refused(table(path), tmp_path)
+        assert ("link" in message) if kind in ("circle", "nowhere") else ("file" in message)
+    assert str(place) in message

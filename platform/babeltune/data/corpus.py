@@ -75,7 +75,7 @@ def build_corpus(
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and when no pair is left, saying which step removed what.
     """
-    dev, test = (read_eval(tasks, root) for tasks in (data.dev, data.test))
+    dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
     near = near or (find_near_anew if data.overlap == "near" else None)
@@ -87,7 +87,9 @@ def build_corpus(
     for made in (None, "translate", "pivot"):  # what is made of others comes after them
         for source in data.train:
             if made == (source.format if source.format in ("translate", "pivot") else None):
-                read[source.name] = read_source(source, root, others=read, translate=translate)
+                read[source.name] = read_source(
+                    source, root, others=read, translate=translate, longest=data.max_line_bytes
+                )
     for source in data.train:
         rows = read[source.name]
         cleaning.digests[source.name] = rows.digest

@@ -14,7 +14,7 @@ import numpy as np
 
 from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
-from babeltune.data.tables import Fault, located, tsv_rows
+from babeltune.data.tables import MAX_LINE_BYTES, Fault, located, tsv_rows
 from babeltune.errors import DataError, nearest
 from babeltune.records import Data, Mined, Source, Task
 
@@ -60,12 +60,14 @@ def read_tasks(tasks: Sequence[Task], root: Path, data: Data) -> list[TextTask]:
 
     Raises `DataError` for text that cannot be read.
     """
-    return [task for rows in read_eval(tasks, root) for task in subsets(rows, data.anchor_priority)]
+    return [
+        task for rows in read_eval(tasks, root, data.max_line_bytes) for task in subsets(rows, data.anchor_priority)
+    ]
 
 
-def read_eval(tasks: Sequence[Task], root: Path) -> list[EvalRows]:
-    """Everything that the tasks' files hold."""
-    return [_READERS[task.task](task, root) for task in tasks]
+def read_eval(tasks: Sequence[Task], root: Path, longest: int = MAX_LINE_BYTES) -> list[EvalRows]:
+    """Everything that the tasks' files hold; a line of more than `longest` bytes is broken."""
+    return [_READERS[task.task](task, root, longest) for task in tasks]
 
 
 def labelled(kind: str, found: Sequence[EvalRows]) -> Iterator[tuple[str, EvalRows]]:
@@ -84,12 +86,12 @@ def source_of(task: Task) -> Source:
     return task.source
 
 
-def read_bitext(task: Task, root: Path) -> EvalRows:
+def read_bitext(task: Task, root: Path, longest: int) -> EvalRows:
     """The rows, and the changed sentences where there are some."""
-    rows = read_source(source_of(task), root, others={})
+    rows = read_source(source_of(task), root, others={}, longest=longest)
     if task.augmented is None:
         return EvalRows(task=task, columns=rows.columns, digest=rows.digest, dropped=rows.dropped)
-    changed = read_source(task.augmented, root, others={})
+    changed = read_source(task.augmented, root, others={}, longest=longest)
     return EvalRows(
         task=task,
         columns=rows.columns,
@@ -99,18 +101,18 @@ def read_bitext(task: Task, root: Path) -> EvalRows:
     )
 
 
-def read_sts(task: Task, root: Path) -> EvalRows:
+def read_sts(task: Task, root: Path, longest: int) -> EvalRows:
     """The graded pairs."""
-    left, right, grades, digest = read_graded(task, root)
+    left, right, grades, digest = read_graded(task, root, longest)
     return EvalRows(task=task, columns={"left": left, "right": right}, grades=grades, digest=digest)
 
 
-def read_topics(task: Task, root: Path) -> EvalRows:
+def read_topics(task: Task, root: Path, longest: int) -> EvalRows:
     """Texts with their topics and, for transfer, their splits."""
-    rows, labels = read_labelled(task, root)
+    rows, labels = read_labelled(task, root, longest)
     digest, splits = rows.digest, list[str]()
     if task.task == "transfer":
-        again, splits = read_labelled(replace(task, label=task.split), root)
+        again, splits = read_labelled(replace(task, label=task.split), root, longest)
         digest = digest_of(digest, again.digest)
         for name in (task.learnt, task.scored):
             if name not in splits:
@@ -122,27 +124,27 @@ def read_topics(task: Task, root: Path) -> EvalRows:
     return EvalRows(task=task, columns=rows.columns, labels=labels, splits=splits, digest=digest, dropped=rows.dropped)
 
 
-def read_mining(task: Task, root: Path) -> EvalRows:
+def read_mining(task: Task, root: Path, longest: int) -> EvalRows:
     """The two sides and gold, and those of the set that the threshold is fitted on."""
-    rows = read_mined(task, Mined(source=source_of(task), gold=task.gold or ""), root)
+    rows = read_mined(task, Mined(source=source_of(task), gold=task.gold or ""), root, longest)
     if task.fit is None:
         return rows
-    fit = read_mined(task, task.fit, root)
+    fit = read_mined(task, task.fit, root, longest)
     return replace(rows, fit=fit, digest=digest_of(rows.digest, fit.digest))
 
 
-def read_mined(task: Task, mined: Mined, root: Path) -> EvalRows:
+def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
     """One set for mining. Raises `DataError` for a gold pair that is broken or of unknown ids."""
     source = mined.source
     columns, digests, dropped, places = {}, [], dict[str, int](), []
     for language, name in (source.paths or {}).items():
-        side = read_source(replace(source, paths={language: name}), root, others={})
+        side = read_source(replace(source, paths={language: name}), root, others={}, longest=longest)
         columns[language] = side.columns[language]
         places.append({written: row for row, written in enumerate(side.ids)})
         digests.append(side.digest)
         dropped |= {reason: dropped.get(reason, 0) + count for reason, count in side.dropped.items()}
     path, content, gold = located(mined.gold, root), hashlib.sha256(), []
-    for line, values in tsv_rows(path, ["0", "1"], content, header=False):
+    for line, values in tsv_rows(path, ["0", "1"], content, header=False, longest=longest):
         if isinstance(values, Fault):
             raise DataError(f"{path}:{line}: {values.reason}: {values.words}; correct it")
         for name, known, language in zip(values, places, columns, strict=True):

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +20,11 @@ from pathlib import Path
 
 from babeltune.data.languages import by_priority
 from babeltune.data.tables import (
+    MAX_LINE_BYTES,
     Digest,
     Fault,
     Row,
+    csv_rows,
     dataset_rows,
     jsonl_rows,
     located,
@@ -63,6 +66,24 @@ class Refusals:
     """What makes it a count: words for the error."""
     drop: bool
     counts: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    """Rows that were read, broken or not."""
+
+    def count(self, table: Iterable[Row]) -> Iterator[Row]:
+        """The same rows, counted."""
+        for row in table:
+            self.rows += 1
+            yield row
+
+    def refuse_too_many(self, source: Source) -> None:
+        """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
+        broken = self.counts.total()
+        if broken > source.max_dropped * self.rows:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.most_common())
+            raise DataError(
+                f"{named(source)}: {broken:,} of {self.rows:,} rows are broken ({reasons}), more than max_dropped "
+                f"{source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
+            )
 
     def refuse(self, place: str, fault: Fault) -> None:
         """Counts the row, or raises `DataError` that names its place."""
@@ -73,11 +94,18 @@ class Refusals:
         self.counts[fault.reason] += 1
 
 
-def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], translate: Translate | None = None) -> Rows:
+def read_source(
+    source: Source,
+    root: Path,
+    *,
+    others: Mapping[str, Rows],
+    translate: Translate | None = None,
+    longest: int = MAX_LINE_BYTES,
+) -> Rows:
     """Reads a source; relative paths start at `root`, and `others` holds the rows of sources that it is made of.
 
     Raises `DataError` for a file, column or data set that is not there, and for the first broken row unless the source
-    drops these.
+    drops these. A line of more than `longest` bytes is broken.
     """
     refusals = Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
     if source.format == "pivot":
@@ -85,70 +113,111 @@ def read_source(source: Source, root: Path, *, others: Mapping[str, Rows], trans
     elif source.translation is not None:
         rows = translated(source, others, translate)
     elif source.paths is not None:
-        rows = read_files(source, source.paths, root, refusals)
+        rows = read_files(source, source.paths, root, refusals, longest)
     else:
-        rows = read_table(source, root, refusals)
+        rows = read_table(source, root, refusals, longest)
     if not len(rows):
         reasons = ", ".join(f"{count} {reason}" for reason, count in rows.dropped.items())
-        place = source.path or source.dataset or ", ".join((source.paths or {}).values())
-        where = f" ({place})" if place else ""
-        raise DataError(f"source {source.name!r}{where} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
+        raise DataError(f"{named(source)} has no rows{f' left; dropped: {reasons}' if reasons else ''}")
     return rows
+
+
+def named(source: Source) -> str:
+    """The source's name and its files, for an error."""
+    place = source.path or source.dataset or ", ".join((source.paths or {}).values())
+    return f"source {source.name!r}{f' ({place})' if place else ''}"
 
 
 # --- One table, several columns ----------------------------------------------------------------------------------
 
 
-def read_table(source: Source, root: Path, refusals: Refusals) -> Rows:
+def read_table(source: Source, root: Path, refusals: Refusals, longest: int) -> Rows:
     """One file or data set that has a column for each language."""
     columns = source.columns or {}
     names = [*columns.values(), *source.where, *([source.id] if source.id else [])]
     content = hashlib.sha256()
     if source.format == "hub":
-        place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content)
+        place, table = f"{source.dataset}[{source.split}]", dataset_rows(source, root, names, content, longest)
     else:
         path = located(source.path or "", root)
-        place, table = str(path), read_file(source, path, names, content)
+        place, table = str(path), read_file(source, path, names, content, longest)
     kept = []
-    for line, values in table:
+    for line, values in refusals.count(table):
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
         elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
             kept.append(values)
+    refusals.refuse_too_many(source)
     by_column: list[list[str]] = [list(column) for column in zip(*kept, strict=True)] or [[] for _ in names]
     texts = dict(zip(columns, by_column[: len(columns)], strict=True))
     ids = by_column[-1] if source.id else []
     return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
 
 
-def read_file(source: Source, path: Path, names: Sequence[str], content: Digest) -> Iterator[Row]:
+def read_file(source: Source, path: Path, names: Sequence[str], content: Digest, longest: int) -> Iterator[Row]:
     """The named columns of a file in the source's format."""
     if source.format == "jsonl":
-        return jsonl_rows(path, names, source.id, content)
+        return jsonl_rows(path, names, source.id, content, longest)
     if source.format == "parquet":
-        return parquet_rows(path, names, source.id, content)
+        return parquet_rows(path, names, source.id, content, longest)
     if source.format == "moses":
-        return moses_rows(path, content)
-    return tsv_rows(path, names, content, header=source.header)
+        return moses_rows(path, content, longest)
+    if source.format == "csv" or source.quoted:
+        delimiter = source.delimiter if source.format == "csv" else "\t"
+        return csv_rows(path, names, content, header=source.header, delimiter=delimiter, longest=longest)
+    rows = tsv_rows(path, names, content, header=source.header, longest=longest)
+    return rows if source.quoted is False else refuse_quoted(path, names, rows)
+
+
+QUOTED = re.compile(r'"(?:[^"]|"")*"')
+"""A field as spreadsheets quote it: quotation marks around it, and doubled within."""
+QUOTED_LEAST = 3
+"""So many quoted fields of a column are no chance. A spreadsheet quotes all, or each with a comma or a mark."""
+QUOTED_SHARE = 0.5
+"""More of a column's fields than this are not quoted by chance. In text with quotations it is a few in a hundred."""
+
+
+def refuse_quoted(path: Path, names: Sequence[str], rows: Iterable[Row]) -> Iterator[Row]:
+    """The same rows. Raises `DataError` at their end if a spreadsheet has put quotation marks around the fields."""
+    total, wrapped, bare = 0, [0] * len(names), [0] * len(names)
+    for line, values in rows:
+        yield line, values
+        if isinstance(values, Fault):
+            continue
+        total += 1
+        for place, text in enumerate(values):
+            if QUOTED.fullmatch(text):
+                wrapped[place] += 1
+            elif '"' in text or "," in text:
+                bare[place] += 1
+    for place, name in enumerate(names):
+        if wrapped[place] >= QUOTED_LEAST and (not bare[place] or wrapped[place] > QUOTED_SHARE * total):
+            raise DataError(
+                f"{path}: {wrapped[place]:,} of {total:,} fields of column {name!r} are in quotation marks, as "
+                "spreadsheets write them; say `quoted: true`, or `quoted: false` if the marks belong to the text"
+            )
 
 
 # --- Several files, one column each ------------------------------------------------------------------------------
 
 
-def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: Refusals) -> Rows:
+def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: Refusals, longest: int) -> Rows:
     """One file per language, joined line by line or on an id."""
     files = {language: located(path, root) for language, path in paths.items()}
     contents = {language: hashlib.sha256() for language in files}
     by_id = source.format != "moses" and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
     tables = {
-        language: read_file(source, path, [source.column, *id_names], contents[language])
+        language: refusals.count(read_file(source, path, [source.column, *id_names], contents[language], longest))
         for language, path in files.items()
     }
     if by_id:
-        columns, ids = join_ids(files, tables, refusals)
+        columns, ids, unmatched = join_ids(files, tables, refusals)
     else:
-        columns, ids = join_lines(files, tables, refusals), []
+        columns, ids, unmatched = join_lines(files, tables, refusals), [], 0
+    refusals.refuse_too_many(source)
+    if unmatched:
+        refusals.counts["id not in every file"] = unmatched
     digests = {language: content.hexdigest() for language, content in contents.items()}
     digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
@@ -182,8 +251,8 @@ def join_lines(
 
 def join_ids(
     files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
-) -> tuple[dict[str, list[str]], list[str]]:
-    """The rows whose id is in every file, in the first file's order; others are left out and counted."""
+) -> tuple[dict[str, list[str]], list[str], int]:
+    """The rows whose id is in every file, in the first file's order, and how many ids are not."""
     texts: dict[str, dict[str, str]] = {}
     for language, table in tables.items():
         texts[language] = seen = {}
@@ -199,9 +268,8 @@ def join_ids(
                 seen[name] = text
     first, *others = texts.values()
     ids = [name for name in first if all(name in other for other in others)]
-    if unmatched := len(set(itertools.chain.from_iterable(texts.values()))) - len(ids):
-        refusals.counts["id not in every file"] += unmatched
-    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids
+    unmatched = len(set(itertools.chain.from_iterable(texts.values()))) - len(ids)
+    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids, unmatched
 
 
 # --- Two sources through a pivot ---------------------------------------------------------------------------------
@@ -281,17 +349,17 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
 # --- Graded pairs --------------------------------------------------------------------------------------------------
 
 
-def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[float], str]:
+def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[list[str], list[str], list[float], str]:
     """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
 
     Raises `DataError` for the first broken row, which includes a grade that is no finite number.
     """
     source = task.graded()
-    rows = read_source(source, root, others={})
+    rows = read_source(source, root, others={}, longest=longest)
     lefts, rights = rows.columns.values()
     place = source.dataset or str(located(source.path or "", root))
     grades = []
-    for line, written in enumerate(rows.ids, 2 if source.format == "tsv" and source.header else 1):
+    for line, written in enumerate(rows.ids, 2 if source.format in ("tsv", "csv") and source.header else 1):
         try:
             grade = float(written)
         except ValueError:
@@ -307,7 +375,7 @@ def read_graded(task: Task, root: Path) -> tuple[list[str], list[str], list[floa
 # --- Texts with topics -------------------------------------------------------------------------------------------
 
 
-def read_labelled(task: Task, root: Path) -> tuple[Rows, list[str]]:
+def read_labelled(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, list[str]]:
     """The rows of a clustering task's source, and the label of each.
 
     Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
@@ -316,11 +384,12 @@ def read_labelled(task: Task, root: Path) -> tuple[Rows, list[str]]:
     if source is None:
         raise DataError(f"clustering task {task.name!r} has no source; name the files that hold its texts")
     if source.paths is None:
-        whole = read_source(replace(source, columns={**(source.columns or {}), LABEL: task.label}), root, others={})
+        with_label = replace(source, columns={**(source.columns or {}), LABEL: task.label})
+        whole = read_source(with_label, root, others={}, longest=longest)
         labels = whole.columns[LABEL]
         return replace(whole, columns={name: c for name, c in whole.columns.items() if name != LABEL}), labels
-    rows = read_source(source, root, others={})
-    read = read_source(replace(source, column=task.label), root, others={})
+    rows = read_source(source, root, others={}, longest=longest)
+    read = read_source(replace(source, column=task.label), root, others={}, longest=longest)
     found = {name: set(labels) for name, *labels in zip(read.ids, *read.columns.values(), strict=True)}
     for name in rows.ids:
         if len(found.get(name, ())) != 1:

@@ -6,10 +6,13 @@ unreadable raises `DataError`.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import itertools
 import json
+import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +26,20 @@ from babeltune.spec.local import INSIDE, PLACE, is_inside, is_place
 if TYPE_CHECKING:
     import pyarrow as pa
 
+TAB = "\t"
 ARROW_ROWS = 10_000
-"""Rows of a Parquet file or data set that are in memory at a time."""
+"""Rows of a Parquet file or data set that are in memory at a time, at most."""
+ARROW_BYTES = 1 << 26
+"""Bytes of a Parquet file that are in memory at a time, if its rows are alike."""
+MAX_LINE_BYTES = 1 << 20
+"""Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
+SKIPPED_BYTES = 1 << 16
+"""Bytes of a line that is too long are read and thrown away so many at a time."""
+BLANK = re.compile(
+    r"[\s\x00-\x1f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
+)
+"""Text that nobody can see: blanks, zero-width characters, direction marks, fillers and variation selectors."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +63,8 @@ class Digest(Protocol):
 def below(path: str, root: Path) -> Path:
     """Where a source's path leads. `DataError` for a relative one that links lead out of `root`."""
     full = root / path
-    if not Path(path).is_absolute() and not (end := full.resolve()).is_relative_to(root.resolve()):
+    end = Path(os.path.realpath(full))  # `Path.resolve` raises for links that form a circle
+    if not Path(path).is_absolute() and not end.is_relative_to(root.resolve()):
         raise DataError(f"{full} is a link out of data.root, to {end}; give that whole path, or change data.root")
     return full
 
@@ -60,7 +76,11 @@ def located(path: str, root: Path | None = None) -> Path:
         inside = sorted(entry.name for entry in full.iterdir())[:5]
         raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
     if full.exists():
+        if root is not None and not full.is_file():  # what the user names on the command line may be a pipe
+            raise DataError(f"{full} is a pipe, socket or device, not a file; write what it gives into a file")
         return full
+    if full.is_symlink():
+        raise DataError(f"{full} is a link that leads to no file ({full.readlink()}); correct it")
     missing, folder = full, full.parent
     while not folder.is_dir() and folder != folder.parent:
         missing, folder = folder, folder.parent
@@ -70,15 +90,22 @@ def located(path: str, root: Path | None = None) -> Path:
     )
 
 
-def lines_of(path: Path, content: Digest) -> Iterator[bytes]:
-    """Lines without their ends and without a byte order mark; gzip is recognised by its first bytes."""
+def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
+    """Lines without their ends and without a byte order mark; gzip is recognised by its first bytes.
+
+    A line of more than `longest` bytes is a fault, and is never in memory as a whole.
+    """
     number = 0
     try:
         with path.open("rb") as raw:
             packed = raw.peek(2)[:2] == b"\x1f\x8b"
             stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
-            for number, line in enumerate(stream, 1):
+            while line := stream.readline(longest + 1):
+                number += 1
                 content.update(line)
+                if len(line) > longest and not line.endswith(b"\n"):
+                    yield too_long(len(line) + skip_line(stream, content), longest)
+                    continue
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 yield line.rstrip(b"\r\n")
@@ -86,28 +113,133 @@ def lines_of(path: Path, content: Digest) -> Iterator[bytes]:
         raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
 
 
-def tsv_rows(path: Path, names: Sequence[str], content: Digest, *, header: bool) -> Iterator[Row]:
+def skip_line(stream: io.BufferedReader[Any], content: Digest) -> int:
+    """Reads to the end of the line, and returns its bytes."""
+    skipped = 0
+    while part := stream.readline(SKIPPED_BYTES):
+        content.update(part)
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
+
+
+def too_long(length: int, longest: int) -> Fault:
+    """The fault of a line or text of more bytes than are read."""
+    return Fault("too long", f"{length:,} bytes, and a line has at most {longest:,} (data.max_line_bytes)")
+
+
+def tsv_rows(
+    path: Path, names: Sequence[str], content: Digest, *, header: bool, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
     """Columns of a tab-separated file without quoting, by name or (no header) by number from 0."""
-    lines = lines_of(path, content)
-    first = next(lines, None)
+    fields = (
+        (line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in numbered(path, content, longest)
+    )
+    return table_rows(path, names, fields, header=header)
+
+
+def numbered(path: Path, content: Digest, longest: int) -> Iterator[tuple[int, bytes | Fault]]:
+    """The lines with their numbers from 1."""
+    return enumerate(lines_of(path, content, longest), 1)
+
+
+def split_tabs(raw: bytes) -> list[str] | Fault:
+    """The fields between the tabs of a line."""
+    try:
+        return raw.decode().split("\t")
+    except UnicodeDecodeError as error:
+        return not_utf8(raw, error)
+
+
+def csv_rows(
+    path: Path,
+    names: Sequence[str],
+    content: Digest,
+    *,
+    header: bool,
+    delimiter: str,
+    longest: int = MAX_LINE_BYTES,
+) -> Iterator[Row]:
+    """Columns of a file that quotes its fields as Python's `csv` reads them, by name or by number from 0.
+
+    A field in quotation marks may hold the delimiter, line breaks and doubled quotation marks. A row of more than
+    `longest` bytes, such as one whose last quotation mark is missing, is a fault. Reading goes on at the next line.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), longest))
+    return table_rows(
+        path, names, QuotedLines(numbered(path, content, longest), longest).rows(delimiter), header=header
+    )
+
+
+class QuotedLines:
+    """Gives Python's `csv` the lines of a file, and its rows the number of their first line."""
+
+    def __init__(self, lines: Iterator[tuple[int, bytes | Fault]], longest: int) -> None:
+        self._lines, self._longest = lines, longest
+        self._first = self._bytes = 0
+        self._fault: Fault | None = None
+
+    def rows(self, delimiter: str) -> Iterator[tuple[int, list[str] | Fault]]:
+        """The first line and the fields of every row, or what is wrong with it."""
+        reader = csv.reader(self, delimiter=delimiter, strict=True)
+        while True:
+            self._first, self._bytes, self._fault = 0, 0, None
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except _RowTooLongError:
+                reader = csv.reader(self, delimiter=delimiter, strict=True)  # the old one is within a field
+                fields = []
+            except csv.Error as error:
+                self._fault, fields = self._fault or Fault("not CSV", f"{error}; quote fields as RFC 4180 says"), []
+            if fields or self._fault:  # not a blank line
+                yield self._first, self._fault or fields
+
+    def __iter__(self) -> QuotedLines:
+        return self
+
+    def __next__(self) -> str:
+        line, raw = next(self._lines)
+        self._first = self._first or line
+        if isinstance(raw, Fault):
+            self._fault = raw
+            raise _RowTooLongError
+        self._bytes += len(raw) + 1
+        if self._bytes > self._longest + 1:
+            self._fault = too_long(self._bytes, self._longest)
+            raise _RowTooLongError
+        try:
+            return raw.decode() + "\n"
+        except UnicodeDecodeError as error:
+            self._fault = self._fault or not_utf8(raw, error)
+            return raw.decode(errors="replace") + "\n"
+
+
+class _RowTooLongError(Exception):
+    """Ends the reading of a row."""
+
+
+def table_rows(
+    path: Path, names: Sequence[str], rows: Iterable[tuple[int, list[str] | Fault]], *, header: bool
+) -> Iterator[Row]:
+    """The named columns of rows of fields; the first row names the columns or, without a header, counts them."""
+    rows = iter(rows)
+    first = next(rows, None)
     if first is None:
         raise DataError(f"{path} is empty; a table has a header or at least one row")
-    try:
-        head = first.decode().split("\t")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:1: not UTF-8: {error}; convert the file to UTF-8") from error
+    line, head = first
+    if isinstance(head, Fault):
+        raise DataError(f"{path}:{line}: {head.reason}: {head.words}; correct the file's first line")
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
-    width = len(head)
-    for line, raw in enumerate(lines if header else itertools.chain([first], lines), 2 if header else 1):
-        try:
-            fields = raw.decode().split("\t")
-        except UnicodeDecodeError as error:
-            yield line, not_utf8(raw, error)
-            continue
-        if len(fields) == width:
+    for line, fields in rows if header else itertools.chain([first], rows):
+        if isinstance(fields, Fault):
+            yield line, fields
+        elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
         else:
-            words = f"{len(fields)} columns in {shortened(raw.decode())}, where line 1 has {width}"
+            words = f"{len(fields)} columns in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
             yield line, Fault("column count", words)
 
 
@@ -115,34 +247,62 @@ def position(path: Path, name: str, head: list[str]) -> int:
     """Where the named column is."""
     if head.count(name) > 1:
         raise DataError(f"{path}:1: {head.count(name)} columns are called {name!r}; rename all but one")
+    if name not in head and f'"{name}"' in head:
+        raise DataError(f"{path}:1: column {name!r} is in quotation marks; say `quoted: true`")
     if name not in head:
         raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{nearest(name, head)}")
     return head.index(name)
 
 
-def moses_rows(path: Path, content: Digest) -> Iterator[Row]:
+def moses_rows(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[Row]:
     """A file of one sentence per line."""
-    for line, raw in enumerate(lines_of(path, content), 1):
-        yield line, cells([raw], ["text"])
+    for line, raw in numbered(path, content, longest):
+        yield line, raw if isinstance(raw, Fault) else cells([raw], ["text"])
 
 
-def jsonl_rows(path: Path, names: Sequence[str], id_name: str | None, content: Digest) -> Iterator[Row]:
+def jsonl_rows(
+    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
     """Keys of the JSON objects of a file, one per line; `translation.en` reaches into an inner object."""
-    for line, raw in enumerate(lines_of(path, content), 1):
-        try:
-            record = json.loads(raw.decode())
-        except UnicodeDecodeError as error:
-            yield line, not_utf8(raw, error)
-            continue
-        except ValueError as error:
-            yield line, Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object")
-            continue
-        if not isinstance(record, dict):
-            yield line, Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object")
+    for line, raw in numbered(path, content, longest):
+        record = raw if isinstance(raw, Fault) else json_object(raw)
+        if isinstance(record, Fault):
+            yield line, record
             continue
         values = [reached(record, name) for name in names]
         faults = [value for value in values if isinstance(value, Fault)]
-        yield line, faults[0] if faults else cells(values, names, id_name, surrogates=b"\\u" in raw)
+        escaped = isinstance(raw, bytes) and b"\\u" in raw
+        yield line, faults[0] if faults else cells(values, names, id_name, surrogates=escaped)
+
+
+def json_object(raw: bytes) -> dict[str, Any] | Fault:
+    """The JSON object of a line, or why there is none."""
+    try:
+        record = json.loads(raw.decode(), object_pairs_hook=unique_keys)
+    except UnicodeDecodeError as error:
+        return not_utf8(raw, error)
+    except _RepeatedKeyError as error:
+        return Fault("repeated key", f"{shortened(str(error))} occurs twice in an object; give each key once")
+    except RecursionError:
+        return Fault("not JSON", f"{shortened(raw.decode())} is nested too deeply; each line is one flat JSON object")
+    except ValueError as error:
+        return Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object")
+    if not isinstance(record, dict):
+        return Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object")
+    return record
+
+
+class _RepeatedKeyError(Exception):
+    """A key that an object has twice."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKeyError(next(key for key in keys if keys.count(key) > 1))
+    return found
 
 
 def reached(record: dict[str, Any], name: str) -> Any:
@@ -159,7 +319,9 @@ def reached(record: dict[str, Any], name: str) -> Any:
 # --- Arrow: Parquet files and data sets ----------------------------------------------------------------------------
 
 
-def parquet_rows(path: Path, names: Sequence[str], id_name: str | None, content: Digest) -> Iterator[Row]:
+def parquet_rows(
+    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
     """Columns of a Parquet file; `translation.en` reaches into a structure."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -170,18 +332,23 @@ def parquet_rows(path: Path, names: Sequence[str], id_name: str | None, content:
     try:
         with parquet.ParquetFile(path) as file:
             roots = arrow_roots(str(path), file.schema_arrow, names)
-            yield from arrow_rows(file.iter_batches(ARROW_ROWS, columns=roots), names, id_name)
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+            rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
+            yield from arrow_rows(file.iter_batches(rows, columns=roots), names, id_name, longest)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
 
 
-def dataset_rows(source: Source, root: Path, names: Sequence[str], content: Digest) -> Iterator[Row]:
+def dataset_rows(
+    source: Source, root: Path, names: Sequence[str], content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
     """Columns of a Hugging Face data set, by hub id or saved folder. Its digest is that of the values read."""
     dataset = load_dataset(source, root)
     place = f"data set {source.dataset!r}"
     roots = arrow_roots(place, dataset.features.arrow_schema, names)
     batches = dataset.select_columns(roots).with_format("arrow").iter(ARROW_ROWS)
-    for line, values in arrow_rows(batches, names, source.id):
+    for line, values in arrow_rows(batches, names, source.id, longest):
         content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
         yield line, values
 
@@ -276,13 +443,14 @@ def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str
     return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
 
 
-def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None) -> Iterator[Row]:
+def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None, longest: int) -> Iterator[Row]:
     """The named columns of record batches or tables, row by row."""
     line = 0
     for table in tables:
         for values in zip(*(arrow_values(table, name) for name in names), strict=True):
             line += 1
-            yield line, cells(values, names, id_name)
+            length = max((len(value) for value in values if isinstance(value, str | bytes)), default=0)
+            yield line, too_long(length, longest) if length > longest else cells(values, names, id_name)
 
 
 def arrow_values(table: Any, name: str) -> list[Any]:
@@ -328,7 +496,7 @@ def cells(
         if not isinstance(text, str):
             return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
         text = text.strip()
-        if not text:
+        if BLANK.fullmatch(text):
             return Fault("empty side", f"nothing in {name!r}; every column that is read must have text")
         texts.append(text)
     return texts

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from babeltune.data.tables import BLANK
 from babeltune.errors import DataError
 
 if TYPE_CHECKING:
@@ -231,6 +232,8 @@ def _decoded(raw: bytes, lines: Lines) -> str | None:
 
 def _clean(text: str, lines: Lines | None = None) -> str:
     cleaned = BREAKS.sub(" ", text.removeprefix("\ufeff")).strip()
-    if not cleaned and lines is not None:
+    if not BLANK.fullmatch(cleaned):
+        return cleaned
+    if lines is not None:
         lines.empty += 1
-    return cleaned
+    return ""

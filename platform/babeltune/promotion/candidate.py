@@ -116,7 +116,8 @@ def registered_name(candidate: Candidate) -> str:
 
 def sealed_tests(candidate: Candidate) -> list[EvalRows]:
     """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
-    found, known = read_eval(candidate.sweep.data.test, data_root(candidate.sweep)), candidate.prepared.digests
+    data, known = candidate.sweep.data, candidate.prepared.digests
+    found = read_eval(data.test, data_root(candidate.sweep), data.max_line_bytes)
     for name, rows in labelled("test", found):
         if known.get(name) != rows.digest:
             raise PromotionError(

@@ -385,7 +385,7 @@ def evaluate_model(
     wanted = data.test if test else data.dev
     if not wanted:
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
-    found = read_eval(wanted, root)
+    found = read_eval(wanted, root, data.max_line_bytes)
     tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
     places = Places(cluster)
     places.look(every=True)

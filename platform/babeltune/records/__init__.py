@@ -81,6 +81,8 @@ class Data(Strict):
     sampling: Sampling = Sampling()
     words: Words = Words()
     max_characters: int = 1200
+    max_line_bytes: int = 1 << 20
+    """Bytes of a line, of a quoted row, or of a text in a Parquet file. A longer one is a broken row."""
     overlap: Literal["exact", "near"] = "exact"
     """Training rows that go for a text in a dev or test set: equal ones without case, punctuation and blanks, or its
     near-duplicates too (see `overlap.py`), which are counted in any case."""

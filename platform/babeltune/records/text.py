@@ -17,14 +17,14 @@ from babeltune.records.base import Strict
 class Source(Strict):
     """Where text comes from: one file or data set that holds some languages side by side.
 
-    `path` + `columns` reads one file (`tsv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
-    joined on `join` (`tsv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data set
-    by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
+    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
+    joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data
+    set by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
     language, or on equal id; `translation` makes a `translate` of one language of another source.
     """
 
     name: str
-    format: Literal["tsv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
+    format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
     path: str | None = None
     columns: dict[str, str] | None = None
     """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
@@ -36,6 +36,11 @@ class Source(Strict):
     where: dict[str, str] = field(default_factory=dict)
     """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
     header: bool = True
+    quoted: bool | None = None
+    """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
+    text, and a file that a spreadsheet seems to have quoted is refused."""
+    delimiter: str = ","
+    """CSV: what stands between the columns, such as `;`."""
     id: str | None = None
     """The column that names a row, for `join: id`."""
     join: str = "id"
@@ -61,6 +66,8 @@ class Source(Strict):
     """How often its pairs are drawn, relative to the other sources of the same language pair: from 0.001 to 1,000."""
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
+    max_dropped: float = 0.05
+    """The share of rows that may be dropped as broken. Beyond it the file is probably read in a wrong way."""
     synthetic: bool = False
     """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
     train: bool = True

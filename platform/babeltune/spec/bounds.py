@@ -98,6 +98,10 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Source: {
         "cap": at_least(1),
         "weight": within(0.001, 1000),
+        "max_dropped": Bound("from 0 to 1", lambda value: 0 <= value <= 1),
+        "delimiter": Bound(
+            "one character, and no quotation mark or line break", lambda c: len(c) == 1 and c not in '"\r\n'
+        ),
         "path": place,
         "dataset": place,
         "subset": inside,
@@ -114,7 +118,13 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Task: {"limit": at_least(2), "k": at_least(1), "path": place, "gold": place},
     Mined: {"gold": place},
     Words: {"least": share, "stop_words": at_least(0)},
-    Data: {"root": place, "max_characters": at_least(1), "train": not_empty, "anchor_priority": not_empty},
+    Data: {
+        "root": place,
+        "max_characters": at_least(1),
+        "max_line_bytes": within(1, 2**30),
+        "train": not_empty,
+        "anchor_priority": not_empty,
+    },
     Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
     Sampler: {"startup": at_least(0), "population": at_least(2)},
     Promotion: {

@@ -147,6 +147,9 @@ def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Itera
         return
     yield from climbing(key, {"path": source.path, "dataset": source.dataset})
     yield from climbing((*key, "paths"), source.paths or {})
+    for name, default, format_ in (("quoted", None, "tsv"), ("delimiter", Source.delimiter, "csv")):
+        if getattr(source, name) != default and source.format != format_:
+            yield (*key, name), f"is for a source of format {format_!r}, and this one is {source.format!r}"
     if source.where and source.columns is None:
         yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
     if source.paths is not None:
@@ -326,7 +329,7 @@ def mining_problems(key: Key, task: Task) -> Iterator[Problem]:
 def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:
     """Whether a source can hold an STS task's graded pairs, whose columns the task names."""
     if source.format in ("pivot", "translate", "moses") or source.paths is not None:
-        yield (*key, "format"), "graded pairs are one file or data set: tsv, jsonl, parquet or hub"
+        yield (*key, "format"), "graded pairs are one file or data set: tsv, csv, jsonl, parquet or hub"
     elif source.columns is not None or source.id is not None:
         named = "columns" if source.columns is not None else "id"
         yield (*key, named), "an STS task names its columns itself: sentence1, sentence2 and score; remove it"

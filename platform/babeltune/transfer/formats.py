@@ -84,6 +84,8 @@ Found = Iterator[tuple[tuple[str, ...], tuple[int, ...]]]
 
 def _pairs(file: Path, task: Task, language: str, content: hashlib._Hash, refusals: Refusals) -> Found:
     first = next(lines_of(file, hashlib.sha256()), b"")
+    if isinstance(first, Fault):
+        raise DataError(f"{file}:1: {first.reason}: {first.words}; correct the file")
     head = first.decode(errors="replace").split("\t")
     names = next((names for names in HEADERS if set(names) <= set(head)), None)
     header, several = names is not None, names is not None and "language" in head
@@ -161,12 +163,15 @@ def _tagged(file: Path, task: Task, language: str, content: hashlib._Hash, refus
             yield tuple(form for _, form, _ in words), numbers
 
 
-def _blocks(lines: Iterable[bytes]) -> Iterator[list[tuple[int, str]] | Broken]:
-    """The numbered lines between blank ones; broken where one of them is not UTF-8."""
+def _blocks(lines: Iterable[bytes | Fault]) -> Iterator[list[tuple[int, str]] | Broken]:
+    """The numbered lines between blank ones; broken if one of them is too long or not UTF-8."""
     block: list[tuple[int, str]] = []
     broken: Broken | None = None
     number = 0
     for number, raw in enumerate(lines, 1):
+        if isinstance(raw, Fault):
+            broken = broken or Broken(number, raw)
+            continue
         if raw.strip() and not raw.startswith(b"-DOCSTART-"):
             try:
                 block.append((number, raw.decode()))
