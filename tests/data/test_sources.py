@@ -485,7 +485,8 @@ def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
         "from babeltune.data.sources import read_source; from babeltune.records import Source\n"
         "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 100_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
-        "source = Source(name='s', path='bomb.gz', columns={'eng': 'eng', 'fra': 'fra'}, on_error='drop', max_dropped=1.0)\n"
+        "columns = {'eng': 'eng', 'fra': 'fra'}\n"
+        "source = Source(name='s', path='bomb.gz', columns=columns, on_error='drop', max_dropped=1.0)\n"
         "rows = read_source(source, Path(sys.argv[1]), others={})\n"
         "print(rows.columns, rows.dropped)"
     )
