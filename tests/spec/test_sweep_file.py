@@ -1274,3 +1274,22 @@ def test_a_weight_that_no_text_can_have_is_refused(tiny_file, weight):
 def test_a_number_with_stray_underscores_is_text(tiny_file, text):
     with pytest.raises(SpecError, match="allowed: a whole number"):
         read_sweep(tiny_file, assignments=[f"training.pairs={text}"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("data.train.0.quoted=true", "quoted: is for a source of format 'tsv', and this one is 'jsonl'"),
+        ("data.train.0.delimiter=;", "delimiter: is for a source of format 'csv', and this one is 'jsonl'"),
+        ("data.train.0.max_dropped=1.5", "max_dropped: 1.5 must be from 0 to 1"),
+        ("data.max_line_bytes=0", "max_line_bytes: 0 must be from 1 to 1,073,741,824"),
+    ],
+)
+def test_how_a_file_is_read_must_fit_its_format(tiny_file, assignment, expected):
+    with pytest.raises(SpecError, match=re.escape(expected)):
+        read_sweep(tiny_file, assignments=["data.train.0.format=jsonl", assignment])
+
+
+def test_the_character_between_columns_is_one(tiny_file):
+    with pytest.raises(SpecError, match="delimiter: '::' must be one character, and no quotation mark or line break"):
+        read_sweep(tiny_file, assignments=["data.train.0.format=csv", "data.train.0.delimiter='::'"])

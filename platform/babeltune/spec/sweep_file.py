@@ -126,6 +126,10 @@ def sweep_from(values: Mapping[str, Any]) -> Sweep:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
 
 
+ADDED = {"max_line_bytes": 1 << 20, "max_dropped": 0.05, "quoted": None, "delimiter": ",", "right_model": "student"}
+"""Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
+
+
 def sweep_id(sweep: Sweep) -> str:
     """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
 
@@ -140,7 +144,8 @@ def sweep_id(sweep: Sweep) -> str:
 def _canonical(value: Any) -> Any:
     """The value with whole floats as integers: 1.0 and 1 are one setting."""
     if isinstance(value, dict):
-        return {key: _canonical(item) for key, item in value.items()}
+        later = {key for key, default in ADDED.items() if key in value and value[key] == default}
+        return {key: _canonical(item) for key, item in value.items() if key not in later}
     if isinstance(value, list):
         return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
