@@ -1,7 +1,12 @@
 """What is shipped, and that two folders named like modules of Python's own harm nothing."""
 
+import os
+import re
+import secrets
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import distribution, entry_points
 from pathlib import Path
@@ -77,3 +82,149 @@ def test_the_pinned_versions_are_those_that_are_installed():
         if name in ("torch", "ray", "optuna", "mlflow", "transformers", "sentence-transformers"):
             assert equal
             assert distribution(name).version.partition("+")[0] == version.partition("+")[0].split(";")[0].strip()
+
+
+SECRET = f"planted-{secrets.token_hex(16)}"
+UNKNOWN = ("id_rsa", "token", ".netrc", "credentials.json", "password.txt", "key.tsv", "history.log")
+"""Names of files that nobody ignores and that no package needs."""
+IGNORED = (
+    "secrets/session_key",
+    "secrets/values.yaml",
+    "mlflow-secret.yaml",
+    "mlflow.env",
+    ".env",
+    "tls.key",
+    "tls.pem",
+)
+PACKED = ("platform/", "methods/", "search_spaces/", "clusters/")
+"""Folders that leave a checkout."""
+
+
+def listed(folder, *options):
+    """The files that git tracks or finds in the folder."""
+    command = ["git", "ls-files", "-z", *options, "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is not a git checkout, so nobody says which files belong to it")
+    return [name for name in done.stdout.split("\0") if name and (folder / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A copy of the checkout with a secret in every folder, under unknown and ignored names and in ignored folders; and
+    the names of the files that belong there."""
+    copy, names = tmp_path_factory.mktemp("checkout"), listed(ROOT, "--cached")
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    lines = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    folders = [line.replace("*", "planted") for line in lines if line.endswith("/")]
+    assert {".babeltune/", ".venv/", "secrets/"} <= set(folders)
+    inside = [f"{folder}{name}" for folder in folders for name in ("key.yaml", "key.py", "sub/key.md")]
+    for place in {copy, *(parent for name in names for parent in (copy / name).parents if parent.is_relative_to(copy))}:
+        for name in (*UNKNOWN, *IGNORED, *inside):
+            if name == "key.tsv" and place.name == "bundled":
+                continue  # the suffix of what belongs there
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_text(SECRET)
+    return copy, names
+
+
+def ran(program, copy, out):
+    """The file that the program's last line names, written by the code of the copy."""
+    environment = {**os.environ, "PYTHONPATH": f"{copy / 'platform'}:{copy / 'methods'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(out)],
+        cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out / Path(done.stdout.split()[-1]).name
+
+
+def wheel_of(copy, out):
+    path = ran("from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))", copy, out)
+    return unzipped(path)
+
+
+def job_of(copy, out):
+    """What a job on a cluster receives."""
+    program = "from babeltune.cluster.wheel import build_wheel; from pathlib import Path; import sys"
+    return unzipped(ran(f"{program}; print(build_wheel(Path(sys.argv[1])))", copy, out))
+
+
+def unzipped(path):
+    """The wheel's files, at their places in the checkout."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    places = {
+        "babeltune/shipped/": "",
+        "babeltune/": "platform/babeltune/",
+        "babeltune_methods/": "methods/babeltune_methods/",
+    }
+    found = {}
+    for name, data in files.items():
+        old, new = next(((old, new) for old, new in places.items() if name.startswith(old)), ("", ""))
+        found[new + name.removeprefix(old)] = data
+    return found
+
+
+def sdist_of(copy, out):
+    path = ran("from hatchling.build import build_sdist; import sys; print(build_sdist(sys.argv[1]))", copy, out)
+    with tarfile.open(path) as archive:
+        members = [member for member in archive.getmembers() if member.isfile()]
+        return {member.name.partition("/")[2]: archive.extractfile(member).read() for member in members}
+
+
+def context_of(copy, out):
+    """The files that `docker build` reads, by Docker's rules for .dockerignore: the last line that matches decides."""
+    rules = []
+    for line in (copy / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            words = re.split(r"(\*\*/|\*\*|\*)", line.removeprefix("!"))
+            meaning = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*"}
+            rules.append((line.startswith("!"), re.compile("".join(meaning.get(w, re.escape(w)) for w in words))))
+    found = {}
+    for path in copy.rglob("*"):
+        name, taken = path.relative_to(copy), True
+        for takes, rule in rules:
+            if any(rule.fullmatch(part.as_posix()) for part in (name, *name.parents)):
+                taken = takes
+        if taken and path.is_file():
+            found[name.as_posix()] = path.read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("pack", [wheel_of, job_of, sdist_of, context_of])
+def test_what_leaves_a_checkout_holds_its_files_and_no_secret(pack, planted, tmp_path):
+    copy, names = planted
+    files = pack(copy, tmp_path)
+    leaked = [name for name, data in files.items() if SECRET.encode() in data]
+    assert not leaked
+    missing = {name for name in names if name.startswith(PACKED)} - files.keys()
+    assert not missing, "add their suffix to `include` in pyproject.toml and to .dockerignore"
+
+
+def test_the_image_of_mlflow_is_sent_its_script_alone(planted, tmp_path):
+    copy, _ = planted
+    assert context_of(copy / "clusters" / "mlflow", tmp_path).keys() == {"serve.sh"}
+
+
+def test_git_adds_no_secret_that_lies_where_one_usually_does(planted):
+    copy, names = planted
+    subprocess.run(["git", "init", "--quiet"], cwd=copy, check=True, capture_output=True)
+    added = listed(copy)
+    assert set(names) <= set(added)
+    leaked = [name for name in added if SECRET in (copy / name).read_text(encoding="utf-8", errors="replace")]
+    assert {Path(name).name for name in leaked} == set(UNKNOWN)
+
+
+def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(planted, tmp_path):
+    copy, _ = planted
+    text = (ROOT / "LICENSE").read_bytes()
+    assert b"Version 2.0, January 2004" in text
+    assert b"END OF TERMS AND CONDITIONS" in text
+    assert text in wheel_of(copy, tmp_path).values()
+    assert text in job_of(copy, tmp_path).values()
+    assert sdist_of(copy, tmp_path)["LICENSE"] == text
+    assert context_of(copy, tmp_path)["LICENSE"] == text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
