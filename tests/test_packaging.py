@@ -1,5 +1,6 @@
 """What is shipped, and that two folders named like modules of Python's own harm nothing."""
 
+import ast
 import os
 import re
 import secrets
@@ -7,11 +8,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
-from importlib.metadata import distribution, entry_points
+from importlib.metadata import distribution, entry_points, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -228,3 +232,95 @@ def test_the_license_is_apaches_and_goes_into_wheel_sdist_and_image(planted, tmp
     assert sdist_of(copy, tmp_path)["LICENSE"] == text
     assert context_of(copy, tmp_path)["LICENSE"] == text
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+CALLED = {"hatchling"}
+"""What the code runs in a process of its own, and so does not import."""
+IMPORTERS = ("import_module", "importorskip", "find_spec")
+"""Functions that import what their argument names, or ask for it."""
+
+
+def modules_of(tree):
+    """The top names of all modules that a syntax tree imports; those of type checkers only are left out."""
+    found, waiting = set(), [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in IMPORTERS:
+            found |= {each.value for each in node.args[:1] if isinstance(each, ast.Constant)}
+        waiting += ast.iter_child_nodes(node)
+    return {name.partition(".")[0] for name in found}
+
+
+def at_import(tree):
+    """The same of what is imported as soon as the module is."""
+    return {
+        name
+        for node in tree.body
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        for name in modules_of(node)
+    }
+
+
+def outside(names):
+    """The distributions of each module that is neither Python's nor ours; the module's name where none is installed."""
+    ours = {
+        "babeltune",
+        "babeltune_methods",
+        "benchmarks",
+        "chaos",
+        *(path.stem for path in (ROOT / "tests").glob("*.py")),
+    }
+    there = packages_distributions()
+    return {
+        name: {canonicalize_name(each) for each in there.get(name, [name])}
+        for name in sorted(names - ours - sys.stdlib_module_names)
+    }
+
+
+def imported(*folders, how=modules_of):
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for each in folders for path in (ROOT / each).rglob("*.py")]
+    return outside(set().union(*map(how, trees)))
+
+
+def declared(*extras):
+    """The names of the distributions that `pip install babeltune[extras]` installs by declaration."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    return {canonicalize_name(Requirement(line).name) for line in lines} - {"babeltune"}
+
+
+USERS, EVERY = ("quickstart", "faiss", "translation"), ("quickstart", "faiss", "translation", "s3", "gs", "dev")
+
+
+@pytest.mark.parametrize(
+    ("folders", "how", "extras"),
+    [
+        (("platform", "methods"), at_import, ()),
+        (("platform", "methods"), modules_of, USERS),
+        (("benchmarks", "tests"), modules_of, EVERY),
+    ],
+    ids=["what the package needs", "what its extras bring", "what benchmarks and tests need"],
+)
+def test_whatever_is_imported_is_declared(folders, how, extras):
+    found = imported(*folders, how=how)
+    assert {"torch", "numpy"} <= found.keys()
+    missing = {module for module, names in found.items() if not names & declared(*extras)}
+    assert not missing, "declare their distributions in pyproject.toml, and their versions in constraints.txt"
+
+
+def test_whatever_the_package_declares_is_imported():
+    found = set().union(*imported("platform", "methods").values())
+    assert not declared() - found - CALLED
+
+
+def test_whatever_is_declared_has_a_pinned_version():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in lines if "==" in line}
+    assert not declared(*EVERY) - pinned

@@ -19,7 +19,7 @@ PINNED = (
 """Packages whose version can change a trial's numbers."""
 PACKAGES = (
     *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
-    *("ray", "optuna", "mlflow", "datasets", "pandas"),
+    *("ray", "optuna", "mlflow", "datasets"),
 )
 
 
