@@ -64,6 +64,9 @@ def test_training_repeats_learns_and_ends_with_the_end_token(sentences, tmp_path
         translate.train(TINY, start, source, target, tmp_path / name, lambda *row: seen.append(row)) for name in "ab"
     ]
     assert losses[0] == losses[1]
+    made = [path for name in ("start", "a") for path in (tmp_path / name).iterdir()]
+    (tmp_path / "new").touch()
+    assert {path.stat().st_mode for path in made} == {(tmp_path / "new").stat().st_mode}
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
     assert seen[: TINY.steps] == seen[TINY.steps :]
     assert losses[0] < seen[0][2]

@@ -1,5 +1,11 @@
 """An exported folder is plain sentence-transformers: same vectors, safe files, whole or absent."""
 
+import json
+import os
+import stat
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +14,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, PreTrainedTokenizerFast, XLMRobertaConfig
 
 from babeltune.errors import CheckpointError, TeacherError
-from babeltune.method import tokens_from
+from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
 from babeltune.promotion.export import SAFE, export, load_export
 from babeltune.records import Student
@@ -160,6 +166,52 @@ def test_an_export_holds_only_safe_files_and_no_trace_of_packing(tokenizer, tmp_
     assert {path.suffix for path in files} <= SAFE
     assert sum(path.suffix == ".safetensors" for path in files) == 2
     assert "babeltune" not in "".join(path.read_text() for path in files if path.suffix == ".json")
+
+
+LOAD = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+print(json.dumps([len(SentenceTransformer(path, device="cpu").encode("ok")) for path in sys.argv[1:]]))
+"""
+
+
+def test_plain_sentence_transformers_loads_exports_without_a_warning(tokenizer, tmp_path):
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(tmp_path / "hub")  # has no pooler that could be left out
+
+    def narrow():
+        return torch.nn.Sequential(torch.nn.Linear(32, 8))
+
+    exports = {
+        "mean": (student(), {}),
+        "pooler": (student(pooling="pooler"), {EVERY: narrow()}),
+        "routes": (student(), {"eng": narrow(), "fra": narrow()}),
+        "modernbert": (student(model=str(tmp_path / "hub")), {}),
+    }
+    for name, (settings, layers) in exports.items():
+        export(build(tokenizer, settings), tokenizer, settings, tmp_path / name, layers=layers)
+    done = subprocess.run(
+        [sys.executable, "-W", "default", "-c", LOAD, *(str(tmp_path / name) for name in exports)],
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
+        capture_output=True, text=True, check=True, timeout=240,
+    )  # fmt: skip
+    assert done.stderr.strip() == ""
+    assert json.loads(done.stdout) == [32, 8, 8, 32]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_the_umask_decides_who_may_read_an_export(umask, tokenizer, tmp_path):
+    settings = student(projection=8)
+    before = os.umask(umask)
+    try:
+        export(build(tokenizer, settings), tokenizer, settings, tmp_path / "model")
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "model", *(tmp_path / "model").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o777 if path.is_dir() else 0o666) & ~umask, path
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tokenizer, tmp_path):

@@ -169,6 +169,15 @@ def test_the_export_holds_tensors_json_and_text_only(promoted):
     assert ".safetensors" in kinds
 
 
+def test_who_may_read_new_files_may_read_all_of_a_sweep_and_its_model(promoted):
+    _, cluster, _, out = promoted
+    new = out.parent / "new"
+    new.touch()
+    files = [path for place in (cluster.folder, out) for path in place.rglob("*") if path.is_file()]
+    assert {".safetensors", ".json", ".npy", ".jsonl"} <= {path.suffix for path in files}
+    assert not [path for path in files if path.stat().st_mode & 0o444 != new.stat().st_mode & 0o444]
+
+
 def test_the_alias_points_to_the_version_with_its_lineage(promoted, tmp_path):
     folder, cluster, decision, out = promoted
     found = champion_of(cluster.mlflow, "searched", "champion")

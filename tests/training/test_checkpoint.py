@@ -1,4 +1,6 @@
 import json
+import os
+import stat
 
 import pytest
 import torch
@@ -26,6 +28,18 @@ def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     tensors, state = checkpoint.load_checkpoint(checkpoint.checkpoint_folder(tmp_path, 1))
     assert torch.equal(tensors["student"]["w"], torch.ones(3))
     assert state == {"step": 10}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_the_umask_decides_who_may_read_a_checkpoint(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write(tmp_path, 1)
+    finally:
+        os.umask(before)
+    files = list(checkpoint.checkpoint_folder(tmp_path, 1).iterdir())
+    assert "student.safetensors" in {path.name for path in files}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "no manifest"])

@@ -68,6 +68,22 @@ def append_line(path: Path, line: bytes) -> None:
             raise
 
 
+def as_new_files(folder: Path) -> None:
+    """Gives the files in the folder the permissions of any new file there, as the umask says.
+
+    safetensors, and what saves with it, leaves files that only their owner may read.
+    """
+    new = folder / f".new.{uuid.uuid4().hex[:8]}"
+    new.touch()
+    try:
+        mode = new.stat().st_mode & 0o666
+    finally:
+        new.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def aside(path: Path) -> Path:
     """Where to keep, beside it, what cannot be used of the file."""
     number = len(list(path.parent.glob(f"{path.name}.unusable-*")))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from babeltune.data.files import as_new_files
 from babeltune.data.tokens import train_tokenizer
 from babeltune.data.translation import Model, Translation
 from babeltune.errors import DataError, SpecError
@@ -88,6 +89,7 @@ def starting_model(recipe: Recipe, texts: Sequence[str], folder: Path) -> Path:
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(recipe.seed)
         MarianMTModel(config).save_pretrained(folder)
+    as_new_files(folder)
     return folder
 
 
@@ -136,6 +138,7 @@ def train(
         with quiet():
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+    as_new_files(folder)
     last = losses[-warm:]
     return math.fsum(last) / len(last)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -279,8 +279,8 @@ def check_out(out: Path) -> None:
 @contextmanager
 def working(storage: Path) -> Iterator[Path]:
     """A folder for text on its way, beside the vectors, where a cluster's workers see it."""
-    storage.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="mining-", dir=storage))
+    work = storage / f"mining-{uuid.uuid4().hex[:8]}"
+    work.mkdir(parents=True)  # not tempfile's, which another user of the cluster's nodes could not enter
     try:
         yield work
     finally:

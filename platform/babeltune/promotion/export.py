@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from babeltune.data.files import sync
+from babeltune.data.files import as_new_files, sync
 from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
 from babeltune.data.tokens import load_tokenizer
 from babeltune.errors import CheckpointError
 from babeltune.method import EVERY, Method
-from babeltune.models.dense import check_modules
+from babeltune.models.dense import check_modules, has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, build_student
 from babeltune.models.hub import pooling_of, quiet
 from babeltune.records import Evaluation, Student, Sweep, Trial
@@ -94,15 +94,16 @@ def write_folder(write: Callable[[Path], None], folder: Path) -> None:
     if folder.exists():
         raise CheckpointError(f"{folder} exists already; name a new folder, or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    draft = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}")
     try:
+        draft.mkdir()
         write(draft)
         unsafe = [path.name for path in draft.rglob("*") if path.is_file() and path.suffix not in SAFE]
         if unsafe:
             raise CheckpointError(
                 f"the export would hold {', '.join(sorted(unsafe))}; only {', '.join(sorted(SAFE))} are allowed"
             )
-        draft.chmod(0o755)
+        as_new_files(draft)
         for path in (*draft.rglob("*"), draft):
             sync(path)
         draft.rename(folder)
@@ -146,7 +147,10 @@ def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student:
     )
     loaded.save_pretrained(folder)
     width = encoder.backbone.config.hidden_size
-    _json(folder / "sentence_bert_config.json", {"max_seq_length": student.max_tokens, "do_lower_case": False})
+    # Without it transformers makes a new pooler, which nothing reads, and warns that it is untrained.
+    arguments = {"model_args": {"add_pooling_layer": False}} if has_pooler(encoder.backbone.config) else {}
+    settings = {"max_seq_length": student.max_tokens, "do_lower_case": False, **arguments}
+    _json(folder / "sentence_bert_config.json", settings)
     modes = {
         f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")
     }

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from babeltune.data.files import sha256_of, sync, write_whole
+from babeltune.data.files import as_new_files, sha256_of, sync, write_whole
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.records import Report, plain, report_from
 
@@ -45,6 +45,7 @@ def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: 
                 {k: v.detach().cpu().contiguous().clone() for k, v in values.items()}, temporary / f"{name}.safetensors"
             )
         (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+        as_new_files(temporary)
         files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
         for path in (*temporary.iterdir(), temporary):
