@@ -4,7 +4,7 @@ Each process has a tracker of its own, as eight drivers have, and writes what a 
 time; the clock runs from the first value until the store has acknowledged the last. Once the store is a real MLflow
 server with one worker, once the sqlite database itself. Then a step's waits in `Tracker.metrics` are timed while the
 server that takes them is stopped in mid-request (it answers nobody) and while it is killed. Goals: 2,000 metrics a
-second, and no wait of more than 50 ms.
+second, and no wait of more than 50 ms. `ratio` is the rate of the slower store by those 2,000.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from babeltune.records import Point
 from babeltune.tracking.mlflow_store import open_client, serve_command
 from babeltune.tracking.tracker import Tracker
-from benchmarks.race import options
+from benchmarks.race import Row, options, verdict
 
 PROCESSES, STEPS, VALUES = 8, 250, 10
 PER_SECOND = 2000.0
@@ -167,17 +167,13 @@ def main() -> None:
                 flush=True,
             )
     for kind, rates in found.items():
-        rate = statistics.median(rates)
-        print(
-            f"tracker {kind} {rate:,.0f} metrics/s min {min(rates):,.0f} max {max(rates):,.0f} goal {PER_SECOND:,.0f}"
-        )
-        if rate < PER_SECOND:
-            broken.append(f"{kind}: {rate:,.0f} metrics a second, the goal is {PER_SECOND:,.0f}")
-    print(f"tracker longest wait {1000 * max(longest):.1f} ms goal {1000 * LONGEST:.0f} ms")
+        print(f"{kind} {statistics.median(rates):,.0f} metrics/s min {min(rates):,.0f} max {max(rates):,.0f}")
+    print(f"longest wait {1000 * max(longest):.1f} ms goal {1000 * LONGEST:.0f} ms")
     if max(longest) > LONGEST:
         broken.append(f"a step waited {1000 * max(longest):.0f} ms, allowed {1000 * LONGEST:.0f}")
-    if broken:
-        raise SystemExit("; ".join(broken))
+    slower = min(found.values(), key=statistics.median)
+    rows = [Row(ours=1 / rate, peer=1 / PER_SECOND) for rate in slower]
+    verdict("tracker", rows, 1.0, given, broken=broken, metrics_per_second=found, longest_wait=longest)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from babeltune.losses.gather import Ranks
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.training.loop import train
+from benchmarks import __main__ as everything
 from benchmarks import gradcache, queue_loss, race, soft_loss, tables, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
+ROOT = Path(__file__).parents[1]
 LINE = re.compile(r"\S+ ratio [\d.e+]+ min [\d.e+]+ max [\d.e+]+ goal [\d.]+")
 SMALL = {"layers": 1, "width": 32, "heads": 2, "feed_forward": 64, "vocabulary": 600, "max_tokens": 24}
 
@@ -156,6 +158,54 @@ def test_the_command_line_names_rounds_and_the_json_file(tmp_path):
     assert torch.get_num_threads() == 1
     with pytest.raises(SystemExit):
         race.options("", ["--rounds", "4"])
+
+
+TOYS = {
+    "fast": 'race.verdict("fast", [race.Row(1, 3)], 2.0, race.options(""))',
+    "slow": 'race.verdict("slow", [race.Row(1, 1.5), race.Row(1, 1.7)], 2.0, race.options(""))',
+    "wrong": 'race.verdict("wrong", [race.Row(1, 3)], 2.0, race.options(""), broken=["the gradients differ"])',
+    "gone": "raise SystemExit(7)",
+}
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+    """A package of four benchmarks; each is a process of its own."""
+    (tmp_path / "toys").mkdir()
+    for name, program in TOYS.items():
+        (tmp_path / "toys" / f"{name}.py").write_text(f"from benchmarks import race\n{program}\n")
+    paths = (tmp_path, ROOT, ROOT / "platform", ROOT / "methods")
+    monkeypatch.setenv("PYTHONPATH", ":".join(map(str, paths)))
+    return "toys"
+
+
+def test_all_benchmarks_run_though_goals_are_missed_and_end_in_one_table(toys, capfd):
+    assert everything.main(["gone", "slow", "wrong", "fast"], toys) == 1
+    head, *rows = capfd.readouterr().out.splitlines()[-5:]
+    assert head.split() == ["benchmark", "ratio", "min", "max", "goal"]
+    assert [row.split(maxsplit=5) for row in rows] == [
+        ["gone", "-", "-", "-", "-", "crashed with exit code 7"],
+        ["slow", "1.6", "1.5", "1.7", "2", "missed"],
+        ["wrong", "3", "3", "3", "2", "missed; the gradients differ"],
+        ["fast", "3", "3", "3", "2", "met"],
+    ]
+    assert everything.main(["fast"], toys) == 0
+
+
+def test_make_bench_runs_every_benchmark_that_gives_a_verdict(capsys):
+    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "    verdict(" in path.read_text()}
+    assert modules == set(everything.ALL)
+    assert "$(BIN)/python -m benchmarks\n" in (ROOT / "Makefile").read_text()
+    assert everything.main(["nothing"]) == 2
+    assert "no benchmark nothing; there are soft_loss," in capsys.readouterr().err
+
+
+def test_the_start_of_a_trial_is_told_in_seconds_of_ours_and_of_stock_ray():
+    from benchmarks import trial_start
+
+    told = trial_start.seconds([Row(0.2, 13.7), Row(0.25, 13.9), Row(0.3, 14.0)], [1.5])
+    assert "ours 0.25 s, stock Ray 13.9 s" in told
+    assert trial_start.GOAL == 60
 
 
 # What is raced
