@@ -52,7 +52,8 @@ def test_a_path_with_an_accent_works_in_a_locale_without_utf_8(tmp_path):
     for locale in ({"LC_ALL": "C"}, {"LC_ALL": "POSIX", "PYTHONIOENCODING": "ascii"}):
         plain = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "BABELTUNE_HOME": str(tmp_path / "é"), **locale}
         done = run("plan", place, **plain)
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.returncode == 0
+        assert b"Traceback" not in done.stderr
         gone = run("plan", place.with_name("autre.yaml"), **plain)
         assert gone.returncode == 2
         assert b"Traceback" not in gone.stderr
