@@ -163,6 +163,7 @@ def test_the_command_line_names_rounds_and_the_json_file(tmp_path):
 TOYS = {
     "fast": 'race.verdict("fast", [race.Row(1, 3)], 2.0, race.options(""))',
     "slow": 'race.verdict("slow", [race.Row(1, 1.5), race.Row(1, 1.7)], 2.0, race.options(""))',
+    "uneven": 'race.verdict("uneven", [race.Row(1, 1.5), race.Row(1, 3)], 2.0, race.options(""))',
     "wrong": 'race.verdict("wrong", [race.Row(1, 3)], 2.0, race.options(""), broken=["the gradients differ"])',
     "gone": "raise SystemExit(7)",
 }
@@ -170,7 +171,7 @@ TOYS = {
 
 @pytest.fixture
 def toys(tmp_path, monkeypatch):
-    """A package of four benchmarks; each is a process of its own."""
+    """A package of five benchmarks; each is a process of its own."""
     (tmp_path / "toys").mkdir()
     for name, program in TOYS.items():
         (tmp_path / "toys" / f"{name}.py").write_text(f"from benchmarks import race\n{program}\n")
@@ -180,12 +181,13 @@ def toys(tmp_path, monkeypatch):
 
 
 def test_all_benchmarks_run_though_goals_are_missed_and_end_in_one_table(toys, capfd):
-    assert everything.main(["gone", "slow", "wrong", "fast"], toys) == 1
-    head, *rows = capfd.readouterr().out.splitlines()[-5:]
+    assert everything.main(["gone", "slow", "uneven", "wrong", "fast"], toys) == 1
+    head, *rows = capfd.readouterr().out.splitlines()[-6:]
     assert head.split() == ["benchmark", "ratio", "min", "max", "goal"]
     assert [row.split(maxsplit=5) for row in rows] == [
         ["gone", "-", "-", "-", "-", "crashed with exit code 7"],
         ["slow", "1.6", "1.5", "1.7", "2", "missed"],
+        ["uneven", "2.25", "1.5", "3", "2", "missed; the worst round is below 1.7"],
         ["wrong", "3", "3", "3", "2", "missed; the gradients differ"],
         ["fast", "3", "3", "3", "2", "met"],
     ]
