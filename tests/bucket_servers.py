@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from urllib.parse import quote
 
 import requests
 
 from ports import free_port, listens
+from waiting import wait_until
 
 BUCKET = "babeltune"
 CREDENTIALS = {
@@ -71,9 +71,8 @@ class Door:
 def started(port: int, *command: str) -> subprocess.Popen[bytes]:
     """A Python module that serves, once it listens at this port."""
     process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None and not listens(port):
-        time.sleep(0.1)
+    wait_until(lambda: listens(port) or process.poll() is not None)
+    assert process.poll() is None, f"{command[0]} ended with {process.poll()}"
     return process
 
 

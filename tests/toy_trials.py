@@ -158,13 +158,12 @@ def train_for_real(payload, desk, rank, world, device):
         _change_whatever_a_process_shares()
 
 
-def wait_until_free(lanes, count, seconds=120):
+def wait_until_free(lanes, count):
     """As a search waits: a lane whose run ended is started again."""
-    deadline = time.monotonic() + seconds
-    while lanes.free() < count:
-        lanes.mend()
-        assert time.monotonic() < deadline, f"{lanes.free()} of {count} lanes are free"
-        time.sleep(0.05)
+    from waiting import wait_until
+
+    free = lanes.free  # how many
+    wait_until(lambda: free() >= count, free, meanwhile=lanes.mend)
 
 
 def groups_held():

@@ -1,19 +1,36 @@
-"""What a test does in another thread while a sweep runs in its own."""
+"""How a test waits: for an event, never for a time. Only this file compares clocks."""
 
 import threading
 import time
 
+PATIENCE_S = 600
+"""Seconds after which a wait gives up: more than any event takes on a busy machine, less than a test may take."""
+
+
+def wait_until(condition, shown=str, *, meanwhile=lambda: None, every=0.02):
+    """Waits until the condition holds, and returns its value.
+
+    `meanwhile` is called between two looks. If the condition never holds, the error has what `shown` returns.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not (held := condition()):
+        assert time.monotonic() < deadline, f"it did not happen within {PATIENCE_S} s {shown()}"
+        meanwhile()
+        time.sleep(every)
+    return held
+
 
 def when(condition, action):
-    """Does the action in another thread once the condition holds; where it never does, the action ends the wait, and
-    the test fails for the thread's error."""
+    """Does the action in another thread once the condition holds.
+
+    If it never holds, the action ends the wait all the same, and the test fails with the thread's error.
+    """
 
     def work():
-        deadline = time.monotonic() + 240
-        while not (held := condition()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        action()
-        assert held, f"{condition} did not hold within 240 s"
+        try:
+            wait_until(condition)
+        finally:
+            action()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()

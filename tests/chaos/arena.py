@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from babeltune.sweeps.leaderboard import leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
 from marked import MARK, end_marked
+from waiting import PATIENCE_S, wait_until
 
 HERE = Path(__file__).parent
 SWEEP, CLUSTER = "sweep.yaml", "cluster.yaml"
@@ -62,13 +62,13 @@ class Driver:
         """What it has printed, as one line."""
         return " ".join(self.said.read_text(encoding="utf-8").split())
 
-    def wait(self, seconds: float = 300) -> int:
-        return self.process.wait(seconds)
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
 
     def kill(self) -> None:
         """SIGKILL, to it alone."""
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
 
 
 @dataclass
@@ -143,15 +143,15 @@ class Arena:
         """The longest of them."""
         return self.pauses()[-1]
 
-    def until(self, condition: Callable[[], Any], seconds: float = 600.0) -> None:
+    def until(self, condition: Callable[[], Any]) -> None:
         """Waits for it, but for no driver that is not there any more."""
-        deadline = time.monotonic() + seconds
-        while not condition():
+
+        def somebody_drives() -> None:
             codes = [driver.process.poll() for driver in self.drivers]
             gone = bool(codes) and None not in codes and not condition()
             assert not gone, [(driver.process.args, driver.words()[-2000:]) for driver in self.drivers]
-            assert time.monotonic() < deadline, "it took too long"
-            time.sleep(0.02)
+
+        wait_until(condition, meanwhile=somebody_drives)
 
     def trained(self, steps: int) -> Callable[[], bool]:
         """Whether workers have made so many steps in all."""
@@ -184,7 +184,7 @@ class Arena:
         thread = threading.Thread(target=work, daemon=True)
         thread.start()
         yield troubles
-        thread.join(120)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         if troubles:
             raise troubles[0]
@@ -214,7 +214,7 @@ class Arena:
         """Ends what a failed test has left of its drivers, by process id."""
         for driver in self.drivers:
             end_marked(driver.mark)
-            driver.process.wait(30)
+            driver.process.wait(PATIENCE_S)
 
     def check(self, asked: int = 3, *, failed: int = 0, alike: bool = True, marked: str | None = None) -> None:
         """All invariants. What a failed trial would have told the sampler is missing, so that others may follow."""

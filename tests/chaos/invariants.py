@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +22,12 @@ from babeltune.training.checkpoint import checkpoint_folder, last_good, load_che
 from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_method, make_student
 from chaos.leftovers import leftovers
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from babeltune.records import Sweep
     from babeltune.spec.cluster import Cluster
 
-PATIENCE = 30.0
-"""Seconds after which nothing of a sweep may be left."""
 STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "FINISHED"), "FAIL": ("failed", "FAILED")}
 """Of Optuna, of our outcome files, of MLflow."""
 
@@ -180,8 +178,5 @@ def nothing_differs(folder: SweepFolder, like: SweepFolder) -> None:
 
 
 def nothing_is_left(marked: str | None = None) -> None:
-    """No actor, placement group or process, at the latest after `PATIENCE` seconds."""
-    deadline = time.monotonic() + PATIENCE
-    while (left := leftovers(marked)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
+    """No actor, placement group or process, once what has been ended is gone."""
+    wait_until(lambda: not leftovers(marked), lambda: leftovers(marked), every=0.1)

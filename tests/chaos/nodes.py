@@ -17,7 +17,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +27,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from chaos.arena import own_path
-from chaos.invariants import PATIENCE
 from chaos.leftovers import leftovers
 from chaos.servers import end
+from waiting import wait_until
 
 WORKERS = 2
 TOKEN = secrets.token_hex(32)
@@ -98,11 +97,8 @@ class Nodes:
         return json.loads(words)
 
     def nothing_is_left(self) -> None:
-        """No actor, placement group or process of a job, at the latest after `PATIENCE` seconds."""
-        deadline = time.monotonic() + PATIENCE
-        while (left := self.tell("left")) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not left
+        """No actor, placement group or process of a job, once what has been ended is gone."""
+        wait_until(lambda: not self.tell("left"), lambda: self.tell("left"), every=0.2)
 
 
 def environment(place: Path, **more: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -24,16 +24,10 @@ import psutil
 
 from babeltune.tracking.mlflow_store import serve_command
 from ports import free_port, listens
+from waiting import wait_until
 
 OWNER = "nobody"
 """Runs PostgreSQL where the tests are root's, as whom it refuses to run."""
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the server does not answer"
-        time.sleep(0.1)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
@@ -132,7 +126,7 @@ class Mlflow:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, cwd=self.place, start_new_session=True
             )
-        wait_until(lambda: self.healthy() or self._process.poll() is not None, 240)
+        wait_until(lambda: self.healthy() or self._process.poll() is not None)
         assert self._process.poll() is None, (self.place / "server.log").read_text()[-2000:]
 
     def healthy(self) -> bool:

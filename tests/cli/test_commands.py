@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 COMMANDS = sorted(get_command(app).commands)
@@ -298,59 +298,67 @@ def drive(folder, until):
     def hold():
         with only_driver(folder):
             driving.set()
-            while not until():
-                time.sleep(0.05)
+            wait_until(until)
 
     driving, thread = threading.Event(), threading.Thread(target=hold)
     thread.start()
-    assert driving.wait(30)
+    assert driving.wait(PATIENCE_S)
     return thread
 
 
-def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, tiny_file, monkeypatch):
+@pytest.fixture
+def watching(monkeypatch):
+    """Is set once a command watches a sweep that another driver has."""
+    begun, attach = threading.Event(), view.attach
+
+    def told(*arguments):
+        begun.set()
+        return attach(*arguments)
+
+    monkeypatch.setattr(view, "attach", told)
+    return begun
+
+
+def test_a_sweep_that_runs_elsewhere_is_followed_and_stopped(babeltune, copied, tiny_file, monkeypatch, watching):
     sweep, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
-    again, end = tiny_file.parent / "again.yaml", time.monotonic() + 3
+    again = tiny_file.parent / "again.yaml"
     again.write_text(spec_yaml(sweep), encoding="utf-8")
-    other = drive(folder, lambda: time.monotonic() > end)
+    other = drive(folder, watching.is_set)
     code, out, err = babeltune("submit", again, "--json")
-    other.join(30)
+    other.join(PATIENCE_S)
     assert code == 0, err
     assert f"sweep {folder.id} is running in another process; showing it" in " ".join(err.split())
     assert json.loads(out)["state"] == "finished"
     other = drive(folder, folder.stop_request.exists)
     code, out, err = babeltune("stop", folder.id, "--json")
-    other.join(30)
+    other.join(PATIENCE_S)
     assert f"asked sweep {folder.id} to stop" in err
     assert (code, json.loads(out)) == (0, {"sweep": folder.id, "stopped": True})
-    other = drive(folder, lambda: time.monotonic() > end + 6)
+    answered = threading.Event()
+    other = drive(folder, answered.is_set)
     code, out, _ = babeltune("stop", folder.id, "--wait", "0")
-    other.join(30)
+    answered.set()
+    other.join(PATIENCE_S)
     assert code == 1
     assert "has not yet" in " ".join(out.split())
 
 
 @pytest.fixture
-def watched(babeltune, copied, tiny_file, monkeypatch):
+def watched(babeltune, copied, tiny_file, monkeypatch, watching):
     """Submits a sweep that another driver has until it is watched, and leaves in this state: what that came to."""
     sweep, folder, cluster = copied
     monkeypatch.setenv("BABELTUNE_HOME", cluster.storage)
     again = tiny_file.parent / "again.yaml"
     again.write_text(spec_yaml(sweep), encoding="utf-8")
-    watching, attach = threading.Event(), view.attach
-
-    def told(*arguments):
-        watching.set()
-        return attach(*arguments)
 
     def submit(state, *options, **more):
         other = drive(folder, watching.is_set)
         folder.set_state(state, **more)
         code, out, err = babeltune("submit", again, *options)
-        other.join(30)
+        other.join(PATIENCE_S)
         return folder, code, out, " ".join(err.split())
 
-    monkeypatch.setattr(view, "attach", told)
     return submit
 
 
@@ -385,17 +393,19 @@ def test_of_two_submits_at_one_moment_the_second_shows_the_first(watched, monkey
     assert len(looks) == 3, "one for the refusal, one to show it"
 
 
-def test_who_watches_a_sweep_waits_until_it_has_begun(copied):
+def test_who_watches_a_sweep_waits_until_it_has_begun(copied, monkeypatch):
     _, folder, _ = copied
+    looks, is_driven = [], view.is_driven
+    monkeypatch.setattr(view, "is_driven", lambda folder: looks.append(folder) or is_driven(folder))
     begun = folder.path / "sweep.json"
     begun.rename(folder.path / "later")
     with only_driver(folder):
         thread = threading.Thread(target=view.attach, args=(folder, Console()))
         thread.start()
-        time.sleep(0.5)
+        wait_until(lambda: len(looks) > 3)
         assert thread.is_alive()
         (folder.path / "later").rename(begun)
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert not thread.is_alive()
     begun.unlink()
     assert view.attach(folder, Console()) == folder, "its driver has died before it began"
@@ -592,12 +602,11 @@ def test_the_installed_command_answers():
 # With processes of their own
 
 
-def wait_for(condition, process, seconds=400):
-    deadline = time.monotonic() + seconds
-    while not condition():
+def wait_for(condition, process):
+    def lives():
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.1)
+
+    wait_until(condition, meanwhile=lives, every=0.1)
 
 
 @pytest.mark.long

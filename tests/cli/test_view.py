@@ -1,8 +1,8 @@
 """What is printed: short, complete, and safe to print."""
 
 import io
+import re
 import threading
-import time
 
 from rich.console import Console
 
@@ -25,6 +25,7 @@ from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.board import Board
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.leaderboard import Row
+from waiting import PATIENCE_S, wait_until
 
 
 def shown(value):
@@ -105,18 +106,19 @@ def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_
     assert time_left(board, []) == "", "nothing is left to do"
 
 
-def test_a_terminal_shows_stage_bar_time_and_trials(searched):
+def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
     sweep, folder = searched
-    board = Board(sweep, folder, stage="searching", done=3, of=4, ended=3, started=time.monotonic() - 65)
-    drawn = shown(picture(board))
+    board = Board(sweep, folder, stage="searching", done=3, of=4, ended=3, started=100.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("babeltune.cli.view.time.monotonic", lambda: 165.0)
+        drawn = shown(picture(board))
     assert f"{folder.id} · searching 3/4 · 1:05 gone" in drawn
     assert "t0002" in drawn
     assert "untrained" in drawn
     console = Console(file=io.StringIO(), width=160, force_terminal=True)
     with live(console) as watch:
         watch(board)
-        time.sleep(0.8)
-    assert "searching 3/4" in console.file.getvalue()
+        wait_until(lambda: "searching 3/4" in console.file.getvalue())
     board.latest = "no room; waiting"
     assert "no room; waiting" in shown(picture(board))
 
@@ -167,12 +169,11 @@ def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
         watch(board)
         board.note("no room; waiting")
         board.progress("encoding with the teacher", 3, 9)
-        deadline = time.monotonic() + 60
-        while "encoding with the teacher 3/9" not in console.file.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: "encoding with the teacher 3/9" in console.file.getvalue())
     lines = console.file.getvalue().splitlines()
     assert any("encoding with the teacher 3/9" in line for line in lines)
-    assert [line for line in lines if "no room; waiting" in line] == ["[0:00] no room; waiting"]
+    (said,) = (line for line in lines if "no room; waiting" in line)
+    assert re.fullmatch(r"\[\d+:\d\d\] no room; waiting", said)
     assert board.latest == "", "it was in another stage"
     assert "no room; waiting" in SweepFolder(tmp_path).log.read_text(encoding="utf-8")
 
@@ -194,10 +195,7 @@ def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_fil
     with only_driver(folder):
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-        deadline = time.monotonic() + 60
-        while not console.file.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(console.file.getvalue)
         assert not ended.is_set()
-    thread.join(60)
+    assert ended.wait(PATIENCE_S)
     assert console.file.getvalue().startswith("tiny-0123456789")
-    assert ended.is_set()

@@ -35,6 +35,7 @@ from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from ports import free_port, listens
+from waiting import wait_until
 
 pytestmark = pytest.mark.timeout(600)
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
@@ -68,7 +69,7 @@ def head(loopback_only, place):
     process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     address = f"http://127.0.0.1:{dashboard}"
     try:
-        wait_until(lambda: process.poll() is not None or listens(dashboard), 120)
+        wait_until(lambda: process.poll() is not None or listens(dashboard))
         assert process.poll() is None, (place / "head.log").read_text()
         yield address
     finally:  # `ray start --block` takes half a minute to end by SIGTERM
@@ -80,13 +81,6 @@ def head(loopback_only, place):
         process.wait(30)
         said.close()
         shutil.rmtree(own, ignore_errors=True)
-
-
-def wait_until(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +197,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     code, out, _ = babeltune("submit", tiny_file, *LONG, "--detach")
     assert code == 0
     assert f"sweep {long} is running as job {long}-1, with what it began with; `babeltune logs {long} -f" in words(out)
-    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    wait_until(lambda: "searching" in babeltune("logs", long)[1])
     for changing, what in (
         (("extend", long, "--trials", 9), "budget"),
         (("resume", long, "--trials", 9), "budget"),
@@ -221,7 +215,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     code, out, err = babeltune("resume", long, "--detach", "--json")
     assert code == 0, out + err
     assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-2", "state": "", "new": True}
-    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    wait_until(lambda: "searching" in babeltune("logs", long)[1])
     assert babeltune("stop", long)[0] == 0
     code, out, _ = babeltune("logs", long, "--json")
     assert (json.loads(out)["job"], json.loads(out)["state"]) == (f"{long}-2", "SUCCEEDED")
@@ -231,7 +225,7 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
 def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_file, long, place):
     code, out, err = babeltune("resume", long, "--detach")
     assert code == 0, out + err
-    wait_until(lambda: "searching" in babeltune("logs", long)[1], 240)
+    wait_until(lambda: "searching" in babeltune("logs", long)[1])
     driver = psutil.Process(json.loads((place / "storage" / "sweeps" / long / "driver.json").read_text())["pid"])
     driver.suspend()
     try:
@@ -240,7 +234,7 @@ def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_fil
         driver.resume()
     assert code == 1
     assert f"its driver does not hear (is late); ending job {long}-" in words(err)
-    wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live, 120)
+    wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live)
 
 
 @pytest.mark.long
@@ -251,7 +245,7 @@ def test_who_follows_a_job_follows_it_again_when_its_dashboard_is_back(head, clu
         cluster = replace(read_cluster(cluster_file), address=f"http://127.0.0.1:{port}")
         jobs = Jobs(cluster)
         job = jobs._client.submit_job(entrypoint=f"python -c {shlex.quote(counts)}")
-        wait_until(lambda: jobs.get(job).state == "RUNNING", 120)
+        wait_until(lambda: jobs.get(job).state == "RUNNING")
         said = ""
         for piece in jobs.follow(job):
             if not said:
@@ -294,7 +288,7 @@ def forwarded(address):
 
     def cut(seconds):
         away.set()
-        time.sleep(0.3)
+        wait_until(lambda: not listens(port))
         for one in open_ones:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -304,7 +298,7 @@ def forwarded(address):
 
     thread = threading.Thread(target=serve)
     thread.start()
-    wait_until(lambda: listens(port), 30)
+    wait_until(lambda: listens(port))
     try:
         yield port, cut
     finally:
@@ -320,7 +314,7 @@ def test_the_job_of_another_program_is_left_alone(babeltune, head, long):
         client = JobSubmissionClient(head, headers={"Authorization": f"Bearer {TOKEN}"})
     theirs = client.submit_job(entrypoint="sleep 600", submission_id="nightly-2024050112-3")
     try:
-        wait_until(lambda: client.get_job_status(theirs) == "RUNNING", 120)
+        wait_until(lambda: client.get_job_status(theirs) == "RUNNING")
         code, _, err = babeltune("stop")
         assert (code, f"sweep {long} is not running" in words(err)) == (1, True)
         code, _, err = babeltune("stop", "nightly")
@@ -455,7 +449,7 @@ def test_a_command_that_does_not_answer_is_ended_and_said(head, cluster_file, mo
     ) as said:
         jobs.ask(["methods"], {"a file": ""})
     asked = re.search(r"its job (\S+)", str(said.value))[1]
-    wait_until(lambda: not jobs.get(asked).live, 120)
+    wait_until(lambda: not jobs.get(asked).live)
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path, loopback_only):

@@ -1,7 +1,10 @@
 """Two drivers of one sweep on one Ray, which see other storages or whose lock does not hold."""
 
+import contextlib
+import functools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +25,7 @@ from babeltune.spec.sweep_file import sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.folder import SweepFolder, read_outcome
 from babeltune.sweeps.places import OWNER
+from waiting import wait_until, when
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -102,10 +106,7 @@ def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_pat
         with pytest.raises(SweepError, match=r"is being run by another process"):
             refuse_heard(folder, "10.0.0.2:6379")
         refuse_heard(folder, "10.0.0.1:6379")  # the lease of that Ray has fallen
-        deadline = time.monotonic() + 60
-        while folder.read(OWNER)["beat"] == first:
-            assert time.monotonic() < deadline, "it is heard once only"
-            time.sleep(0.05)
+        wait_until(lambda: folder.read(OWNER)["beat"] != first)
         monkeypatch.undo()
     monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
     assert not is_driven(folder), "it ended"
@@ -115,62 +116,81 @@ def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_pat
     assert not is_driven(folder), "it was killed a minute ago"
 
 
+def refused(*checks):
+    """The first of them that raises since its driver has heard of another one, and what it says."""
+    for check in checks:
+        try:
+            check()
+        except SweepError as error:
+            return check, str(error)
+    return None
+
+
 def test_of_two_drivers_that_do_not_see_one_anothers_lock_one_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT", 0.1)
     folder = SweepFolder(tmp_path)
     with heard(folder) as first, heard(folder) as second:
-        deadline = time.monotonic() + 60
-        ended = []
-        while not ended:
-            assert time.monotonic() < deadline, "both go on"
-            for check in (first, second):
-                try:
-                    check()
-                except SweepError as error:
-                    ended.append((check, str(error)))
-            time.sleep(0.05)
-        ((loser, words),) = ended
+        loser, words = wait_until(lambda: refused(first, second))
         assert f"is being run on {socket.gethostname()}, too" in words
-        time.sleep(0.5)
+        beats = set()
+        wait_until(lambda: beats.add(folder.read(OWNER)["beat"]) or len(beats) > 2)
         (second if loser is first else first)()
     assert folder.read(OWNER)["ended"], "the other one said the last word"
 
 
-def test_a_word_that_is_gone_damaged_or_of_an_earlier_driver_is_no_other_driver(tmp_path, monkeypatch):
+STALE = {"host": "far", "pid": "stale", "session": "x", "beat": 0, "ended": False}
+"""The word of a driver on another machine."""
+
+
+def replaced(word, by):
+    """Waits until the driver of this process has written again over what `word` has now, or that is gone."""
+
+    def written():
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+            return json.loads(word.read_text())["session"] != by["session"]
+
+    wait_until(written)
+
+
+def overruled(folder, check, by):
+    """Writes another driver's word until this one has heard of it: one word may fall to what it writes meanwhile."""
+
+    def heard_of():
+        folder.write(OWNER, by)
+        return refused(check)
+
+    return wait_until(heard_of)[1]
+
+
+def test_a_driver_whose_disk_is_full_is_not_overtaken_by_an_earlier_word(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "BEAT", 0.05)
-    folder = SweepFolder(tmp_path)
-    word = folder.path / OWNER
-
-    def said_again():
-        deadline = time.monotonic() + 60
-        while not word.exists() or json.loads(word.read_text() or "{}").get("pid") == "stale":
-            assert time.monotonic() < deadline, "the driver says no more that it lives"
-            time.sleep(0.02)
-
-    stale = {"host": "far", "pid": "stale", "session": "x", "beat": 0, "ended": False}
-    folder.write(OWNER, stale)
-    written = leases.SweepFolder.write
+    folder, written, tried = SweepFolder(tmp_path), SweepFolder.write, []
+    folder.write(OWNER, STALE)
 
     def full(*_):
+        tried.append("it")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SweepFolder, "write", full)
     with heard(folder) as check:
-        time.sleep(0.3)
+        wait_until(lambda: len(tried) > 3)
         check()
-        assert json.loads(word.read_text()) == stale
+        assert folder.read(OWNER) == STALE
         monkeypatch.setattr(SweepFolder, "write", written)
-        said_again()
-        word.unlink()
-        said_again()
-        word.write_bytes(b"")
-        time.sleep(0.3)
+        replaced(folder.path / OWNER, STALE)
         check()
-        assert json.loads(word.read_text())["session"], "it stands there again"
-        folder.write(OWNER, stale)
-        time.sleep(0.3)
-        with pytest.raises(SweepError, match="is being run on far, too"):
+
+
+def test_a_driver_whose_own_word_is_gone_or_damaged_says_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    folder = SweepFolder(tmp_path)
+    word = folder.path / OWNER
+    with heard(folder) as check:
+        for damage in (word.unlink, lambda: word.write_bytes(b"")):
+            damage()
+            replaced(word, STALE)
             check()
+        assert "is being run on far, too" in overruled(folder, check, STALE)
 
 
 def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_on(tmp_path, monkeypatch):
@@ -178,11 +198,10 @@ def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_
     folder = SweepFolder(tmp_path)
     last = {"host": "far", "session": "x", "beat": 0, "ended": True}
     with heard(folder) as check:
-        time.sleep(0.2)
         check()
-        folder.write(OWNER, last)
-        time.sleep(0.3)
-        with pytest.raises(leases.OvertakenError, match=r"was run on far meanwhile; .* `babeltune resume .* goes on"):
+        words = overruled(folder, check, last)
+        assert re.search(r"was run on far meanwhile; .* `babeltune resume .* goes on", words)
+        with pytest.raises(leases.OvertakenError):
             check()
     assert folder.read(OWNER) == last, "the other's word stands"
 
@@ -201,16 +220,17 @@ def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copi
     monkeypatch.setattr(leases, "BEAT", 0.2)
     longer = replace(sweep, budget=replace(sweep.budget, trials=6), training=replace(sweep.training, pairs=38400))
 
-    def another(board):
-        def come():
-            while board.searching is None:
-                time.sleep(0.1)
-            folder_in(cluster, sweep_id(longer)).write(OWNER, {"host": "far", "session": "x", "beat": time.time()})
+    ended = threading.Event()
 
-        threading.Thread(target=come, daemon=True).start()
+    def another(board):
+        place = folder_in(cluster, sweep_id(longer))
+        other = {"host": "far", "session": "x", "beat": time.time()}
+        comes = functools.partial(wait_until, lambda: place.write(OWNER, other) or ended.is_set())
+        when(lambda: board.searching is not None, comes)
 
     with pytest.raises(SweepError, match="is being run on far, too, which said so last; this driver ends"):
         submit(longer, cluster, watch=another)
+    ended.set()
     folder = folder_in(cluster, sweep_id(longer))
     assert folder.state() == "running", "as the other one left it"
     assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"

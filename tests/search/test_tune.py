@@ -54,7 +54,7 @@ class OneAtATime:
 
 @pytest.fixture
 def one_lane(lanes):
-    wait_until_free(lanes, lanes.count, 60)
+    wait_until_free(lanes, lanes.count)
     return OneAtATime(lanes)
 
 
@@ -333,7 +333,7 @@ def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_tri
     slow = {"seconds": 0.05}
     with pytest.raises(DriverCrashError):
         run(tmp_path, lanes, a_sweep(), 8, crashing, payload=lambda *_: slow)
-    wait_until_free(lanes, lanes.count, 20)
+    wait_until_free(lanes, lanes.count)
     before = states(tmp_path, a_sweep())
     assert 1 <= before.count(TrialState.RUNNING) <= 2
     again = Events()
@@ -549,7 +549,7 @@ def test_trials_shorter_than_a_process_start_have_a_watcher_for_each_lane_and_no
     def watchers():
         return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
 
-    wait_until_free(lanes, lanes.count, 60)
+    wait_until_free(lanes, lanes.count)
     before, began, ended = watchers(), [], []
 
     def seen(event, number, info):
