@@ -14,7 +14,7 @@ from urllib.parse import quote
 import requests
 
 from ports import free_port, listens
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 BUCKET = "babeltune"
 CREDENTIALS = {
@@ -108,7 +108,7 @@ class S3:
     def end(self) -> None:
         self.door.shut()
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
 
 
 class GS:
@@ -122,25 +122,25 @@ class GS:
         self.process = started(
             port, "gcp_storage_emulator", "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"
         )
-        requests.post(f"{self.address}/storage/v1/b?project=tests", json={"name": BUCKET}, timeout=30)
+        requests.post(f"{self.address}/storage/v1/b?project=tests", json={"name": BUCKET}, timeout=PATIENCE_S)
 
     def _object(self, key: str) -> str:
         return f"{self.address}/storage/v1/b/{BUCKET}/o/{quote(key, safe='')}"
 
     def get(self, key: str) -> bytes:
-        return requests.get(f"{self._object(key)}?alt=media", timeout=30).content
+        return requests.get(f"{self._object(key)}?alt=media", timeout=PATIENCE_S).content
 
     def put(self, key: str, data: bytes) -> None:
         name = f"uploadType=media&name={quote(key, safe='')}"
         address = f"{self.address}/upload/storage/v1/b/{BUCKET}/o?{name}"
-        requests.post(address, data=data, timeout=30).raise_for_status()
+        requests.post(address, data=data, timeout=PATIENCE_S).raise_for_status()
 
     def remove(self, key: str) -> None:
-        requests.delete(self._object(key), timeout=30).raise_for_status()
+        requests.delete(self._object(key), timeout=PATIENCE_S).raise_for_status()
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE_S)
 
 
 def environment(port: int) -> dict[str, str]:

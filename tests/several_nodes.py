@@ -5,11 +5,11 @@ The nodes are Ray's own, all on this machine, with tokens on. Each scene prints 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from babeltune.workers import lanes as lanes_module
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
 from ports import free_port
+from waiting import PATIENCE_S, wait_until
 
-PATIENCE = 180
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 HERE = {"node_ip_address": "127.0.0.1"}
 
@@ -51,11 +51,13 @@ def nodes(*cpus, gpus=0, **head):
 
 def until(lanes, ready):
     """As a search does while it waits."""
-    deadline = time.monotonic() + PATIENCE
-    while not ready():
-        lanes.mend()
-        assert time.monotonic() < deadline, "nothing more happens"
-        time.sleep(0.1)
+    wait_until(ready, meanwhile=lanes.mend, every=0.1)
+
+
+def look_again_and_again(lanes):
+    """Lets the lanes look at the nodes so often that whatever they would do has begun."""
+    looks = set()
+    until(lanes, lambda: looks.add(lanes._surveyed) or len(looks) > 6)
 
 
 def ended(lanes, *names):
@@ -124,15 +126,9 @@ def shrink_and_grow(folder):
                 cluster.remove_node(second, allow_graceful=False)
             seen, reasons = ended(lanes, name)
         cluster.add_node(num_cpus=1, **HERE)
-        deadline = time.monotonic() + PATIENCE
-        tried = 0
-        while not tried or worlds(folder, f"b{tried}")[-1] < 2:
-            assert time.monotonic() < deadline, "the lane does not grow again"
-            tried += 1
-            offer(lanes, folder, f"b{tried}", steps=3)
-            ended(lanes, f"b{tried}")
-            until(lanes, lanes.free)
-    return {"last": seen["cut"][-1], "why": reasons["cut"], "later": worlds(folder, f"b{tried}")}
+        later = []
+        wait_until(functools.partial(grown, lanes, folder, "b", later))
+    return {"last": seen["cut"][-1], "why": reasons["cut"], "later": later[-1:]}
 
 
 def lose_one_of_two(folder):
@@ -159,8 +155,8 @@ def wait_for_room(folder):
         held = ray.remote(num_cpus=1)(Holder).remote()
         ray.get(held.__ray_ready__.remote())
         with Lanes(**settings(folder, count=2, workers=1), note=notes.append) as lanes:
-            names, ends = set(lanes._lanes), time.monotonic() + 6
-            until(lanes, lambda: time.monotonic() > ends)
+            names = set(lanes._lanes)
+            look_again_and_again(lanes)
             same = set(lanes._lanes) == names
             ray.kill(held)
             until(lanes, lambda: lanes.free() == 2)
@@ -196,8 +192,7 @@ def one_bad_node(folder):
             os.kill(starts(folder, "a")[0]["pid"] if name == "b" else starts(folder, "b")[0]["pid"], signal.SIGKILL)
             offer(lanes, folder, name, steps=5)
             reasons |= ended(lanes, name)[1]
-        ends = time.monotonic() + 5
-        until(lanes, lambda: time.monotonic() > ends)
+        look_again_and_again(lanes)
         count, said = lanes.count, list(notes)
         (bad,) = [node for node in both if node.node_id not in good.read_text()]
         cluster.remove_node(bad, allow_graceful=False)
@@ -294,7 +289,7 @@ def from_none(folder):
     """Nodes come only because lanes ask for them, and go when the lanes are gone; what cannot come is given up."""
     notes, began = [], []
 
-    def asked(within=PATIENCE, workers=1, progress=lambda *_: None):
+    def asked(within=PATIENCE_S, workers=1, progress=lambda *_: None):
         cluster = ClusterFile(lanes=2, nodes_within=within, workers=workers)
         return nodes_asked(cluster, trials=9, note=notes.append, progress=progress)
 
@@ -307,9 +302,7 @@ def from_none(folder):
             began.append(lanes.count)
             offer(lanes, folder, "a", steps=1)
             seen, _ = ended(lanes, "a")
-        deadline = time.monotonic() + PATIENCE
-        while (alive := sum(node["Alive"] for node in ray.nodes())) > 1 and time.monotonic() < deadline:
-            time.sleep(0.2)
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, every=0.2)
         for attempt in (asked(progress=stop), asked(within=3, workers=4)):
             try:
                 with attempt:
@@ -317,7 +310,7 @@ def from_none(folder):
             except (InterruptedError, ClusterError) as error:
                 began.append(str(error))
         groups = [group["state"] for group in ray.util.placement_group_table().values()]
-    return {"began": began, "seen": seen, "notes": notes, "groups": groups, "alive": alive}
+    return {"began": began, "seen": seen, "notes": notes, "groups": groups}
 
 
 def regrow(folder):
@@ -325,7 +318,7 @@ def regrow(folder):
     then both at once."""
     seen, notes, asked, elastic = {}, [], {}, {"workers": 2, "least_workers": 1}
     os.environ["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "5"
-    cluster = ClusterFile(lanes=1, nodes_within=PATIENCE, **elastic)
+    cluster = ClusterFile(lanes=1, nodes_within=PATIENCE_S, **elastic)
     with (
         nodes(**autoscaling(folder, most=2, every=25)),
         nodes_asked(cluster, trials=9, note=notes.append, progress=lambda *_: None) as surveyed,
@@ -336,15 +329,20 @@ def regrow(folder):
             for node in (gone := workers()[:lost]):
                 kill_raylet(node["NodeManagerPort"])
             until(lanes, lambda: not {node["NodeID"] for node in gone} & {node["NodeID"] for node in workers()})
-            deadline, tried, begun = time.monotonic() + PATIENCE, 0, []
-            while begun[-1:] != [2]:
-                assert time.monotonic() < deadline, (lost, begun, notes)
-                tried += 1
-                offer(lanes, folder, f"{lost}-{tried}", steps=10, seconds=0.1)
-                ended(lanes, f"{lost}-{tried}")
-                begun += worlds(folder, f"{lost}-{tried}")
-            seen[lost], asked[lost] = begun, list(notes)
+            seen[lost] = []
+            wait_until(functools.partial(grown, lanes, folder, lost, seen[lost]), lambda: (seen, notes))
+            asked[lost] = list(notes)
     return {"seen": seen, "asked": asked}
+
+
+def grown(lanes, folder, name, begun):
+    """Runs one more trial, and notes with how many workers it began; whether it had two at last."""
+    trial = f"{name}-{len(begun)}"
+    offer(lanes, folder, trial, steps=10, seconds=0.1)
+    ended(lanes, trial)
+    begun += worlds(folder, trial)
+    until(lanes, lanes.free)
+    return begun[-1:] == [2]
 
 
 def workers():

@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,7 +28,12 @@ def wheel(tmp_path_factory):
     out = tmp_path_factory.mktemp("wheel")
     build = "from hatchling.build import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", build, str(out)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, "-c", build, str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(out / done.stdout.strip()) as archive:

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from waiting import PATIENCE_S
+
 PLATFORM = (
     *("method", "records", "errors", "data.prepared", "data.store", "data.tokens", "models.encoder", "models.packing"),
     *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
@@ -50,7 +52,7 @@ sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Gate
 
 
 def run(program):
-    return subprocess.run([sys.executable, "-c", BLOCKED + program], capture_output=True, text=True, timeout=250)
+    return subprocess.run([sys.executable, "-c", BLOCKED + program], capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("peer", ["pydantic", "ray", "optuna", "mlflow", "pandas", "sentence_transformers"])
@@ -75,5 +77,5 @@ import importlib, sys
 for name in {ACTORS!r}: importlib.import_module(name)
 sys.exit(bool({{"torch", "transformers"}} & sys.modules.keys()))
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr

@@ -197,6 +197,7 @@ def _is_known_here():
         with first.open("x") as file:
             file.write(mine)
     except FileExistsError:
-        time.sleep(0.5)  # it is being written
-        return mine in first.read_text()
+        from waiting import wait_until
+
+        return mine in wait_until(first.read_text)  # it is being written
     return True

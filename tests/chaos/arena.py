@@ -132,16 +132,12 @@ class Arena:
         assert later, "nothing was trained afterwards"
         return min(later) - since
 
-    def pauses(self) -> list[float]:
-        """Seconds that a worker took from each step of a trial to the next, the shortest first."""
+    def pause(self) -> float:
+        """The longest time, in seconds, that a worker took from a step of a trial to the next."""
         times: dict[tuple[int, float], list[float]] = {}
         for step in self.steps():
             times.setdefault((step["pid"], step["mark"]), []).append(step["time"])
-        return sorted(later - earlier for each in times.values() for earlier, later in itertools.pairwise(each))
-
-    def pause(self) -> float:
-        """The longest of them."""
-        return self.pauses()[-1]
+        return max(later - earlier for each in times.values() for earlier, later in itertools.pairwise(each))
 
     def until(self, condition: Callable[[], Any]) -> None:
         """Waits for it, but for no driver that is not there any more."""

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE_S
+
 DAY = 86_400.0
 
 
@@ -37,7 +39,7 @@ def truncate(path: Path, share: float = 0.5) -> None:
 @contextlib.contextmanager
 def sqlite_locked(path: Path) -> Iterator[None]:
     """Another process writes in the database: nobody else can until the block ends."""
-    other = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+    other = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN EXCLUSIVE")
     try:
         yield
@@ -101,7 +103,7 @@ def slow_disk(place: Path, seconds: float) -> Iterator[None]:
     finally:
         os.close(ready)
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def answer_slowly(place: str, seconds: float, tell: int) -> None:

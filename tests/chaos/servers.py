@@ -24,7 +24,7 @@ import psutil
 
 from babeltune.tracking.mlflow_store import serve_command
 from ports import free_port, listens
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 OWNER = "nobody"
 """Runs PostgreSQL where the tests are root's, as whom it refuses to run."""
@@ -37,7 +37,7 @@ def end(process: subprocess.Popen[Any]) -> None:
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-    process.wait(30)
+    process.wait(PATIENCE_S)
 
 
 def debians(pattern: str) -> Path | None:
@@ -95,7 +95,7 @@ class Postgres:
     def restart(self) -> None:
         """Ends at once, with every connection, as after a power cut, and starts again."""
         self._process.send_signal(signal.SIGQUIT)
-        self._process.wait(60)
+        self._process.wait(PATIENCE_S)
         self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -131,7 +131,7 @@ class Mlflow:
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=30) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -175,7 +175,7 @@ class Proxy:
                 if proxy.status:
                     self.answer(proxy.status, b'{"message": "not now"}', {"Retry-After": "1"})
                     return
-                there = http.client.HTTPConnection("127.0.0.1", proxy.target, timeout=60)
+                there = http.client.HTTPConnection("127.0.0.1", proxy.target, timeout=PATIENCE_S)
                 try:
                     there.request(self.command, self.path, body, dict(self.headers))
                     found = there.getresponse()

@@ -11,7 +11,6 @@ from chaos.servers import redis
 
 pytestmark = [
     pytest.mark.usefixtures("loopback_only"),
-    pytest.mark.timeout(900),
     pytest.mark.chaos,
 ]
 

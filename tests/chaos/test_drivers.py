@@ -12,7 +12,7 @@ import pytest
 from chaos.faults import DAY, clock_jump, truncate
 from chaos.invariants import nothing_is_left
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 
 def test_a_driver_that_is_killed_leaves_nothing_running_and_is_resumed(make_arena, note):

@@ -9,7 +9,7 @@ import yaml
 from babeltune.tracking.registry import champion_of
 from chaos.arena import CLUSTER, opened
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = pytest.mark.chaos
 
 
 def test_of_two_promotions_at_once_one_promotes_and_the_other_finds_the_champion_that_it_would_make(

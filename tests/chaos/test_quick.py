@@ -7,7 +7,7 @@ from chaos.arena import Arena, build
 from chaos.nodes import TOKEN, environment, nodes
 from chaos.servers import Mlflow, Postgres
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from babeltune.engine import events
 from babeltune.errors import StorageError
 from chaos.faults import fill, read_only, slow_disk, small_disk, truncate
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from babeltune.engine import sweep as engine
 from babeltune.workers.lanes import Lanes
 from chaos.invariants import check
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 
 FAULTS = {

@@ -10,7 +10,7 @@ import pytest
 
 from babeltune.workers import trainer
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(900), pytest.mark.chaos]
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 
 TWO_LANES = {"cluster": {"lanes": 2}}

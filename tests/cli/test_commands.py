@@ -28,7 +28,6 @@ from ports import free_port
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.timeout(1200)  # the first test that wants the finished sweep waits for it
 COMMANDS = sorted(get_command(app).commands)
 
 
@@ -594,7 +593,7 @@ def test_evaluate_refuses_pickled_weights_before_any_test_is_opened(babeltune, t
 
 def test_the_installed_command_answers():
     command = [str(Path(sys.executable).with_name("babeltune")), "methods", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert "soft_contrastive" in json.loads(done.stdout)
 
@@ -624,7 +623,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
     try:
         wait_for(lambda: any(f.trial(0).joinpath("reports.jsonl").exists() for f in sweep_folders(storage)), process)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130, err
@@ -643,7 +642,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
         capture_output=True,
         text=True,
         check=False,
-        timeout=600,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -672,7 +671,7 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
 
         def answers():
             try:
-                return urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+                return urllib.request.urlopen(f"{url}/health", timeout=30).status == 200
             except OSError:
                 return False
 
@@ -684,9 +683,9 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
             data=json.dumps({"max_results": 10}).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             names = [e["name"] for e in json.load(answer)["experiments"]]
         assert "searched" in names
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        process.wait(PATIENCE_S)

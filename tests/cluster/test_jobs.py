@@ -35,9 +35,8 @@ from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from ports import free_port, listens
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.timeout(600)
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
 
 
@@ -77,8 +76,8 @@ def head(loopback_only, place):
         for one in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
-        psutil.wait_procs(family, timeout=30)
-        process.wait(30)
+        psutil.wait_procs(family, timeout=PATIENCE_S)
+        process.wait(PATIENCE_S)
         said.close()
         shutil.rmtree(own, ignore_errors=True)
 
@@ -340,7 +339,7 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
 @pytest.mark.parametrize("secret", [TOKEN, PASSWORD], ids=["token", "password"])
 def test_no_job_and_no_log_holds_a_secret(secret, head, cluster_file, place, monkeypatch):
     monkeypatch.setenv("TEST_RAY_TOKEN", TOKEN)
-    answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+    answer = requests.get(f"{head}/api/jobs/", headers={"Authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S)
     assert len(answer.json()) >= 3
     assert secret not in answer.text
     jobs = Jobs(read_cluster(cluster_file))

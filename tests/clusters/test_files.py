@@ -23,6 +23,7 @@ from typer.main import get_command
 
 from babeltune.cli import app
 from babeltune.spec.cluster import read_cluster
+from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 CLUSTERS = ROOT / "clusters"
@@ -316,7 +317,7 @@ def test_a_shell_script_parses_and_stops_at_errors(script):
     path = CLUSTERS / script
     first, *_ = path.read_text(encoding="utf-8").splitlines()
     shell = Path(first.removeprefix("#!")).name
-    done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^set -e", path.read_text(encoding="utf-8"), re.MULTILINE)
 

@@ -15,7 +15,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from pathlib import Path
 
@@ -25,8 +24,9 @@ import pytest
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.sweeps.folder import SweepFolder, read_outcome
 from marked import MARK, end_marked
+from waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("loopback_only"), pytest.mark.long]
 ROOT = Path(__file__).parents[2]
 SET_ADDRESS = 0x8916
 HEAD = "10.99.0.1"
@@ -94,11 +94,8 @@ def left(mark_of):
     return found
 
 
-def gone(home):
-    deadline = time.monotonic() + 30
-    while (there := left(str(home))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return there
+def nothing_is_left(home):
+    wait_until(lambda: not left(str(home)), lambda: left(str(home)), every=0.2)
 
 
 def test_a_job_is_stopped_before_its_time_is_over_and_goes_on_when_it_is_submitted_again(slurm, tiny_file, tmp_path):
@@ -106,23 +103,24 @@ def test_a_job_is_stopped_before_its_time_is_over_and_goes_on_when_it_is_submitt
     folder = SweepFolder(tmp_path / "home" / "sweeps" / sweep_id(read_sweep(tiny_file, assignments=sets[1:])))
     with slurm(7001, str(tiny_file), *sets) as (batch, said):
         secret = tmp_path / "home" / ".ray_token.7001"
-        deadline = time.monotonic() + 240
-        while not (folder.path.exists() and any(read_outcome(path) == "running" for path in folder.trials())):
+
+        def begun():
             assert batch.poll() is None, said()
-            assert time.monotonic() < deadline, said()
-            time.sleep(0.2)
+            return folder.path.exists() and any(read_outcome(path) == "running" for path in folder.trials())
+
+        wait_until(begun, said)
         assert secret.stat().st_mode & 0o777 == 0o600
         token = secret.read_text()
         assert not [line for line in left(str(tmp_path / "home")) if token in line]
         batch.send_signal(signal.SIGTERM)
-        assert batch.wait(120) == 130, said()
+        assert batch.wait(PATIENCE_S) == 130, said()
         assert not secret.exists()
-    assert gone(tmp_path / "home") == []
+    nothing_is_left(tmp_path / "home")
     assert folder.state() == "interrupted"
     options = (tmp_path / "srun").read_text().split()
     assert {"--het-group=1", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=1"} == set(options)
     with slurm(7002, str(tiny_file), *sets) as (batch, said):
-        assert batch.wait(240) == 0, said()
-    assert gone(tmp_path / "home") == []
+        assert batch.wait(PATIENCE_S) == 0, said()
+    nothing_is_left(tmp_path / "home")
     assert folder.state() == "finished"
     assert [read_outcome(path) for path in folder.trials()] == ["finished"] * 2

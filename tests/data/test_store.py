@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from babeltune.data import store
 from babeltune.data.store import Array, Contents, build, digest_of_texts, folder_of, key_of, open_matrix, open_ragged
 from babeltune.errors import StoreError
+from waiting import PATIENCE_S, wait_until
 
 DESCRIPTION = {"texts": "abc", "max_tokens": 16}
 ROWS = np.arange(60, dtype="<f2").reshape(20, 3)
@@ -49,7 +51,7 @@ def race(root, barrier, name):
         time.sleep(0.5)
         return write_rows(folder)
 
-    barrier.wait(60)
+    barrier.wait(PATIENCE_S)
     folder = build(root, "teacher", DESCRIPTION, write)
     (root / f"read-by-{name}").write_text(str(open_matrix(folder).rows(np.arange(20)).sum()))
 
@@ -58,8 +60,7 @@ def stall(root):
     def write(folder):
         write_rows(folder)
         (root / "started").touch()
-        time.sleep(60)
-        return Contents()
+        threading.Event().wait()
 
     build(root, "teacher", DESCRIPTION, write)
 
@@ -149,7 +150,7 @@ def test_two_racing_processes_build_a_store_once(tmp_path):
     for racer in racers:
         racer.start()
     for racer in racers:
-        racer.join(60)
+        racer.join(PATIENCE_S)
     assert [racer.exitcode for racer in racers] == [0, 0]
     assert len(list(tmp_path.glob("built-by-*"))) == 1
     assert [p.read_text() for p in sorted(tmp_path.glob("read-by-*"))] == [str(ROWS.sum())] * 2
@@ -159,12 +160,9 @@ def test_two_racing_processes_build_a_store_once(tmp_path):
 def test_a_killed_builder_leaves_no_lock_and_no_half_store(tmp_path):
     builder = multiprocessing.get_context("spawn").Process(target=stall, args=(tmp_path,))
     builder.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "started").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((tmp_path / "started").exists)
     os.kill(builder.pid, signal.SIGKILL)
-    builder.join(60)
+    builder.join(PATIENCE_S)
     assert len(leftovers(tmp_path)) == 1
     assert not folder_of(tmp_path, "teacher", DESCRIPTION).exists()
     assert np.array_equal(open_matrix(build_rows(tmp_path)).rows(np.arange(20)), ROWS)

@@ -25,9 +25,7 @@ from babeltune.spec.sweep_file import sweep_id
 from babeltune.sweeps.board import is_driven
 from babeltune.sweeps.folder import SweepFolder, read_outcome
 from babeltune.sweeps.places import OWNER
-from waiting import wait_until, when
-
-pytestmark = pytest.mark.timeout(600)
+from waiting import PATIENCE_S, wait_until, when
 
 HOLD = """
 import sys
@@ -89,7 +87,7 @@ def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
         with pytest.raises(SweepError, match=f"is being run by process {first.pid}"):
             submit(sweep, cluster)
     first.stdin.close()
-    first.wait(60)
+    first.wait(PATIENCE_S)
     assert submit(sweep, cluster).state() == "finished"
 
 

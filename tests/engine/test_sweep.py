@@ -7,8 +7,6 @@ import math
 import os
 import re
 import signal
-import threading
-import time
 from dataclasses import replace
 
 import mlflow
@@ -38,9 +36,9 @@ from babeltune.sweeps.rebuild import MADE_AGAIN
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
 from babeltune.workers.lanes import Lanes
-from waiting import when
+from waiting import PATIENCE_S, when
 
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 def runs_of(folder):
@@ -228,7 +226,7 @@ def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copie
     folder.write("baselines.json", {"data": "another digest", "scores": {"teacher": {"dev/sts/spearman": 0.0}}})
     stopper = when(began.exists, folder.stop_request.touch)
     submit(sweep, cluster)
-    stopper.join(60)
+    stopper.join(PATIENCE_S)
     assert folder.state() == "stopped"
     assert runs_of(folder)[1].info.status == "KILLED"
     assert len(ends(folder)) < 6
@@ -386,7 +384,7 @@ def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypat
         with all_cpus_held():
             stopping = when(heard, folder.stop_request.touch)
             assert submit(asked, cluster).state() == "stopped"
-        stopping.join(30)
+        stopping.join(PATIENCE_S)
     _, parent, _ = runs_of(folder)
     assert parent.info.status == "KILLED"
     assert "a worker wants 1 CPUs and 0 GPUs, and 0 and 0 are free; waiting" in read_log(folder)
@@ -396,14 +394,8 @@ def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
     sweep, folder, cluster = copied
     more = replace(sweep, budget=replace(sweep.budget, trials=5, workers=64))
 
-    def stop_once_asked():
-        deadline = time.monotonic() + 120
-        while "waiting for nodes: asked for 64 × {CPU: 1}" not in read_log(folder) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        folder.stop_request.touch()
-
-    stopping = threading.Thread(target=stop_once_asked)
-    stopping.start()
+    asked = "waiting for nodes: asked for 64 × {CPU: 1}"
+    stopping = when(lambda: asked in read_log(folder), folder.stop_request.touch)
     submit(more, replace(cluster, nodes_within=600.0))
     stopping.join()
     assert folder.state() == "stopped"

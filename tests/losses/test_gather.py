@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from babeltune.errors import TrainingError
 from babeltune.losses.gather import Ranks
+from waiting import PATIENCE_S
 
 WORLD = 3
 SIZES = [3, 0, 2]
@@ -67,7 +68,7 @@ def observed(tmp_path_factory) -> list[dict]:
     processes = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=environment) for rank in range(WORLD)
     ]
-    assert [process.wait(120) for process in processes] == [0] * WORLD
+    assert [process.wait(PATIENCE_S) for process in processes] == [0] * WORLD
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 

@@ -22,6 +22,7 @@ from babeltune.losses.gradcache import CachedEncode
 from babeltune.losses.masked_language import Masking
 from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
 from babeltune.training.sampler import local_sizes, lots, own_rows
+from waiting import PATIENCE_S
 
 DIM = 8
 CASES = [
@@ -243,7 +244,7 @@ def several_ranks(tmp_path_factory):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     commands = [[sys.executable, __file__, str(rank), str(folder)] for rank in range(max(WORLDS))]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
-    assert [process.wait(200) for process in processes] == [0] * len(commands)
+    assert [process.wait(PATIENCE_S) for process in processes] == [0] * len(commands)
     return {f"{world}-{rank}": load_file(folder / f"{world}-{rank}") for world in WORLDS for rank in range(world)}
 
 

@@ -12,7 +12,7 @@ from babeltune.records import Objective
 from babeltune.tracking.registry import find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process")]
+pytestmark = pytest.mark.usefixtures("one_scoring_process")
 OLD = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
 
 

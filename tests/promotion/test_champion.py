@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +22,9 @@ from babeltune.sweeps.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
+from waiting import PATIENCE_S, wait_until
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process")]
+pytestmark = pytest.mark.usefixtures("one_scoring_process")
 LINEAGE = {"babeltune.sweep": "another-0123456789", "babeltune.trial": "t0000", "babeltune.report": "1"}
 
 
@@ -163,20 +163,27 @@ def test_two_promotions_at_once_wait_for_one_another(copied, monkeypatch):
     import threading
 
     _, folder, cluster = copied
-    inside, most = [], []
+    inside, most, begun, record = [], [], [], promotion.recorded_run
+
+    def recorded(*arguments):
+        run = record(*arguments)
+        begun.append(run)
+        return run
 
     def slow(candidate, *_, **__):
         inside.append(candidate)
         most.append(len(inside))
-        time.sleep(0.3)
+        wait_until(lambda: len(begun) == 3)
         inside.pop()
+
+    monkeypatch.setattr(promotion, "recorded_run", recorded)
 
     monkeypatch.setattr(promotion, "decided", slow)
     threads = [threading.Thread(target=promote, args=(folder.id, cluster)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert most == [1, 1, 1]
 
 

@@ -35,7 +35,6 @@ from babeltune.training.checkpoint import checkpoint_folder, read_reports
 from babeltune.training.loop import Run
 
 pytestmark = [
-    pytest.mark.timeout(1200),  # the first test that wants the finished sweep waits for it
     pytest.mark.usefixtures("one_scoring_process"),
 ]
 GATE = Gate(test="t", times_chance=5, times_untrained=2)

@@ -9,6 +9,7 @@ from babeltune.errors import PromotionError
 from babeltune.tracking import registry
 from babeltune.tracking.mlflow_store import open_client
 from babeltune.tracking.registry import champion_of, register
+from waiting import PATIENCE_S
 
 TAG = "babeltune.claim.champion"
 
@@ -75,7 +76,7 @@ def test_however_two_promotions_interleave_at_most_one_succeeds(server, models):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len(done) == 2
     moved = [version for version in done if version is not None]
     assert len(moved) < 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -9,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +25,8 @@ from babeltune.records import Point
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_store import open_client, serve_command
 from ports import free_port
+from waiting import PATIENCE_S, wait_until
 
-pytestmark = pytest.mark.timeout(900)
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 PASSWORD = f"Marked-{secrets.token_hex(16)}"
 USER = {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": PASSWORD}
@@ -66,15 +66,13 @@ def server(loopback_only, tmp_path_factory):
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 300
-        while True:
+
+        def answers():
             assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "no server"
-            try:
-                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.2)
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=30):
+                return True
+
+        wait_until(answers, every=0.1)
         yield uri, folder
     finally:
         if process.poll() is None:
@@ -176,7 +174,7 @@ def test_the_server_answers_to_the_names_of_our_cluster_files_and_to_no_other(se
     def asked(host):
         path = "/api/2.0/mlflow/experiments/search?max_results=1"
         login = ("admin", PASSWORD)
-        return requests.get(uri + path, headers={"Host": host}, auth=login, timeout=60).status_code
+        return requests.get(uri + path, headers={"Host": host}, auth=login, timeout=PATIENCE_S).status_code
 
     files = [CLUSTERS / name for name in ("aws.yaml", "onprem.yaml", "kuberay.yaml", "kuberay/inside.yaml")]
     text = "".join(file.read_text(encoding="utf-8") for file in files)

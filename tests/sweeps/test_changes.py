@@ -19,8 +19,6 @@ from babeltune.sweeps.changes import Change, accepted_lines, check_unchanged, di
 from babeltune.sweeps.folder import condition_of
 from babeltune.sweeps.leaderboard import leaderboard
 
-pytestmark = pytest.mark.timeout(1200)
-
 
 @pytest.fixture
 def babeltune(command, copied):

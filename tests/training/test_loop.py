@@ -39,6 +39,7 @@ from babeltune.training.loop import Run, train
 from babeltune.training.meter import Meter
 from babeltune.training.reader import make_reader
 from every_method import SETTINGS, assignments
+from waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 DROPOUT = "student.dropout=0.1"
@@ -427,7 +428,7 @@ if __name__ == "__main__":
         for rank in ranks:
             rank.start()
         for rank in ranks:
-            rank.join(120)
+            rank.join(PATIENCE_S)
         assert [rank.exitcode for rank in ranks] == [0] * world
 """
 
@@ -465,7 +466,7 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
             for place, look in LEFT.items():
                 left = {**job, "world": 4, "folder": str(tmp_path / place)}
                 jobs += [{**left, "look": look}, left]
-    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=PATIENCE_S)
     for folder in ("cut", *LEFT):
         assert same(weights(tmp_path / "laser3_co 4", 2), weights(tmp_path / folder, 2))
     for name, world in ((name, world) for name, worlds in WORLDS.items() for world in worlds):
@@ -493,7 +494,7 @@ def test_every_rank_scores_against_the_stored_right_sides_of_the_teacher(tiny_fi
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_rank_goes_on_from_what_rank_0_sees_or_not_at_all(tiny, tmp_path, monkeypatch, shown):
     """A shared folder may show a checkpoint later on another node."""
-    monkeypatch.setattr("babeltune.training.loop.SHOWN_WITHIN", 60.0 if shown else 1.0)
+    monkeypatch.setattr("babeltune.training.loop.SHOWN_WITHIN", PATIENCE_S if shown else 1.0)
     there, here = tmp_path / "there", tmp_path / "here"
     run(*tiny, there)
     shutil.copytree(there, here)
