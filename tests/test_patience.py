@@ -1,6 +1,7 @@
 """No test depends on how fast the machine is: none sleeps and hopes, and none compares a time with a limit."""
 
 import ast
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def hopes(tree):
     """The lines that sleep before an assertion, and those that compare a time with a limit."""
     for node in ast.walk(tree):
         for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            for one, following in zip(body, body[1:], strict=False) if isinstance(body, list) else ():
+            for one, following in pairwise(body) if isinstance(body, list) else ():
                 if isinstance(one, ast.Expr) and calls(one, {"sleep"}) and judges(following):
                     yield one.lineno
         if isinstance(node, ast.FunctionDef):

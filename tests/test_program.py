@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from babeltune import __version__
+from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "babeltune.cli"]
@@ -21,7 +22,7 @@ def run(*arguments, shell="", code=None, **environment):
     """The finished process of a command (or of Python `code`), with the shell's redirections."""
     command = [sys.executable, "-c", code] if code else COMMAND
     given = ["bash", "-c", f'exec "$@" {shell}', "bash", *command, *map(os.fsencode, arguments)]
-    return subprocess.run(given, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=240)
+    return subprocess.run(given, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("shell", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
@@ -118,7 +119,7 @@ def test_two_interrupts_while_preparing_end_with_130(gap, tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(gap)
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=240)[1]
+    rest = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == 130, "".join(lines) + rest
     assert "Traceback" not in rest
     assert "KeyboardInterrupt" not in rest

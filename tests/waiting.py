@@ -1,7 +1,9 @@
 """How a test waits: for an event, never for a time. Only this file compares clocks."""
 
+import contextlib
 import threading
 import time
+import urllib.request
 
 PATIENCE_S = 600
 """Seconds after which a wait gives up: more than any event takes on a busy machine, less than a test may take."""
@@ -18,6 +20,17 @@ def wait_until(condition, shown=str, *, meanwhile=lambda: None, every=0.02):
         meanwhile()
         time.sleep(every)
     return held
+
+
+def wait_for_server(process, uri, log):
+    """Waits until MLflow's server answers; if it ends instead, the error has the end of its log."""
+
+    def answers():
+        assert process.poll() is None, log.read_text()[-2000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=30):
+            return True
+
+    wait_until(answers, every=0.1)
 
 
 def when(condition, action):

@@ -12,7 +12,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +23,7 @@ import psutil
 
 from babeltune.tracking.mlflow_store import serve_command
 from ports import free_port, listens
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, wait_for_server, wait_until
 
 OWNER = "nobody"
 """Runs PostgreSQL where the tests are root's, as whom it refuses to run."""
@@ -126,15 +125,7 @@ class Mlflow:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, cwd=self.place, start_new_session=True
             )
-        wait_until(lambda: self.healthy() or self._process.poll() is not None)
-        assert self._process.poll() is None, (self.place / "server.log").read_text()[-2000:]
-
-    def healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=30) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+        wait_for_server(self._process, self.url, self.place / "server.log")
 
     def kill(self) -> None:
         end(self._process)

@@ -26,6 +26,7 @@ from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
 from babeltune.errors import DataError
 from babeltune.records import Data, Source, Task
+from waiting import PATIENCE_S
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
 ENGLISH, FRENCH = ["Good morning.", "Thank you."], ["Bonjour.", "Merci."]
@@ -490,7 +491,7 @@ def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
         "rows = read_source(source, Path(sys.argv[1]), others={})\n"
         "print(rows.columns, rows.dropped)"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "{'eng': ['Yes', 'No'], 'fra': ['Oui', 'Non']} {'too long': 1}\n"
 

@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
 import optuna
@@ -23,6 +21,7 @@ from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.tracking.mlflow_store import artifact_folder, open_client, serve_command
 from babeltune.tracking.registry import champion_of
 from ports import free_port
+from waiting import wait_for_server
 
 ODD = "50% ?mode=ro #1 {x}@b:c;d&e=f%41+ü"
 """A folder's name."""
@@ -55,22 +54,15 @@ def served(storage, store):
     command, environment = serve_command(store, artifact_folder(store), port)
     with (storage / "server.log").open("wb") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-    deadline, uri = time.monotonic() + 300, f"http://127.0.0.1:{port}"
+    uri = f"http://127.0.0.1:{port}"
     try:
-        while True:
-            assert process.poll() is None, (storage / "server.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "no server"
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-                break
-            time.sleep(0.2)
+        wait_for_server(process, uri, storage / "server.log")
         yield uri
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-@pytest.mark.timeout(1200)
 def test_a_sweep_runs_and_its_model_is_promoted_whatever_its_folder_is_called(ray_cluster, tiny_file, tmp_path):
     storages = [tmp_path / f"{ODD}{number}" for number in (1, 2)]
     for storage in storages:

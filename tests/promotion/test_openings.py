@@ -54,7 +54,6 @@ def go(process):
     process.stdin.flush()
 
 
-@pytest.mark.timeout(300)
 def test_openings_that_several_processes_record_at_once_are_all_counted(tmp_path, tiny_file):
     (tmp_path / OPENED).write_bytes(b'{"time": "2026-01-31T12:00:00Z", "user": "ad')
     processes = [recorder(tmp_path, tiny_file, 10) for _ in range(3)]
@@ -66,7 +65,6 @@ def test_openings_that_several_processes_record_at_once_are_all_counted(tmp_path
     assert len({line["id"] for line in read_openings(tmp_path)}) == 30
 
 
-@pytest.mark.timeout(300)
 def test_a_process_that_is_killed_while_it_records_costs_no_other_opening(tmp_path, tiny_file, found):
     process = recorder(tmp_path, tiny_file, 1_000_000)
     go(process)
@@ -113,7 +111,6 @@ def test_separators_of_lines_in_a_models_name_split_no_record(tmp_path, found):
         assert record_opening(tmp_path, "a\u2028b\x85c", tmp_path, found).times == times
 
 
-@pytest.mark.timeout(300)
 def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_path, tiny_file, found):
     record_opening(tmp_path, "m", tmp_path, found)
     before = (tmp_path / OPENED).read_bytes()
@@ -128,7 +125,6 @@ def test_an_opening_for_which_there_is_no_room_leaves_the_file_as_it_was(tmp_pat
     assert record_opening(tmp_path, "m", tmp_path, found).times == 2
 
 
-@pytest.mark.timeout(300)
 def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, found):
     """Of openings of one model in one second, only the ids differ."""
     places = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from babeltune.records import Point
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_store import open_client, serve_command
 from ports import free_port
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, wait_for_server
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 PASSWORD = f"Marked-{secrets.token_hex(16)}"
@@ -66,13 +64,7 @@ def server(loopback_only, tmp_path_factory):
             start_new_session=True,
         )
     try:
-
-        def answers():
-            assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health", timeout=30):
-                return True
-
-        wait_until(answers, every=0.1)
+        wait_for_server(process, uri, folder / "server.log")
         yield uri, folder
     finally:
         if process.poll() is None:

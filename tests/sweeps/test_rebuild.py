@@ -23,7 +23,7 @@ from babeltune.sweeps.rebuild import damage, told
 from conftest import cluster_at
 from waiting import when
 
-pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("one_scoring_process", "ray_cluster")]
+pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster")
 OF_SWEEP = (
     *("sweep.json", "facts.json", "prepared.json", "baselines.json", "state.json"),
     *("owner.json", "driver.json", "tracking.json", "spool.jsonl.sent"),

@@ -1,4 +1,3 @@
-import contextlib
 import json
 import os
 import signal
@@ -6,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 
 import pytest
 
@@ -16,7 +14,7 @@ from babeltune.records import Point
 from babeltune.tracking import mlflow_store, registry, spool
 from babeltune.tracking import tracker as track
 from ports import free_port
-from waiting import PATIENCE_S, wait_until
+from waiting import PATIENCE_S, wait_for_server, wait_until
 
 DEAD = "http://127.0.0.1:9"  # the discard port: nothing listens
 
@@ -307,12 +305,7 @@ class Server:
             )
 
     def wait(self):
-        def answers():
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=30):
-                return True
-
-        wait_until(answers, every=0.1)
+        wait_for_server(self.process, self.uri, self.folder / "server.log")
 
     def kill(self):
         if self.process.poll() is None:

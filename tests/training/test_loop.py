@@ -484,7 +484,7 @@ def test_every_rank_scores_against_the_stored_right_sides_of_the_teacher(tiny_fi
     trial = replace(trial, training=replace(trial.training, pairs=190, reports=2, global_batch=31))
     job = {"trial": plain(trial), "prepared": str(tmp_path / "prepared.json")}
     jobs = [{**job, "world": world, "folder": str(tmp_path / str(world))} for world in (1, 2)]
-    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=250)
+    subprocess.run([sys.executable, "-c", RANKS, *map(json.dumps, jobs)], check=True, timeout=PATIENCE_S)
     for one, both in zip(*(read_reports(tmp_path / str(world)) for world in (1, 2)), strict=True):
         names = [name for name in one.metrics if name.startswith("dev/")]
         assert "dev/everyday/fra-eng/xsim_error" in names
