@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+import torch
 
 import babeltune.method
-from babeltune.method import Loss, Method, Needs
+import babeltune_methods.combined
+from babeltune.method import GROUP, Loss, Method, Needs
 
 
 class Toy(Method):
@@ -32,6 +38,39 @@ class Distance(Toy):
         return Needs(teacher=frozenset({"source"}), same_dimension=True)
 
 
+@dataclass(frozen=True)
+class TwoViewsConfig:
+    temperature: float = 0.2
+
+
+class TwoViews(Toy):
+    """SimCSE: two encodings of a sentence, alike but for their dropout, find one another."""
+
+    name = "two_views"
+    Config = TwoViewsConfig
+
+    @classmethod
+    def needs(cls, config):
+        return Needs()
+
+    def loss(self, encode, batch, gather):
+        first, second = encode(batch.source), gather(encode(batch.source))
+        scores = first @ second.T / self.config.temperature
+        own = torch.arange(len(first)) + gather.offset(len(first))
+        total = torch.nn.functional.cross_entropy(scores, own, reduction="sum") / batch.total
+        apart = (first - second[own]).detach().square().sum() / batch.total
+        return Loss(total, diagnostics={"apart": apart})
+
+
+class First(TwoViews):
+    """Reads the first view of the sources alone."""
+
+    name = "first"
+
+    def loss(self, encode, batch, gather):
+        return Loss((encode(batch.source)[:, 0] - 1).square().sum() / batch.total)
+
+
 @dataclass
 class Entry:
     """What stands for a distribution's entry point."""
@@ -49,3 +88,13 @@ def install(monkeypatch, *methods, beside=()):
     importlib.import_module("babeltune_methods.combined")  # it reads once which methods there are
     entries = [*(Entry(method.name, method) for method in methods), *beside]
     monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
+
+
+def combined_beside(monkeypatch, *methods):
+    """`Combined` as a new process has it in which these methods are installed, too."""
+    install(monkeypatch, *methods, beside=entry_points(group=GROUP))
+    spec = importlib.util.spec_from_file_location("combined_beside", babeltune_methods.combined.__file__)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module.Combined

@@ -1,8 +1,8 @@
 """A weighted sum of several methods' losses.
 
 No paper of its own: each term is the published loss of the method that it is named after. The student encodes each side
-of a batch into vectors once, whatever number of terms reads them; a term that reads token states has a pass of its own
-for them.
+of a batch into vectors once, whatever number of terms reads them. A term that encodes a side twice gets a second view
+with other dropout, as it would alone. A term that reads token states has a pass of its own for them.
 
     L           sum_m w_m L_m
     w_m         weight of method m; 0 leaves it out
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,40 +124,66 @@ def agreed(need: str, found: Mapping[str, Any]) -> Any:
 # --- One encoding for all terms -------------------------------------------------------------------------------------
 
 
-class Shared:
-    """An `Encode` for one step that encodes each `Tokens` object once and hands out the same vectors again.
+class Views:
+    """The vectors that the student has given in one step: of each `Tokens` object its first view, its second, and on.
 
-    All terms then add to the gradient of one forward pass, so it is exact, under gradient caching too.
+    Methods that encode the same tokens share views, so all add to the gradient of one forward pass for each view.
     """
 
     def __init__(self, encode: Encode) -> None:
         self.encode = encode
-        self.known: dict[int, tuple[Tokens, Tensor]] = {}
-        """By identity; the tokens are kept, so that no other object can get their place."""
+        self.given: dict[int, tuple[Tokens, list[Tensor]]] = {}
+        """By identity. The tokens are kept, so that no other object gets their identity."""
+
+    def of(self, asked: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
+        """The view of each side with this number, from 0; those that are new come from one packed forward pass."""
+        given = [self.given.setdefault(id(side), (side, []))[1] for side, _ in asked]
+        new = [place for place, (_, view) in enumerate(asked) if view >= len(given[place])]
+        if new:
+            for place, vectors in zip(new, encode_together(self.encode, *(asked[i][0] for i in new)), strict=True):
+                given[place].append(vectors)
+        return [views[view] for views, (_, view) in zip(given, asked, strict=True)]
+
+
+class Shared:
+    """One method's `Encode` for one step. Its first call with some tokens gives their first view, its second call
+    their second view, each with its own dropout, as if the method had the student for itself."""
+
+    def __init__(self, views: Views) -> None:
+        self.views = views
+        self.calls: Counter[int] = Counter()
+        """How often the method has encoded each `Tokens` object, by identity."""
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         return self.together(tokens)[0]
 
     def together(self, *sides: Tokens) -> list[Float[Tensor, "sentences dim"]]:
-        """The sides' vectors; those that are new come from one packed forward pass."""
-        new = list({id(side): side for side in sides if id(side) not in self.known}.values())
-        if new:
-            for side, vectors in zip(new, encode_together(self.encode, *new), strict=True):
-                self.known[id(side)] = (side, vectors)
-        return [self.known[id(side)][1] for side in sides]
+        """The next view of each side."""
+        asked = []
+        for side in sides:
+            asked.append((side, self.calls[id(side)]))
+            self.calls[id(side)] += 1
+        return self.views.of(asked)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the student offers, as it is."""
-        return getattr(self.encode, name)
+        """What else the student offers."""
+        return getattr(self.views.encode, name)
 
 
 class Combined(Method):
     name = NAME
     Config = Config
 
-    def __init__(self, config: Any, **given: Any) -> None:
-        super().__init__(config, **given)
-        self.methods = nn.ModuleDict({name: method(own, **given) for name, (method, own) in parts(config).items()})
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, width: int = 0, vocabulary: int = 0) -> None:
+        dims = {"student_dim": student_dim, "teacher_dim": teacher_dim}
+        sizes = {"width": width, "vocabulary": vocabulary}  # for the methods that read token states alone
+        super().__init__(config, **dims, **sizes)
+        self.methods = nn.ModuleDict(
+            {
+                name: method(own, **dims, **(sizes if method.needs(own).states else {}))
+                for name, (method, own) in parts(config).items()
+            }
+        )
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
@@ -205,12 +232,12 @@ class Combined(Method):
 
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """sum_m w_m L_m; terms and diagnostics are each method's own, `lealla/ams`, without the weight."""
-        shared = Shared(encode)
+        views = Views(encode)
         total: list[Tensor] = []
         terms: dict[str, Tensor] = {}
         diagnostics: dict[str, Tensor] = {}
         for name, method in self.terms():
-            loss = method.loss(shared, batch, gather)
+            loss = method.loss(Shared(views), batch, gather)
             total.append(getattr(self.config, name) * loss.total)
             terms |= {f"{name}/loss": loss.total.detach()}
             terms |= {f"{name}/{term}": value for term, value in loss.terms.items()}

@@ -58,7 +58,12 @@ class Masked:
 
 
 class Encode(Protocol):
-    """The student: one vector per sentence, as the exported model gives it (L2-normalised where it normalises)."""
+    """The student: one vector per sentence, as the exported model gives it (L2-normalised where it normalises).
+
+    Each call draws its own dropout. Two calls with the same tokens give two views, as SimCSE needs them, and so does
+    one call of `encode_together` that names a side twice. This also holds within `combined` and with `training.chunk`.
+    To read one view twice, keep the vectors.
+    """
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]: ...
 

@@ -4,16 +4,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import normalize
 
 from babeltune.cli.view import method_document
 from babeltune.errors import MethodError, SpecError
 from babeltune.losses.gather import Ranks
-from babeltune.losses.gradcache import CachedEncode
-from babeltune.method import Needs, available, load_method, make_config
+from babeltune.losses.gradcache import CachedEncode, chunks
+from babeltune.method import Needs, available, encode_together, load_method, make_config
 from babeltune.spec.space import default_params, possible_needs
 from babeltune.spec.sweep_file import read_sweep
-from babeltune_methods.combined import METHODS, Combined, union
+from babeltune_methods.combined import METHODS, Combined, Shared, Views, union
 from toy_batches import batch_of, gaussian, run
+from toy_methods import First, TwoViews, combined_beside
 
 DIM, N = 4, 5
 SETTINGS = {
@@ -70,6 +73,82 @@ def test_the_student_encodes_every_sentence_once(chunk):
     if cached:
         cached.backward()
         torch.testing.assert_close(table.grad, run(built(dict.fromkeys(SETTINGS, 1.0)), table.tolist(), batch())[1])
+
+
+class Dropping(nn.Module):
+    """A student with dropout: a word embedding and a layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer = nn.Embedding(2 * N, 32), nn.Linear(32, DIM)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, tokens):
+        return normalize(self.layer(self.dropout(self.words(tokens.ids))), dim=1)
+
+
+class Chunked:
+    """The same chunks as a cached encoder's, with a graph."""
+
+    def __init__(self, encode, size):
+        self.encode, self.size = encode, size
+
+    def __call__(self, tokens):
+        return torch.cat([self.encode(part) for part in chunks(tokens, self.size)])
+
+
+def with_dropout(method, encode, student, cached=None):
+    """Loss, gradients and the next random number of one step from a given state of the generator."""
+    student.zero_grad()
+    torch.manual_seed(11)
+    loss = method.loss(encode, batch(), Ranks())
+    loss.total.backward()
+    if cached:
+        cached.backward()
+    return loss, [p.grad.clone() for p in student.parameters()], torch.rand(1)
+
+
+@pytest.mark.parametrize("chunk", [None, 2, 100])
+def test_a_method_that_encodes_twice_gets_two_dropout_masks_in_combined(chunk, monkeypatch):
+    """The others share its first view; the gradient is the weighted sum of the separate ones under the same masks."""
+    combined = combined_beside(monkeypatch, TwoViews, First)
+    student = Dropping()
+    plain = Chunked(student, chunk) if chunk else student
+    weights = {"first": 0.7, "two_views": 1.5}
+    config = make_config(combined, weights)
+    method = combined(config, student_dim=DIM, teacher_dim=DIM)
+    separate = {name: with_dropout(one, plain, student) for name, one in method.methods.items()}
+    cached = CachedEncode(student, chunk) if chunk else None
+    loss, found, after = with_dropout(method, cached or plain, student, cached)
+    assert loss.diagnostics["two_views/apart"] > 0.1
+    expected = sum(weights[name] * one.total.item() for name, (one, _, _) in separate.items())
+    assert loss.total.item() == pytest.approx(expected, rel=1e-6)
+    summed = [sum(weights[name] * each[1][i] for name, each in separate.items()) for i in range(len(found))]
+    for one, both in zip(found, summed, strict=True):
+        torch.testing.assert_close(one, both, rtol=1e-5, atol=1e-5 * both.abs().max().item())
+    assert torch.equal(after, separate["two_views"][2]), "no other random number is drawn"
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_side_that_is_named_twice_in_one_call_has_two_views(chunk, monkeypatch):
+    student = Dropping()
+    for wrap in (lambda encode: encode, lambda encode: Shared(Views(encode))):
+        encode = wrap(CachedEncode(student, chunk) if chunk else student)
+        side = batch().source
+        one, two = encode_together(encode, side, side)
+        three = encode(side)
+        assert not torch.equal(one, two)
+        assert not torch.equal(two, three)
+        student.eval()
+        assert torch.equal(encode(side), encode(side)), "without dropout they are equal"
+        student.train()
+
+
+def test_methods_with_and_without_token_states_are_built_together():
+    config = make_config(Combined, {"lealla": 1.0, "ml_ctl": 1.0})
+    method = Combined(config, student_dim=DIM, teacher_dim=DIM, width=8, vocabulary=40)
+    assert set(method.methods) == {"lealla", "ml_ctl"}
 
 
 def test_heads_queues_and_warm_up_are_each_methods_own():

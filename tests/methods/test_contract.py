@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from babeltune.losses.gradcache import CachedEncode
 from babeltune.losses.masked_language import Masking
 from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
 from babeltune.training.sampler import local_sizes, lots, own_rows
+from toy_methods import TwoViews, combined_beside
 from waiting import PATIENCE_S
 
 DIM = 8
@@ -241,7 +243,7 @@ def one_rank():
 def several_ranks(tmp_path_factory):
     """What every rank found in a group of four, and then in a group of two."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     commands = [[sys.executable, __file__, str(rank), str(folder)] for rank in range(max(WORLDS))]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
     assert [process.wait(PATIENCE_S) for process in processes] == [0] * len(commands)
@@ -361,6 +363,68 @@ def test_a_loss_leaves_its_batch_as_it_was(name, values):
     after = tensors_of(batch)
     assert after.keys() == before.keys() >= {"batch.source.ids", "batch.teacher_source", "batch.masked_source.labels"}
     assert all(torch.equal(after[at], value) for at, value in before.items())
+
+
+class Numbered(Student):
+    """A student whose views of some tokens are numbered: the first call gives the first, the second call the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.views, self.kept = Counter(), []
+
+    def forward(self, tokens):
+        self.views[id(tokens)] += 1
+        self.kept.append(tokens)  # or another object could get its identity
+        return normalize(super().forward(tokens) + torch.sin(self.views[id(tokens)] * torch.arange(DIM)), dim=1)
+
+    def together(self, *sides):
+        return [self(side) for side in sides]
+
+
+def weighted(terms, batch):
+    """The weighted sum of these methods' losses, the gradients of student and methods, and each loss's figures."""
+    total, student, figures = 0.0, None, {}
+    for weight, method in terms:
+        one = Numbered()
+        loss = method.loss(one, batch, Ranks())
+        (weight * loss.total).backward()
+        total += weight * loss.total.item()
+        figures |= loss.diagnostics
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in one.parameters()]
+        student = grads if student is None else [a + b for a, b in zip(student, grads, strict=True)]
+    return total, student, figures
+
+
+COMBINED = [
+    (name, values)
+    for name, values in CASES
+    if name not in ("combined", "dimension_reduction", "bilingual_aligner")
+    and (name, values.get("variant")) != ("ml_ctl", "mlm")
+]
+"""Those that may be combined and read sentence vectors."""
+
+
+@pytest.mark.parametrize(("name", "values"), COMBINED)
+def test_combined_gives_every_method_the_views_that_it_gets_alone(name, values, monkeypatch):
+    combined = combined_beside(monkeypatch, TwoViews)
+    config = make_config(combined, {name: 0.5, "two_views": 2.0, "settings": {name: values}})
+    alone, needs = build(name, values)
+    method = combined(config, student_dim=DIM, teacher_dim=DIM, width=8, vocabulary=40)
+    method.methods[name].load_state_dict(alone.state_dict())
+    batch = share(7, needs.hard_negatives)
+    views = TwoViews(make_config(TwoViews, {}), student_dim=DIM, teacher_dim=DIM)
+    expected, gradient, figures = weighted([(0.5, alone), (2.0, views)], batch)
+    student = Numbered()
+    loss = method.loss(student, batch, Ranks())
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
+    for found, one in zip(student.parameters(), gradient, strict=True):
+        torch.testing.assert_close(found.grad, one, rtol=1e-5, atol=1e-5 * one.abs().max().item() + 1e-7)
+    for found, one in zip(method.methods[name].parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, one.grad, rtol=1e-5, atol=1e-6)
+    assert loss.diagnostics["two_views/apart"].item() == pytest.approx(figures["apart"].item(), rel=1e-5)
+    assert figures["apart"] > 0.01
+    assert student.views[id(batch.source)] == 2, "first views are shared"
 
 
 def kept_negatives(name, config, batch, queue):
