@@ -78,6 +78,7 @@ class Entry:
     name: str
     loaded: type[Method]
     value: str = "tests:class"
+    dist: None = None
 
     def load(self):
         return self.loaded

@@ -198,6 +198,10 @@ class Combined(Method):
         return union(needs)
 
     @classmethod
+    def uses(cls, config: Any) -> Sequence[str]:
+        return tuple(parts(config))
+
+    @classmethod
     def negatives(cls, config: Any, global_batch: int) -> int:
         return max(method.negatives(own, global_batch) for method, own in parts(config).values())
 

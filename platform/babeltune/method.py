@@ -199,6 +199,11 @@ class Method(nn.Module, ABC):
     def needs(cls, config: Any) -> Needs:
         """What this configuration asks of the platform."""
 
+    @classmethod
+    def uses(cls, config: Any) -> Sequence[str]:
+        """The names of other methods that this configuration consists of."""
+        return ()
+
     @abstractmethod
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """This rank's share of the loss of one global batch."""
@@ -272,10 +277,15 @@ def available() -> Mapping[str, str]:
 
 def load_method(name: str) -> type[Method]:
     """The method class of that name; `MethodError` names the nearest one when there is none."""
+    loaded: type[Method] = entry_of(name).load()
+    return loaded
+
+
+def entry_of(name: str) -> EntryPoint:
+    """The entry point of the method of that name; `MethodError` names the nearest one when there is none."""
     for entry in _entries(entry_points):
         if entry.name == name:
-            loaded: type[Method] = entry.load()
-            return loaded
+            return entry
     names = list(available())
     raise MethodError(f"no method {name!r} is installed; available: {', '.join(names) or 'none'}{nearest(name, names)}")
 

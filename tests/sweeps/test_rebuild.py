@@ -99,7 +99,7 @@ def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, 
     assert call("resume", folder.id)["state"] == "finished"
     assert rows_of(folder) == before
     assert not damage(folder.path / name) or name.endswith((".sent", "progress.json"))
-    assert len(json.loads((folder.path / "facts.json").read_text())["code"]) == 64
+    assert len(json.loads((folder.path / "facts.json").read_text())["code"]["babeltune"]) == 64
 
 
 @pytest.mark.long

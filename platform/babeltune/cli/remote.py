@@ -95,10 +95,13 @@ class Remote:
             raise UnknownNameError(last) if code == UnknownNameError.exit_code else SweepError(last)
         return found
 
-    def sweep(self, name: str | None) -> str:
-        """The id of the sweep with this name; the storage is asked where no job knows it."""
+    def sweep(self, name: str | None) -> tuple[str, Sequence[str]]:
+        """The id of the sweep with this name, and its plugins. The storage is asked if no job knows them."""
         job = self.jobs.find(name)
-        return job.sweep if job is not None else str(self.document(name or "")["sweep"])
+        if job is not None and job.plugins is not None:
+            return job.sweep, job.plugins
+        found = self.document(job.sweep if job is not None else name or "")
+        return str(found["sweep"]), found["plugins"]
 
 
 def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | None:
@@ -116,7 +119,8 @@ def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: 
 
     file = sent_as(sweep)
     arguments = ["submit", file, *_accepting(accept_changes)]
-    run_there(remote, sweep_id(within_grid(sweep)), arguments, {file: spec_yaml(sweep)}, detach, as_json)
+    files = {file: spec_yaml(sweep)}
+    run_there(remote, sweep_id(within_grid(sweep)), arguments, files, detach, as_json, plugins=plugins_of(sweep))
 
 
 def continue_there(
@@ -133,11 +137,21 @@ def continue_there(
     """`resume`, with this spec where one is given, and `extend`."""
     from babeltune.cli.plan import spec_yaml
 
-    sweep = remote.sweep(name)
+    sweep, plugins = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []
     files = {sent_as(spec): spec_yaml(spec)} if spec is not None else {}
     more += [word for file in files for word in ("--spec", file)]
-    run_there(remote, sweep, [command, sweep, *more, *_accepting(accept_changes)], files, detach, as_json)
+    arguments = [command, sweep, *more, *_accepting(accept_changes)]
+    plugins = plugins_of(spec) if spec is not None else plugins
+    run_there(remote, sweep, arguments, files, detach, as_json, plugins=plugins)
+
+
+def plugins_of(sweep: Sweep) -> tuple[str, ...]:
+    """The distributions, besides babeltune, of the methods that the sweep can use."""
+    from babeltune.plugins import plugins
+    from babeltune.spec.space import methods_used
+
+    return tuple(plugins(methods_used(sweep)))
 
 
 def sent_as(sweep: Sweep) -> str:
@@ -150,11 +164,18 @@ def _accepting(changes: bool) -> list[str]:
 
 
 def run_there(
-    remote: Remote, sweep: str, arguments: Sequence[str], files: dict[str, str], detach: bool, as_json: bool
+    remote: Remote,
+    sweep: str,
+    arguments: Sequence[str],
+    files: dict[str, str],
+    detach: bool,
+    as_json: bool,
+    *,
+    plugins: Sequence[str],
 ) -> None:
     """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
     command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
-    job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()})
+    job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()}, plugins)
     said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
     if not new:
         said += ", with what it began with"

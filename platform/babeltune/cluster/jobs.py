@@ -1,9 +1,9 @@
 """Work that goes to a cluster as Ray jobs; the only door to Ray Jobs.
 
 A job runs one of babeltune's own commands on the head, with this code as a wheel and the files that the command names
-beside it. It asks for no CPU and no GPU, so Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray
-refuses an id that it has ever seen, so each attempt has the next number. That it is one, its metadata say: jobs of
-others on the same cluster may have such ids, too.
+beside it. A sweep's job also gets a wheel of each plugin that its methods are from. It asks for no CPU and no GPU, so
+Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray refuses an id that it has ever seen, so each
+attempt has the next number. That it is one, its metadata say: jobs of others on the same cluster may have such ids.
 
 The token is sent as a header of each request and stands in no job.
 """
@@ -31,7 +31,7 @@ import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from babeltune.cluster.wheel import build_wheel
+from babeltune.cluster.wheel import build_plugins, build_wheel
 from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
 from babeltune.spec.cluster import Cluster
 
@@ -39,6 +39,8 @@ LIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
 SWEEP = "babeltune.sweep"
 """The key of a job's metadata under which its sweep's id is."""
+PLUGINS = "babeltune.plugins"
+"""The key under which the names of the distributions are that its methods are from, babeltune left out."""
 QUESTION = "babeltune-asks-"
 """Begins the id of a job that answers one question and is then forgotten."""
 BEGIN = re.compile(r"^Running entrypoint for job [^\n]*\n", re.MULTILINE)
@@ -78,6 +80,8 @@ class Job:
     message: str = ""
     sweep: str = ""
     """The id of the sweep that it runs; nothing for another kind of job."""
+    plugins: tuple[str, ...] | None = None
+    """The distributions of other methods that it was sent; None if its metadata do not say."""
 
     @property
     def live(self) -> bool:
@@ -169,10 +173,13 @@ class Jobs:
             raise UnknownNameError(f"{name!r} begins the names of several sweeps: {', '.join(begun)}; name one")
         return self.of_sweep(begun[0])[-1] if begun else None
 
-    def run_sweep(self, sweep: str, arguments: Sequence[str], files: Mapping[str, str]) -> tuple[Job, bool]:
+    def run_sweep(
+        self, sweep: str, arguments: Sequence[str], files: Mapping[str, str], plugins: Sequence[str] = ()
+    ) -> tuple[Job, bool]:
         """Submits the next attempt at the sweep: the job, and whether it is new; one that lives is not submitted again.
 
-        `arguments` are babeltune's, run on the head; `files` are put where they name them.
+        `arguments` are babeltune's, run on the head; `files` are put where they name them; `plugins` names the
+        distributions of other methods. Raises `MethodError` for one that cannot be shipped.
         """
         attempt = 0
         for _ in range(TRIES):
@@ -182,7 +189,7 @@ class Jobs:
                     return job, False
             attempt = max([attempt, *(job.attempt for job in before)]) + 1
             try:
-                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep), True
+                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep, plugins), True
             except _TakenError:
                 continue
         raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
@@ -210,15 +217,23 @@ class Jobs:
                 else:
                     self._client.delete_job(job.id)
 
-    def _submit(self, job: str, arguments: Sequence[str], files: Mapping[str, str], sweep: str = "") -> Job:
+    def _submit(
+        self,
+        job: str,
+        arguments: Sequence[str],
+        files: Mapping[str, str],
+        sweep: str = "",
+        plugins: Sequence[str] = (),
+    ) -> Job:
         with tempfile.TemporaryDirectory() as place:
-            wheel, beside = build_wheel(Path(place)), Path(place) / "files"
+            wheels = [build_wheel(Path(place)), *build_plugins(Path(place), plugins)]
+            beside = Path(place) / "files"
             for name, text in files.items():
                 path = beside / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
             environment = {
-                "py_modules": [str(wheel)],
+                "py_modules": list(map(str, wheels)),
                 "working_dir": str(beside),
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": PATIENCE},
             }
@@ -230,9 +245,9 @@ class Jobs:
                             entrypoint=shlex.join(["python", "-m", "babeltune.cli", *arguments]),
                             submission_id=job,
                             runtime_env=dict(environment),
-                            metadata={SWEEP: sweep} if sweep else {},
+                            metadata={SWEEP: sweep, PLUGINS: " ".join(plugins)} if sweep else {},
                         )
-                    return Job(job, "PENDING", sweep=sweep)
+                    return Job(job, "PENDING", sweep=sweep, plugins=tuple(plugins))
                 except ClusterError as error:
                     if "already" in str(error):
                         raise _TakenError from error
@@ -311,8 +326,15 @@ async def _next(pieces: Any) -> str | None:
 
 
 def _job(details: Any) -> Job:
-    sweep = (details.metadata or {}).get(SWEEP, "")
-    return Job(details.submission_id, str(details.status.value), details.driver_exit_code, details.message or "", sweep)
+    told = details.metadata or {}
+    return Job(
+        id=details.submission_id,
+        state=str(details.status.value),
+        exit_code=details.driver_exit_code,
+        message=details.message or "",
+        sweep=told.get(SWEEP, ""),
+        plugins=tuple(told[PLUGINS].split()) if PLUGINS in told else None,
+    )
 
 
 def exit_code(job: Job) -> int:

@@ -7,10 +7,13 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import babeltune
+from babeltune.plugins import OWN, digest_of, plugins
 
 PINNED = (
     *("torch", "ray", "optuna", "transformers", "sentence-transformers", "tokenizers", "safetensors"),
@@ -38,9 +41,13 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def deciding_facts() -> dict[str, str]:
-    """What must not change between two submissions of one sweep: the code and the packages that compute."""
-    return {"code": code_digest(), **{name: version(name) for name in PINNED}}
+def deciding_facts(methods: Iterable[str] = ()) -> dict[str, Any]:
+    """What must not change between two submissions of one sweep: the code and the packages that compute.
+
+    `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
+    """
+    code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}
+    return {"code": code, **{name: version(name) for name in PINNED}}
 
 
 def environment_facts() -> dict[str, str]:

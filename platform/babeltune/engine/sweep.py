@@ -36,7 +36,7 @@ from babeltune.search.recovery import study_refusals
 from babeltune.search.tune import search
 from babeltune.search.warm_start import warm_trials
 from babeltune.spec.cluster import Cluster
-from babeltune.spec.space import default_params, make_trial, suggest, within_grid
+from babeltune.spec.space import default_params, make_trial, methods_used, suggest, within_grid
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.storage.where import Where
 from babeltune.sweeps.board import Board, is_driven
@@ -113,7 +113,7 @@ def submit(
             check = shared.enter_context(heard(folder, ray_at))
         mend(folder)
         folder.write("driver.json", this_driver())
-        check_unchanged(folder, deciding_facts(), accept=accept_changes, sweep=sweep)
+        check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
         finished = folder.state() == "finished"
         if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
             folder.write("sweep.json", sweep)

@@ -275,6 +275,12 @@ def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
     return list(found.values())
 
 
+def methods_used(sweep: Sweep) -> tuple[str, ...]:
+    """The methods whose code a trial of this sweep can run: those that can be proposed, and those inside of these."""
+    inside = [name for _, method, config in configurations(sweep) for name in method.uses(config)]
+    return tuple(dict.fromkeys([*proposable_methods(sweep), *inside]))
+
+
 def frozen_only(sweep: Sweep) -> bool:
     """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
     return all(needs.frozen for _, _, needs in possible_needs(sweep))

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from babeltune.plugins import OWN
 from babeltune.records import Sweep, plain
 from babeltune.sweeps.folder import SweepFolder
 from babeltune.sweeps.leaderboard import Row, leaderboard
@@ -73,6 +74,12 @@ def standing(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     return [replace(row, state="stopped", loss=None) if row.state == "running" else row for row in rows]
 
 
+def _plugins(folder: SweepFolder) -> list[str]:
+    """The distributions besides babeltune whose methods the sweep began with."""
+    code = (folder.read("facts.json") or {}).get("code")
+    return sorted(code.keys() - {OWN}) if isinstance(code, dict) else []  # an earlier version wrote one digest
+
+
 def sweep_document(folder: SweepFolder) -> dict[str, Any]:
     """What the commands say of a sweep in JSON."""
     state, driven = folder.state(), is_driven(folder)
@@ -84,6 +91,7 @@ def sweep_document(folder: SweepFolder) -> dict[str, Any]:
         "reason": str((folder.read("state.json") or {}).get("reason", "")),
         "folder": str(folder.path),
         "driver": folder.read("driver.json") if driven else None,
+        "plugins": _plugins(folder),
         "accepted_changes": folder.accepted(),
         "leaderboard": [plain(row) for row in standing(folder)],
     }

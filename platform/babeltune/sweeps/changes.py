@@ -70,7 +70,7 @@ def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
     return [] if recorded is None else differences(recorded, plain(sweep))
 
 
-def check_unchanged(folder: SweepFolder, facts: Mapping[str, str], *, accept: bool, sweep: Sweep | None = None) -> None:
+def check_unchanged(folder: SweepFolder, facts: Mapping[str, Any], *, accept: bool, sweep: Sweep | None = None) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
     Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not.
