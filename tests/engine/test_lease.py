@@ -39,8 +39,9 @@ with leased(sys.argv[2]):
 
 
 @pytest.fixture
-def other_driver(ray_cluster):
-    """Starts another process that holds a sweep's lease on the same Ray."""
+def other_driver(ray_cluster, monkeypatch):
+    """Starts another process that holds a sweep's lease on the same Ray, which may be slow to let it fall."""
+    monkeypatch.setattr(leases, "FALLS_WITHIN", PATIENCE_S)
     started = []
 
     def start(sweep):

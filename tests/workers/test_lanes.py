@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -72,8 +73,11 @@ def test_two_lanes_of_two_workers_run_six_trials(lanes, tmp_path):
 
 def processes(title="RayTrainWorker"):
     """The ids of Ray's processes with this word in their title."""
-    family = psutil.Process().children(recursive=True)
-    return {process.pid for process in family if title in " ".join(process.cmdline()[:1])}
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found |= {process.pid} if title in " ".join(process.cmdline()[:1]) else set()
+    return found
 
 
 def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(lanes, tmp_path):
