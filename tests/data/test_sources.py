@@ -567,6 +567,20 @@ def test_a_file_in_another_encoding_stops_although_broken_rows_are_dropped(tmp_p
     assert read(most, tmp_path).dropped == {"not UTF-8": 333}
 
 
+def test_one_misread_file_among_many_stops_the_run(tmp_path):
+    for name in "abcdefghijkl":
+        words = "".join(f"{i}\t{'été' if name == 'c' and i % 2 else 'word'} {i}\n" for i in range(50))
+        put(tmp_path, f"{name}.tsv", f"id\ttext\n{words}".encode("latin-1"))
+    paths = {name: f"{name}.tsv" for name in "abcdefghijkl"}
+    message = refused(Source(name="s", paths=paths, id="id", on_error="drop"), tmp_path)
+    assert f"25 of 50 rows of {tmp_path / 'c.tsv'} are broken (25 not UTF-8)" in message
+
+
+def test_broken_lines_are_a_share_of_the_rows_and_not_of_all_files_lines(tmp_path):
+    source = lines(tmp_path, eng=b"Yes\n" * 100, fra=b"Oui\n" * 94 + b"\xe9\n" * 6)
+    assert "6 of 100 rows are broken" in refused(dataclasses.replace(source, on_error="drop"), tmp_path)
+
+
 def test_ids_that_one_file_lacks_do_not_count_as_broken(tmp_path):
     eng = put(tmp_path, "e.tsv", "id\ttext\n1\tYes\n2\tNo\n")
     fra = put(tmp_path, "f.tsv", "id\ttext\n1\tOui\n3\tNon\n")
@@ -592,13 +606,21 @@ def test_a_broken_row_of_csv_is_named_by_its_first_line_and_reading_goes_on(tmp_
     assert rows.columns["fra"] == ["deux", "Non"]
 
 
-def test_a_missing_quotation_mark_costs_one_row_and_not_the_file(tmp_path):
-    text = 'eng,fra\n"Yes,Oui\n' + "".join(f"word {i},mot {i}\n" for i in range(200))
-    source = table(put(tmp_path, "t.csv", text), format="csv", on_error="drop", max_dropped=0.2)
-    rows = read_source(source, tmp_path, others={}, longest=300)
-    assert rows.dropped == {"too long": 1}
-    assert rows.columns["eng"][-1] == "word 199"
-    assert len(rows) > 170
+@pytest.mark.parametrize(("longest", "reason"), [(300, "too long"), (1 << 20, "not CSV")])
+def test_a_missing_quotation_mark_costs_one_row_and_not_the_rows_behind_it(tmp_path, longest, reason):
+    words = [(f"word {i}", f"mot {i}") for i in range(200)]
+    text = "eng,fra\n" + "".join(f"{a},{b}\n" for a, b in [*words[:100], ('"Yes', "Oui"), *words[100:]])
+    source = table(put(tmp_path, "t.csv", text), format="csv", on_error="drop")
+    rows = read_source(source, tmp_path, others={}, longest=longest)
+    assert rows.dropped == {reason: 1}
+    assert list(zip(*rows.columns.values(), strict=True)) == words
+
+
+def test_a_blank_line_of_csv_keeps_its_place_where_lines_are_joined(tmp_path):
+    paths = {"eng": put(tmp_path, "e.csv", "text\nYes\n\nNo\n"), "fra": put(tmp_path, "f.csv", "text\nOui\nBon\nNon\n")}
+    source = Source(name="s", format="csv", paths=paths, join="line", on_error="drop", max_dropped=0.5)
+    rows = read(source, tmp_path)
+    assert (rows.columns, rows.dropped) == ({"eng": ["Yes", "No"], "fra": ["Oui", "Non"]}, {"empty side": 1})
 
 
 @pytest.mark.parametrize("minimal", [False, True])
@@ -624,6 +646,53 @@ def test_text_with_quotations_is_not_taken_for_a_spreadsheets(tmp_path):
     rows = [f'"Go away, {i}!"\tRow {i}' for i in range(20)] + [f'He said, "no {i}".\tRow {i}' for i in range(40)]
     source = table(put(tmp_path, "t.tsv", "\n".join(["eng\tfra", *rows])))
     assert read(source, tmp_path).columns["eng"][0] == '"Go away, 0!"'
+
+
+def test_texts_quoted_only_for_their_quotation_marks_are_warned_of(tmp_path, caplog):
+    texts = [(f'He said "no, {i}", twice' if i % 4 == 0 else f"Yes, {i}", f"oui {i}") for i in range(40)]
+    with (tmp_path / "t.tsv").open("w", newline="") as file:
+        csv.writer(file, dialect="excel-tab").writerows([("eng", "fra"), *texts])
+    read(table("t.tsv"), tmp_path)
+    assert "in column 'eng' every text that holds quotation marks is quoted" in caplog.text
+    assert "say `quoted: true`" in caplog.text
+    caplog.clear()
+    read(table("t.tsv", quoted=False), tmp_path)
+    assert read(table("t.tsv", quoted=True), tmp_path).columns["eng"] == [text for text, _ in texts]
+    assert not caplog.text
+
+
+def test_a_quoted_line_break_in_a_table_is_an_error_that_names_the_key(tmp_path):
+    source = table(put(tmp_path, "t.tsv", 'eng\tfra\n"two\nlines"\tdeux\n'))
+    assert "say `quoted: true`" in refused(source, tmp_path)
+
+
+def test_parquet_that_repeats_one_long_text_stays_small_in_memory(tmp_path):
+    """A file of some hundred bytes that says one text of 1 MB 20,000 times: 20 GB if each is a copy."""
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array(["x" * 1_000_000]))
+    parquet.write_table(pa.table({"eng": repeated, "fra": ["y"] * 20_000}), tmp_path / "t.parquet", store_schema=False)
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "import pyarrow.parquet; from babeltune.data.tables import parquet_rows; import hashlib\n"
+        "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 500_000_000\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
+        "rows = parquet_rows(Path(sys.argv[1]), ['eng', 'fra'], None, hashlib.sha256())\n"
+        "print(sum(len(row[1][0]) for row in rows))"
+    )
+    file = tmp_path / "t.parquet"
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (0, f"{20_000 * 1_000_000}\n"), done.stderr
+
+
+def test_a_text_of_parquet_is_measured_in_bytes(tmp_path):
+    parquet.write_table(pa.table({"eng": ["é" * 50, "No"], "fra": ["Oui", "Non"]}), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="too long: 100 bytes"):
+        read_source(table("t.parquet", format="parquet"), tmp_path, others={}, longest=90)
+
+
+def test_a_path_that_no_system_can_open_is_one_line(tmp_path):
+    assert "cannot be read: File name too long; correct the path" in refused(table("x" * 300), tmp_path)
+    (tmp_path / "ring").symlink_to("ring")
+    assert f"{tmp_path / 'ring'} is a link that leads to no file" in refused(table("ring/x.tsv"), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "circle", "nowhere"])

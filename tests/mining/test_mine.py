@@ -236,7 +236,7 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
 def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count):
     lines = [f"{line}\n".encode() for line in sentences(count)]
     told = []
-    done = mine.encode(iter(lines), TOY, tmp_path / "v.npy", lambda *a: told.append(a))
+    done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: told.append(a))
     found = np.load(tmp_path / "v.npy", mmap_mode="r")
     assert (found.shape, found.dtype, done["rows"]) == ((count, 16), np.float32, count)
     assert np.array_equal(found, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
@@ -247,6 +247,13 @@ def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
     done = mine.encode(io.BytesIO(b"one\n\xff\n\nlast"), TOY, tmp_path / "v.npy", lambda *_: None)
     assert (done["rows"], done["replaced"]) == (4, 1)
     assert encoded[1:] == ["one", "\ufffd", "", "last"]
+
+
+def test_a_line_that_is_too_long_keeps_its_row_and_only_its_beginning(encoded, tmp_path):
+    text = "one\n" + "é" * LONGEST + "\nx" + "é" * LONGEST
+    done = mine.encode(io.BytesIO(text.encode()), TOY, tmp_path / "v.npy", lambda *_: None)
+    assert (done["rows"], done["too_long"], done["replaced"]) == (3, 2, 0)
+    assert [len(each.encode()) for each in encoded[-3:]] == [3, LONGEST, LONGEST - 1]
 
 
 # Models

@@ -785,6 +785,13 @@ def test_the_id_is_the_same_on_machines_whose_data_lies_elsewhere(tmp_path):
         data_root(there, {"BABELTUNE_SOMEWHERE": str(tmp_path / "b")})
 
 
+def test_a_root_that_is_a_circle_of_links_is_one_line(tmp_path):
+    (tmp_path / "ring").symlink_to("ring")
+    sweep = read_sweep(written(tmp_path, changed("root: .", f"root: {tmp_path / 'ring'}")))
+    with pytest.raises(SpecError, match=r"data\.root: .* which does not exist"):
+        data_root(sweep)
+
+
 def test_the_bundled_root_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
     sweep = read_sweep(written(tmp_path))
     assert data_root(sweep) == repository()

@@ -1,6 +1,7 @@
 """The published formats, written here in small."""
 
 import gzip
+import os
 
 import pytest
 
@@ -162,3 +163,9 @@ def test_what_is_broken_in_conll_u(tmp_path):
     assert faults((1, "a\tb", "X", 0)) == {"column count": 1}
     assert faults((f"1-{DIGITS}", "ab", "_", "_"), (1, "a", "X", 0)) == {"word number": 1}
     assert faults((1, "a", "X", "²"), (2, "b", "X", DIGITS)) == {}
+
+
+def test_a_pipe_is_refused_because_its_beginning_would_be_lost(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="cannot be read twice; write what it gives into a file"):
+        read_examples(str(tmp_path / "pipe"), "xnli", "en")

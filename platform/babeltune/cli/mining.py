@@ -207,6 +207,10 @@ def encode(
     done = mining.encode(sys.stdin.buffer, chosen, out_, meter())
     if done["replaced"]:
         warn([f"{done['replaced']} lines are not UTF-8; what could not be read was replaced by U+FFFD"])
+    if done["too_long"]:
+        from babeltune.mining.sentences import LONGEST
+
+        warn([f"{done['too_long']} lines are longer than {LONGEST:,} bytes; the vector is that of their beginning"])
     say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
 
 

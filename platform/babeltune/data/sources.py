@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import re
 import unicodedata
@@ -36,6 +37,8 @@ from babeltune.data.tables import (
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
 from babeltune.records import Source, Task
+
+log = logging.getLogger(__name__)
 
 LABEL = "*label"
 """Stands beside the languages while texts and their labels are read from one table."""
@@ -75,14 +78,15 @@ class Refusals:
             self.rows += 1
             yield row
 
-    def refuse_too_many(self, source: Source) -> None:
+    def refuse_too_many(self, source: Source, file: Path | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
         broken = self.counts.total()
         if broken > source.max_dropped * self.rows:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.counts.most_common())
             raise DataError(
-                f"{named(source)}: {broken:,} of {self.rows:,} rows are broken ({reasons}), more than max_dropped "
-                f"{source.max_dropped:g} allows; correct the file or how it is read, or raise `max_dropped`"
+                f"{named(source)}: {broken:,} of {self.rows:,} rows{f' of {file}' if file else ''} are broken "
+                f"({reasons}), more than max_dropped {source.max_dropped:g} allows; correct the file or how it is "
+                "read, or raise `max_dropped`"
             )
 
     def refuse(self, place: str, fault: Fault) -> None:
@@ -178,16 +182,23 @@ QUOTED_SHARE = 0.5
 
 
 def refuse_quoted(path: Path, names: Sequence[str], rows: Iterable[Row]) -> Iterator[Row]:
-    """The same rows. Raises `DataError` at their end if a spreadsheet has put quotation marks around the fields."""
+    """The same rows. Raises `DataError` at their end if a spreadsheet has put quotation marks around the fields.
+
+    If only texts with quotation marks are quoted, and all of these, a warning says so: published corpora have such
+    remains too.
+    """
     total, wrapped, bare = 0, [0] * len(names), [0] * len(names)
+    marked, doubled = [0] * len(names), [0] * len(names)
     for line, values in rows:
         yield line, values
         if isinstance(values, Fault):
             continue
         total += 1
         for place, text in enumerate(values):
+            marked[place] += '"' in text
             if QUOTED.fullmatch(text):
                 wrapped[place] += 1
+                doubled[place] += '""' in text[1:-1]
             elif '"' in text or "," in text:
                 bare[place] += 1
     for place, name in enumerate(names):
@@ -196,6 +207,16 @@ def refuse_quoted(path: Path, names: Sequence[str], rows: Iterable[Row]) -> Iter
                 f"{path}: {wrapped[place]:,} of {total:,} fields of column {name!r} are in quotation marks, as "
                 "spreadsheets write them; say `quoted: true`, or `quoted: false` if the marks belong to the text"
             )
+    remains = [
+        name for place, name in enumerate(names) if doubled[place] >= QUOTED_LEAST and marked[place] == wrapped[place]
+    ]
+    if remains:
+        log.warning(
+            "%s: in column %s every text that holds quotation marks is quoted, with doubled marks inside; say "
+            "`quoted: true` to read them, or `quoted: false` to keep the marks without this warning",
+            path,
+            " and ".join(map(repr, remains)),
+        )
 
 
 # --- Several files, one column each ------------------------------------------------------------------------------
@@ -208,16 +229,14 @@ def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: R
     by_id = source.format != "moses" and source.join == "id"
     id_names = [source.id or "id"] if by_id else []
     tables = {
-        language: refusals.count(read_file(source, path, [source.column, *id_names], contents[language], longest))
+        language: read_file(source, path, [source.column, *id_names], contents[language], longest)
         for language, path in files.items()
     }
     if by_id:
-        columns, ids, unmatched = join_ids(files, tables, refusals)
+        columns, ids = join_ids(source, files, tables, refusals)
     else:
-        columns, ids, unmatched = join_lines(files, tables, refusals), [], 0
-    refusals.refuse_too_many(source)
-    if unmatched:
-        refusals.counts["id not in every file"] = unmatched
+        columns, ids = join_lines(files, tables, refusals), []
+        refusals.refuse_too_many(source)
     digests = {language: content.hexdigest() for language, content in contents.items()}
     digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
@@ -230,6 +249,7 @@ def join_lines(
     kept: dict[str, list[str]] = {language: [] for language in files}
     last = dict.fromkeys(files, 0)
     for cells in itertools.zip_longest(*tables.values()):
+        refusals.rows += 1
         row: dict[str, Row | None] = dict(zip(files, cells, strict=True))
         last |= {language: cell[0] for language, cell in row.items() if cell is not None}
         texts: dict[str, str] = {}
@@ -250,26 +270,33 @@ def join_lines(
 
 
 def join_ids(
-    files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
-) -> tuple[dict[str, list[str]], list[str], int]:
-    """The rows whose id is in every file, in the first file's order, and how many ids are not."""
+    source: Source, files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The rows whose id is in every file, in the first file's order; others are left out and counted.
+
+    Each file may drop its share of broken rows, so that one misread file is noticed among many.
+    """
     texts: dict[str, dict[str, str]] = {}
     for language, table in tables.items():
         texts[language] = seen = {}
-        for line, values in table:
+        here = Refusals(refusals.switch, refusals.drop)
+        for line, values in here.count(table):
             if isinstance(values, Fault):
-                refusals.refuse(f"{files[language]}:{line}", values)
+                here.refuse(f"{files[language]}:{line}", values)
                 continue
             text, name = values
             if name in seen:
                 words = f"{shortened(name)} names an earlier row too; an id that joins files is unique in each"
-                refusals.refuse(f"{files[language]}:{line}", Fault("duplicate id", words))
+                here.refuse(f"{files[language]}:{line}", Fault("duplicate id", words))
             else:
                 seen[name] = text
+        here.refuse_too_many(source, files[language])
+        refusals.counts += here.counts
     first, *others = texts.values()
     ids = [name for name in first if all(name in other for other in others)]
-    unmatched = len(set(itertools.chain.from_iterable(texts.values()))) - len(ids)
-    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids, unmatched
+    if unmatched := len(set(itertools.chain.from_iterable(texts.values()))) - len(ids):
+        refusals.counts["id not in every file"] = unmatched
+    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids
 
 
 # --- Two sources through a pivot ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ unreadable raises `DataError`.
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import itertools
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +66,7 @@ def below(path: str, root: Path) -> Path:
     """Where a source's path leads. `DataError` for a relative one that links lead out of `root`."""
     full = root / path
     end = Path(os.path.realpath(full))  # `Path.resolve` raises for links that form a circle
-    if not Path(path).is_absolute() and not end.is_relative_to(root.resolve()):
+    if not Path(path).is_absolute() and not end.is_relative_to(os.path.realpath(root)):
         raise DataError(f"{full} is a link out of data.root, to {end}; give that whole path, or change data.root")
     return full
 
@@ -72,6 +74,12 @@ def below(path: str, root: Path) -> Path:
 def located(path: str, root: Path | None = None) -> Path:
     """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name."""
     full = Path(path) if root is None else below(path, root)
+    try:
+        full.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            words = f"{shortened(str(full), 120)} cannot be read: {error.strerror}"
+            raise DataError(f"{words}; correct the path or its permissions") from error
     if full.is_dir():
         inside = sorted(entry.name for entry in full.iterdir())[:5]
         raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
@@ -79,11 +87,11 @@ def located(path: str, root: Path | None = None) -> Path:
         if root is not None and not full.is_file():  # what the user names on the command line may be a pipe
             raise DataError(f"{full} is a pipe, socket or device, not a file; write what it gives into a file")
         return full
-    if full.is_symlink():
-        raise DataError(f"{full} is a link that leads to no file ({full.readlink()}); correct it")
     missing, folder = full, full.parent
     while not folder.is_dir() and folder != folder.parent:
         missing, folder = folder, folder.parent
+    if missing.is_symlink():
+        raise DataError(f"{missing} is a link that leads to no file ({missing.readlink()}); correct it")
     near = nearest(missing.name, sorted(entry.name for entry in folder.iterdir()))
     raise DataError(
         f"{full} does not exist: {folder} holds no {missing.name!r}{near or '; correct the path or `root`'}"
@@ -164,7 +172,8 @@ def csv_rows(
     """Columns of a file that quotes its fields as Python's `csv` reads them, by name or by number from 0.
 
     A field in quotation marks may hold the delimiter, line breaks and doubled quotation marks. A row of more than
-    `longest` bytes, such as one whose last quotation mark is missing, is a fault. Reading goes on at the next line.
+    `longest` bytes, such as one whose last quotation mark is missing, is a fault. The lines after its first one are
+    then read as rows of their own, so that a broken row never hides others.
     """
     csv.field_size_limit(max(csv.field_size_limit(), longest))
     return table_rows(
@@ -177,32 +186,35 @@ class QuotedLines:
 
     def __init__(self, lines: Iterator[tuple[int, bytes | Fault]], longest: int) -> None:
         self._lines, self._longest = lines, longest
-        self._first = self._bytes = 0
+        self._row: list[tuple[int, bytes | Fault]] = []
+        """The lines of the row that is being read."""
+        self._again: deque[tuple[int, bytes | Fault]] = deque()
+        """Lines of a broken row but its first, to be read as rows."""
+        self._bytes = 0
         self._fault: Fault | None = None
 
     def rows(self, delimiter: str) -> Iterator[tuple[int, list[str] | Fault]]:
         """The first line and the fields of every row, or what is wrong with it."""
         reader = csv.reader(self, delimiter=delimiter, strict=True)
         while True:
-            self._first, self._bytes, self._fault = 0, 0, None
+            self._row, self._bytes, self._fault = [], 0, None
             try:
                 fields = next(reader)
             except StopIteration:
                 return
-            except _RowTooLongError:
+            except (csv.Error, _RowTooLongError) as error:
+                self._fault = self._fault or Fault("not CSV", f"{error}; quote fields as RFC 4180 says")
+                self._again.extendleft(reversed(self._row[1:]))
                 reader = csv.reader(self, delimiter=delimiter, strict=True)  # the old one is within a field
                 fields = []
-            except csv.Error as error:
-                self._fault, fields = self._fault or Fault("not CSV", f"{error}; quote fields as RFC 4180 says"), []
-            if fields or self._fault:  # not a blank line
-                yield self._first, self._fault or fields
+            yield self._row[0][0], self._fault or fields
 
     def __iter__(self) -> QuotedLines:
         return self
 
     def __next__(self) -> str:
-        line, raw = next(self._lines)
-        self._first = self._first or line
+        line, raw = self._again.popleft() if self._again else next(self._lines)
+        self._row.append((line, raw))
         if isinstance(raw, Fault):
             self._fault = raw
             raise _RowTooLongError
@@ -226,7 +238,7 @@ def table_rows(
 ) -> Iterator[Row]:
     """The named columns of rows of fields; the first row names the columns or, without a header, counts them."""
     rows = iter(rows)
-    first = next(rows, None)
+    first = next((row for row in rows if row[1]), None)
     if first is None:
         raise DataError(f"{path} is empty; a table has a header or at least one row")
     line, head = first
@@ -234,12 +246,17 @@ def table_rows(
         raise DataError(f"{path}:{line}: {head.reason}: {head.words}; correct the file's first line")
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
     for line, fields in rows if header else itertools.chain([first], rows):
+        if not fields and len(head) > 1:
+            continue  # a blank line of CSV; of one column it is a row, whose place counts where lines are joined
+        fields = fields or [""]
         if isinstance(fields, Fault):
             yield line, fields
         elif len(fields) == len(head):
             yield line, cells([fields[place] for place in places], names)
         else:
             words = f"{len(fields)} columns in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
+            if any(field.count('"') % 2 for field in fields):
+                words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
             yield line, Fault("column count", words)
 
 
@@ -330,8 +347,10 @@ def parquet_rows(
         while block := raw.read(1 << 20):
             content.update(block)
     try:
-        with parquet.ParquetFile(path) as file:
-            roots = arrow_roots(str(path), file.schema_arrow, names)
+        schema = parquet.read_schema(path)
+        roots = arrow_roots(str(path), schema, names)
+        texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
             rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
@@ -443,18 +462,32 @@ def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str
     return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
 
 
+def is_text(schema: pa.Schema, name: str) -> bool:
+    """Whether a column, by its name or its path through structures, holds strings or bytes."""
+    import pyarrow as pa
+
+    if name in schema.names:
+        found = schema.field(name).type
+    else:
+        root, *path = name.split(".")
+        found = schema.field(root).type
+        for key in path:
+            found = found.field(key).type
+    return found in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
 def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None, longest: int) -> Iterator[Row]:
     """The named columns of record batches or tables, row by row."""
     line = 0
     for table in tables:
         for values in zip(*(arrow_values(table, name) for name in names), strict=True):
             line += 1
-            length = max((len(value) for value in values if isinstance(value, str | bytes)), default=0)
+            length = max(map(size_of, values), default=0)
             yield line, too_long(length, longest) if length > longest else cells(values, names, id_name)
 
 
 def arrow_values(table: Any, name: str) -> list[Any]:
-    """A column as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
+    """The values of a column, one after another."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -463,13 +496,29 @@ def arrow_values(table: Any, name: str) -> list[Any]:
     else:
         root, *path = name.split(".")
         column = compute.struct_field(table.column(root), path)
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [value for chunk in chunks for value in chunk_values(chunk)]
+
+
+def chunk_values(chunk: pa.Array[Any]) -> list[Any]:
+    """An array as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(chunk.type):
+        different = chunk_values(chunk.dictionary)
+        return [None if index is None else different[index] for index in chunk.indices.to_pylist()]
     try:
-        values: list[Any] = column.to_pylist()
+        values: list[Any] = chunk.to_pylist()
     except UnicodeDecodeError:
-        values = column.cast(pa.binary()).to_pylist()
+        values = chunk.cast(pa.binary()).to_pylist()
     return values
+
+
+def size_of(value: Any) -> int:
+    """The bytes of a text; 0 of anything else."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 0
 
 
 # --- Cells ---------------------------------------------------------------------------------------------------------

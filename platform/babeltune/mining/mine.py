@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import shutil
 import uuid
@@ -22,7 +23,7 @@ from babeltune.mining.index import Index, load_faiss, through_index
 from babeltune.mining.kept import Kept, both_ways_kept
 from babeltune.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.mining.rows import Rows
-from babeltune.mining.sentences import read_pairs, read_sentences
+from babeltune.mining.sentences import bounded_lines, read_pairs, read_sentences
 from babeltune.mining.tiles import Precision
 from babeltune.mining.vectors import Model, Texts, embed, joined
 from babeltune.spec.cluster import Cluster
@@ -158,25 +159,27 @@ def margins(
     return matches, scores
 
 
-def encode(lines: Iterable[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
+def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
-    Invalid UTF-8 is replaced and counted, since a dropped line would shift the rows after it.
+    A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
+    cut, and both are counted.
     """
     check_out(out)
-    rows, replaced = 0, 0
+    rows, replaced, too_long = 0, 0, 0
     with written(out, "wb") as file:
         dim = model.width
         _header(file, 0, dim)
-        for batch in _batches(lines):
-            texts = [line.decode("utf-8", "replace").rstrip("\r\n") for line in batch]
+        for batch in _batches(bounded_lines(lines)):
+            texts = [codecs.utf_8_decode(line, "replace", not cut)[0].rstrip("\r\n") for line, cut in batch]
             replaced += sum("\ufffd" in text for text in texts)
+            too_long += sum(cut for _, cut in batch)
             file.write(model.encode(texts).astype("<f4").tobytes())
             rows += len(texts)
             progress("encoding", rows, 0)
         file.seek(0)
         _header(file, rows, dim)
-    return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced}
+    return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced, "too_long": too_long}
 
 
 def _header(file: IO[Any], rows: int, dim: int) -> None:
@@ -184,8 +187,8 @@ def _header(file: IO[Any], rows: int, dim: int) -> None:
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
 
 
-def _batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
+def _batches(lines: Iterable[tuple[bytes, bool]]) -> Iterator[list[tuple[bytes, bool]]]:
+    batch: list[tuple[bytes, bool]] = []
     for line in lines:
         batch.append(line)
         if len(batch) == BATCH:

@@ -202,17 +202,25 @@ def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -
 def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
     try:
         with _opened(path) as file:
-            while raw := file.readline(LONGEST + 1):
+            for raw, cut in bounded_lines(file):
                 lines.read += 1
-                if len(raw) > LONGEST and not raw.endswith(b"\n"):
-                    lines.too_long += 1
-                    while raw and not raw.endswith(b"\n"):
-                        raw = file.readline(LONGEST + 1)
-                    continue
-                yield raw
+                lines.too_long += cut
+                if not cut:
+                    yield raw
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path} cannot be read after line {lines.read}: {reason}; check the file") from error
+
+
+def bounded_lines(file: IO[Any] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a file, and whether one is longer than `LONGEST` bytes: it is then cut there, and its rest is read
+    and thrown away in parts."""
+    while raw := file.readline(LONGEST + 1):
+        cut = len(raw) > LONGEST and not raw.endswith(b"\n")
+        rest = raw
+        while cut and rest and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST + 1)
+        yield raw[:LONGEST] if cut else raw, cut
 
 
 def _opened(path: Path) -> IO[Any] | gzip.GzipFile:

@@ -38,7 +38,8 @@ class Source(Strict):
     header: bool = True
     quoted: bool | None = None
     """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
-    text, and a file that a spreadsheet seems to have quoted is refused."""
+    text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
+    are quoted."""
     delimiter: str = ","
     """CSV: what stands between the columns, such as `;`."""
     id: str | None = None
@@ -67,7 +68,8 @@ class Source(Strict):
     on_error: Literal["fail", "drop"] = "fail"
     """A broken row stops the run, or is dropped and counted."""
     max_dropped: float = 0.05
-    """The share of rows that may be dropped as broken. Beyond it the file is probably read in a wrong way."""
+    """The share of rows that may be dropped as broken, of each file if several are joined by id. Beyond it the file is
+    probably read in a wrong way."""
     synthetic: bool = False
     """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
     train: bool = True

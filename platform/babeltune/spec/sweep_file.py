@@ -156,7 +156,10 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
     written = sweep.data.root
     if written == BUNDLED_ROOT:
         return Path(babeltune.__file__).resolve().parent / "bundled"
-    root = ((repository() or Path.cwd()) / Path(expand_open(written, environ)).expanduser()).resolve()
+    base = repository() or Path.cwd()
+    root = Path(
+        os.path.realpath(base / Path(expand_open(written, environ)).expanduser())
+    )  # `resolve` raises for a circle
     if not root.is_dir():
         raise SpecError(
             f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"

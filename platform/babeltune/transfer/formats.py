@@ -66,6 +66,8 @@ def read_examples(path: str, task: Task, language: str, *, drop: bool = False) -
     dropped, for the first broken row.
     """
     file = located(path)
+    if not file.is_file():  # of a pair task's file the first line is read twice
+        raise DataError(f"{file} is a pipe or device, which cannot be read twice; write what it gives into a file")
     content = hashlib.sha256()
     refusals = Refusals("--on-error drop", drop)
     read = _tagged if task in TAGGED else _pairs
