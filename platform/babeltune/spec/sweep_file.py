@@ -157,9 +157,8 @@ def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
     if written == BUNDLED_ROOT:
         return Path(babeltune.__file__).resolve().parent / "bundled"
     base = repository() or Path.cwd()
-    root = Path(
-        os.path.realpath(base / Path(expand_open(written, environ)).expanduser())
-    )  # `resolve` raises for a circle
+    # `Path.resolve` raises for links that form a circle.
+    root = Path(os.path.realpath(base / Path(expand_open(written, environ)).expanduser()))
     if not root.is_dir():
         raise SpecError(
             f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
