@@ -713,3 +713,27 @@ def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, kind):
         message = refused(table(path), tmp_path)
         assert ("link" in message) if kind in ("circle", "nowhere") else ("file" in message)
     assert str(place) in message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("t.csv", "eng,fra\nYes,Oui\n", "if this is CSV, say `format: csv`"),
+        ("t.txt", "eng,fra\nYes,Oui\n", "if this is CSV, say `format: csv`"),
+        ("t.txt", "eng;fra\nYes;Oui\n", "say `format: csv` and `delimiter: ;`"),
+        ("t.jsonl", '{"eng": "Yes"}\n', "say `format: jsonl`"),
+        ("t.tsv", "engl\tfra\nYes\tOui\n", "columns: engl, fra; did you mean 'engl'?"),
+    ],
+)
+def test_a_column_that_is_missing_because_of_the_format_names_the_format(tmp_path, name, content, expected):
+    assert expected in refused(table(put(tmp_path, name, content)), tmp_path)
+
+
+def test_a_parquet_file_read_as_a_table_names_its_format(tmp_path):
+    parquet.write_table(pa.table({"eng": ["Yes"], "fra": ["Oui"]}), tmp_path / "t.parquet")
+    assert "`format: parquet`" in refused(table("t.parquet"), tmp_path)
+
+
+def test_a_table_in_another_encoding_says_how_to_save_it(tmp_path):
+    source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\tOui\n".encode("utf-16")))
+    assert "save the file as UTF-8" in refused(source, tmp_path)

@@ -283,7 +283,7 @@ def test_an_alias_that_mlflow_takes_is_taken(tmp_path, alias):
 def test_an_out_folder_that_exists_is_left_alone(promoted):
     _, cluster, _, out = promoted
     before = sha256_of(out / "README.md")
-    with pytest.raises(PromotionError, match="exists already"):
+    with pytest.raises(SpecError, match="exists already"):
         promote(None, cluster, out=out)
     assert sha256_of(out / "README.md") == before
 

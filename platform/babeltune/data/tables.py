@@ -243,7 +243,10 @@ def table_rows(
         raise DataError(f"{path} is empty; a table has a header or at least one row")
     line, head = first
     if isinstance(head, Fault):
-        raise DataError(f"{path}:{line}: {head.reason}: {head.words}; correct the file's first line")
+        todo = "; save the file as UTF-8" if head.reason == "not UTF-8" else "; correct the file's first line"
+        if path.suffix.lower() == ".parquet":
+            todo = other_format(path, [""])
+        raise DataError(f"{path}:{line}: {head.reason}: {head.words}{todo}")
     places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
     for line, fields in rows if header else itertools.chain([first], rows):
         if not fields and len(head) > 1:
@@ -267,8 +270,21 @@ def position(path: Path, name: str, head: list[str]) -> int:
     if name not in head and f'"{name}"' in head:
         raise DataError(f"{path}:1: column {name!r} is in quotation marks; say `quoted: true`")
     if name not in head:
-        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{nearest(name, head)}")
+        other = other_format(path, head)
+        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{other or nearest(name, head)}")
     return head.index(name)
+
+
+def other_format(path: Path, head: list[str]) -> str:
+    """Which `format` the source may lack, by the file's ending and first line; empty if nothing speaks for another."""
+    (only, *more), ending = head, path.name.removesuffix(".gz").rpartition(".")[2].lower()
+    if only.startswith("PAR1") or ending == "parquet":
+        return "; if this is Parquet, say `format: parquet`"
+    if only.startswith("{"):
+        return "; if this is JSON lines, say `format: jsonl`"
+    if ending == "csv" or (not more and "," in only):
+        return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
+    return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
 
 
 def moses_rows(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[Row]:

@@ -149,9 +149,9 @@ def decided(
 
 
 def check_free(out: Path) -> None:
-    """`PromotionError` unless a folder can be made at `out`."""
+    """`SpecError` unless a folder can be made at `out`."""
     if os.path.lexists(out):
-        raise PromotionError(f"--out {out} exists already; name a new folder, or remove it first")
+        raise SpecError(f"--out {out} exists already; name a new folder")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         Path(mkdtemp(prefix=f".{out.name}.", dir=out.parent)).rmdir()

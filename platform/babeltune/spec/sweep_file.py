@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 import babeltune
 from babeltune.errors import BabeltuneError, SpecError
-from babeltune.models.presets import FIELDS
+from babeltune.models.presets import FIELDS, PRESETS
 from babeltune.records import Data, Sweep, Teacher, plain
 from babeltune.spec.bounds import Problem
 from babeltune.spec.checks import method_problems
@@ -262,7 +262,7 @@ def _preset_problems(document: Document) -> list[str]:
     choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
     given = [name for name in FIELDS if name in written]
     if searched is None:
-        without_effect = written.get("preset") is not None and len(given) == len(FIELDS)
+        without_effect = written.get("preset") in PRESETS and len(given) == len(FIELDS)
         words = f"student gives {', '.join(given)}, so the preset decides nothing; remove those that it is to decide"
         return [document.error(("student", "preset"), words)] if without_effect else []
     if written.get("preset") is None and None in choices:

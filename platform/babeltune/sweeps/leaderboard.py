@@ -13,7 +13,7 @@ from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameErr
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.records import Goal, Objective, Report, Scalar, Sweep
 from babeltune.sweeps.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
-from babeltune.sweeps.rebuild import damage
+from babeltune.sweeps.rebuild import damage, rebuilt
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
 LOST = "its last report is lost"
@@ -146,7 +146,7 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     damaged = [
         Row(name=name, state="damaged", warning=words)
         for name in ("facts.json", "baselines.json")
-        if (words := damage(folder.path / name))
+        if (words := damage(folder.path / name)) and rebuilt(folder, name) is None
     ]
     for path in folder.trials():
         if (path / "trial.json").exists() or has_begun(path):
