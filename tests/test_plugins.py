@@ -4,6 +4,7 @@ import shutil
 import sys
 import zipfile
 from importlib.metadata import distribution, entry_points
+from pathlib import Path
 
 import pytest
 from packaging.tags import sys_tags
@@ -215,10 +216,9 @@ def test_a_compiled_plugin_says_for_which_machines_it_is(plugin, tmp_path, how):
 
 
 def test_the_plugin_of_the_fault_tests_is_one_too(tmp_path):
-    from chaos.arena import own_path
-
+    here = Path(__file__).parent
     before = list(sys.path)
-    sys.path[:0] = own_path()
+    sys.path[:0] = [str(here), str(here / "chaos")]
     try:
         forget()
         assert set(plugins(["faulty", "lealla"])) == {"faulty"}

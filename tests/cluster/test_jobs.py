@@ -35,6 +35,7 @@ from babeltune.errors import ClusterError, UnknownNameError
 from babeltune.spec.cluster import read_cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from ports import free_port, listens
+from toy_plugin import PACKAGE, importable, install, make_source
 from waiting import PATIENCE_S, wait_until
 
 TOKEN, PASSWORD = secrets.token_hex(32), secrets.token_hex(16)
@@ -183,6 +184,60 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     code, out, err = babeltune("logs", quick)
     assert code == 0, out + err
     assert "accepted: training.pairs: 640 → 1280" in out
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A method's distribution that this process finds and the head does not; the folder of its package."""
+    source, target = make_source(tmp_path / "source"), tmp_path / "target"
+    install(source, target, "installed")
+    with importable(target):
+        yield target / PACKAGE
+
+
+PLUGGED = ("--set", "method=simcse", "--set", "parameters={}", "--set", "student.dropout=0.1", "--trials", 1)
+
+
+def test_a_job_ships_the_plugin_whose_method_its_trial_runs(babeltune, tiny_file, plugin, place):
+    code, out, err = babeltune("submit", tiny_file, *PLUGGED, "--set", "name=plugged")
+    assert code == 0, out + err
+    (folder,) = (place / "storage" / "sweeps").glob("plugged-*")
+    assert json.loads((folder / "state.json").read_text())["state"] == "finished"
+    assert json.loads((folder / "trials" / "t0000" / "outcome.json").read_text())["state"] == "finished"
+    assert set(json.loads((folder / "facts.json").read_text())["code"]) == {"babeltune", "simcse-methods"}
+
+
+@pytest.mark.long
+def test_a_later_job_ships_the_plugin_again_and_says_that_it_has_changed(babeltune, tiny_file, plugin):
+    code, out, err = babeltune("submit", tiny_file, *PLUGGED, "--set", "name=changed", "--json")
+    assert code == 0, out + err
+    found = json.loads(out)
+    assert found["plugins"] == ["simcse-methods"]
+    (plugin / "temperature.txt").write_text("0.1")
+    code, out, err = babeltune("extend", found["sweep"], "--trials", 2)
+    assert code == 1, out + err
+    assert re.search(r"code\.simcse-methods: \w+… → \w+…", words(out + err))
+    assert "--accept-changes" in out
+    code, out, err = babeltune("extend", found["sweep"], "--trials", 2, "--accept-changes")
+    assert code == 0, out + err
+
+
+@pytest.mark.long
+def test_a_job_whose_plugin_is_compiled_for_other_machines_says_so(babeltune, tiny_file, plugin):
+    (plugin / "fast.pyd").write_bytes(b"MZ")
+    info = plugin.parent / "simcse_methods-1.0.dist-info"
+    with (info / "RECORD").open("a") as record:
+        record.write(f"{PACKAGE}/fast.pyd,,\n")
+    (info / "WHEEL").write_text("Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-win_amd64\n")
+    method = ("--set", "name=compiled", "--set", "method=simcse", "--set", "parameters={}")
+    code, out, err = babeltune("submit", tiny_file, *method, "--trials", 1)
+    assert code == 1, out + err
+    assert "Traceback" not in err
+    assert re.search(
+        r"error: job compiled-\w+-1: FAILED ERROR: simcse_methods-1.0-\w+-cp311-cp311-win_amd64.whl is not a supported "
+        r"wheel on this platform",
+        words(err),
+    )
 
 
 @pytest.mark.long
@@ -475,6 +530,8 @@ def test_a_job_is_known_by_its_sweep_and_attempt():
     assert (job.sweep, job.attempt, job.live) == ("tiny-0123456789", 12, True)
     for name in ("raysubmit_x", "nightly-2024050112-3"):
         assert (seen(name, "FAILED", theirs="1").sweep, seen(name, "FAILED").live) == ("", False)
+    assert Job("a-1", "FAILED", message="failed:\nTraceback (most\n  x\nValueError: y\n").reason == "ValueError: y"
+    assert Job("a-1", "FAILED", message="it was killed\nby somebody").reason == "it was killed by somebody"
     assert exit_code(Job("a-1", "FAILED", 3)) == 3
     assert exit_code(Job("a-1", "SUCCEEDED", 0)) == 0
     assert exit_code(Job("a-1", "STOPPED", -15)) == exit_code(Job("a-1", "FAILED")) == 1

@@ -215,7 +215,7 @@ def end_as(remote: Remote, job: Job) -> None:
     if code:
         if job.exit_code is None or job.exit_code < 0:
             err.print(
-                f"[bold red]error:[/] job {job.id}: {escape(job.state)} {escape(job.message.strip()[:500])}; "
+                f"[bold red]error:[/] job {job.id}: {escape(job.state)} {escape(job.reason)}; "
                 f"`babeltune resume {job.sweep}{remote.where}` goes on",
                 soft_wrap=True,
             )

@@ -88,6 +88,12 @@ class Job:
         return self.state in LIVE
 
     @property
+    def reason(self) -> str:
+        """The message in one line. Of a traceback it is the last line, which says what went wrong."""
+        lines = self.message.split("\n") if "Traceback" not in self.message else self.message.strip().split("\n")[-1:]
+        return " ".join(" ".join(lines).split())[:500]
+
+    @property
     def attempt(self) -> int:
         """Which one at its sweep."""
         return int(self.id.rpartition("-")[2])
@@ -209,7 +215,7 @@ class Jobs:
                         "head has room for it and sees its storage"
                     )
                 time.sleep(LOOK)
-            return exit_code(job), self.log(job.id) or job.message
+            return exit_code(job), self.log(job.id) or job.reason
         finally:
             with suppress(ClusterError), self._spoken():  # an answer, or what kept it away, counts for more
                 if job.live:
