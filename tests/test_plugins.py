@@ -195,6 +195,44 @@ def test_a_source_tree_that_is_gone_is_said(plugin, tmp_path):
         shipped(tmp_path)
 
 
+def test_a_module_that_a_plugin_imports_from_beside_it_counts_and_is_shipped(plugin, how, tmp_path):
+    (plugin.parent / "beside_views.py").write_text("import torch\n")
+    (plugin / "views.py").write_text("import beside_views, torch, babeltune.method\n" + METHOD)
+    forget()
+    if how == "installed":  # a RECORD names all that its wheel had
+        record = plugin.parent / "simcse_methods-1.0.dist-info" / "RECORD"
+        record.write_text(record.read_text() + "beside_views.py,,\n")
+    if how == "editable":
+        project = plugin.parent / "pyproject.toml"
+        project.write_text(project.read_text() + 'force-include = {"beside_views.py" = "beside_views.py"}\n')
+    before = code()
+    assert "beside_views.py" in shipped(tmp_path)[1]
+    assert not any(name.startswith(("torch", "babeltune")) for name in shipped(tmp_path)[1])
+    (plugin.parent / "beside_views.py").write_text("import torch as t\n")
+    assert code()[NAME] != before[NAME]
+
+
+@pytest.mark.parametrize("how", ["installed"])
+def test_a_file_that_runs_and_that_no_record_names_counts_and_is_not_left_out(plugin, tmp_path):
+    before = code()
+    (plugin / "later.py").touch()
+    assert code()[NAME] != before[NAME]
+    with pytest.raises(MethodError, match=r"runs here with .*later.py, and a wheel of it would have no such file"):
+        shipped(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["installed", "editable"])
+def test_a_copy_that_lies_before_the_installed_code_counts_and_is_not_mistaken(plugin, tmp_path, monkeypatch):
+    before = code()
+    shutil.copytree(plugin, tmp_path / "first" / PACKAGE)
+    (tmp_path / "first" / PACKAGE / "temperature.txt").write_text("0.2")
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    forget()
+    assert code()[NAME] != before[NAME]
+    with pytest.raises(MethodError, match=r"first/simcse_methods/.*, and a wheel of it would have another file"):
+        shipped(tmp_path)
+
+
 def test_a_plugin_that_is_not_installed_here_is_said(tmp_path):
     with pytest.raises(MethodError, match="methods of the distribution no-such-plugin, which is not installed here"):
         build_plugins(tmp_path, ["no-such-plugin"])

@@ -6,12 +6,14 @@ here. An import system is asked where modules are; the modules themselves are no
 
 from __future__ import annotations
 
+import ast
 import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
@@ -47,9 +49,17 @@ def digest_of(plugin: Distribution) -> str:
 
 
 def code_of(plugin: Distribution) -> dict[str, Path]:
-    """The files that the plugin runs with, by their names in a wheel; without metadata."""
+    """The files that the plugin runs with, by their names in a wheel; without metadata.
+
+    They are those that its `RECORD` names and what else its packages hold. If Python imports another copy, they are
+    that copy's."""
     recorded = {name: path for name, path in recorded_files(plugin).items() if not _is_metadata(PurePosixPath(name))}
-    return recorded if has_modules(plugin, recorded) else located_files(plugin)
+    located = located_files(plugin)
+    shadowed = any(name in located and located[name].resolve() != path.resolve() for name, path in recorded.items())
+    if shadowed or not has_modules(plugin, recorded):
+        return located
+    packages = {name.removesuffix("/__init__.py") for name in recorded if name.endswith("/__init__.py")}
+    return {name: path for name, path in located.items() if name.partition("/")[0] in packages} | recorded
 
 
 def recorded_files(plugin: Distribution) -> dict[str, Path]:
@@ -66,22 +76,62 @@ def recorded_files(plugin: Distribution) -> dict[str, Path]:
 
 
 def located_files(plugin: Distribution) -> dict[str, Path]:
-    """The files of the plugin's modules, which the import system finds: of an editable installation, or of metadata
-    that lie beside the code."""
-    tops = {*(plugin.read_text("top_level.txt") or "").split()}
-    tops |= {entry.module.partition(".")[0] for entry in plugin.entry_points}
+    """The files of the plugin's modules, and of what they import from beside them, as the import system finds them."""
+    waiting = {*(plugin.read_text("top_level.txt") or "").split()}
+    waiting |= {entry.module.partition(".")[0] for entry in plugin.entry_points}
     found: dict[str, Path] = {}
-    for top in sorted(tops):
-        spec = find_spec(top)
-        if spec is not None and spec.submodule_search_locations is not None:
-            for place in map(Path, spec.submodule_search_locations):
-                for path in sorted(place.rglob("*")):
-                    name = PurePosixPath(top, path.relative_to(place).as_posix())
-                    if path.is_file() and not _is_aside(name):
-                        found.setdefault(str(name), path)
-        elif spec is not None and spec.has_location and spec.origin:
-            found[Path(spec.origin).name] = Path(spec.origin)
+    tops: set[str] = set()
+    while waiting:
+        top = waiting.pop()
+        tops.add(top)
+        own = _files_of(top)
+        for file in own.values():
+            waiting |= {name for name in _imports(file) - tops if _is_beside(name, own, plugin)}
+        found |= own
+    return dict(sorted(found.items()))
+
+
+def _files_of(top: str) -> dict[str, Path]:
+    """The files of a package, or the one of a module, by their names in a wheel."""
+    spec = find_spec(top)
+    found: dict[str, Path] = {}
+    if spec is not None and spec.submodule_search_locations is not None:
+        for place in map(Path, spec.submodule_search_locations):
+            for path in sorted(place.rglob("*")):
+                name = PurePosixPath(top, path.relative_to(place).as_posix())
+                if path.is_file() and not _is_aside(name):
+                    found.setdefault(str(name), path)
+    elif spec is not None and spec.has_location and spec.origin:
+        found[Path(spec.origin).name] = Path(spec.origin)
     return found
+
+
+def _imports(file: Path) -> set[str]:
+    """The top-level modules that a file's absolute imports name."""
+    try:
+        tree = ast.parse(file.read_bytes()) if file.suffix == ".py" else ast.Module([], [])
+    except (SyntaxError, ValueError):
+        return set()
+    nodes = list(ast.walk(tree))
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in named}
+
+
+def _is_beside(name: str, files: Mapping[str, Path], plugin: Distribution) -> bool:
+    """Whether a module lies beside the package with these files, and no other distribution owns it."""
+    first, path = next(iter(files.items()))
+    beside = path.parents[len(PurePosixPath(first).parts) - 1]
+    if not ((beside / name / "__init__.py").is_file() or (beside / f"{name}.py").is_file()):
+        return False
+    owners = {canonicalize_name(owner) for owner in _owners().get(name, ())}
+    return owners <= {canonicalize_name(plugin.name)} and not name.startswith(OWN)
+
+
+@lru_cache(maxsize=1)
+def _owners() -> Mapping[str, list[str]]:
+    """The installed distributions of each top-level module."""
+    return packages_distributions()
 
 
 def has_modules(plugin: Distribution, names: Iterable[str]) -> bool:

@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from babeltune.errors import ClusterError, MethodError
 from babeltune.method import GROUP
-from babeltune.plugins import OWN, described, has_modules, located_files, recorded_files, source_of
+from babeltune.plugins import OWN, code_of, described, has_modules, located_files, recorded_files, source_of
 from babeltune.spec.files import repository
 
 NEEDS = ("Requires-Dist:", "Provides-Extra:")
@@ -87,6 +87,12 @@ def build_plugin(folder: Path, plugin: Distribution) -> Path:
             f"no wheel of {described(plugin)} holds {', '.join(modules)}, so a cluster cannot get its methods; "
             f"{'correct what its source tree packs' if root is not None else 'install it again'}"
         )
+    for name, path in code_of(plugin).items():
+        if files.get(name) != path.read_bytes() and not (root is not None and name not in files):
+            raise MethodError(
+                f"{described(plugin)} runs here with {path}, and a wheel of it would have "
+                f"{'another file of that name' if name in files else 'no such file'}; install it again"
+            )
     return _packed(folder, files)
 
 
