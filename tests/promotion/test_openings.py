@@ -163,6 +163,27 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
     assert len(objects) == 16
 
 
+def test_an_opening_behind_a_cut_line_reaches_the_other_machine_once(s3, tmp_path, found):
+    one, two = (
+        Places(Cluster(storage=f"s3://{BUCKET}/rescued", cache=str(tmp_path / name))) for name in ("one", "two")
+    )
+    for place in (one, two):
+        place.folder.mkdir(parents=True, exist_ok=True)
+    record_opening(one.folder, "m", tmp_path, found)
+    path = one.folder / OPENED
+    path.write_bytes(b'{"time": "20' + path.read_bytes())
+    for place in (one, two, one, two):
+        with place.openings():
+            assert len(read_openings(place.folder)) == 1
+
+
+def test_an_opening_is_on_the_disk_before_it_is_counted(tmp_path, found, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
+    record_opening(tmp_path, "m", tmp_path, found)
+    assert (tmp_path / OPENED).stat().st_size in synced
+
+
 def test_the_lock_of_openings_is_released_where_the_storage_refuses(tmp_path, found):
     (tmp_path / OPENED).mkdir()
     for _ in range(2):

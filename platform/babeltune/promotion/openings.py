@@ -22,7 +22,7 @@ from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.files import append_line, locked, sha256_of
 from babeltune.data.store import digest_of_texts, key_of
 from babeltune.sweeps.folder import sweep_folders
-from babeltune.sweeps.places import OPENED
+from babeltune.sweeps.places import OPENED, whole_record
 from babeltune.sweeps.rebuild import sealed_digests
 
 KEYS = {"time", "user", "weights"}
@@ -116,12 +116,11 @@ def read_openings(storage: Path) -> list[dict[str, Any]]:
 
 
 def _opening_in(line: bytes) -> dict[str, Any] | None:
-    """The record in a line; releases before this one wrote the next record behind one that was cut off."""
-    for text in (line, line[line.rfind(b'{"time"') :]):
-        with contextlib.suppress(ValueError):
-            found = json.loads(text)
-            if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
-                return found
+    """The record in a line; None if there is none."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(whole_record(line))
+        if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
+            return found
     return None
 
 

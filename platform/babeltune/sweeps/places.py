@@ -190,8 +190,8 @@ class Places:
         finally:
             if self.mirror is not None:
                 known = self.mirror.bucket.entries(OPENINGS)
-                for line in self._opened():
-                    if _time_of(line) and (key := _key_of(line)) not in known:
+                for line in map(whole_record, self._opened()):
+                    if line and (key := _key_of(line)) not in known:
                         self.mirror.bucket.write(key, line)
 
     def _opened(self) -> list[bytes]:
@@ -201,12 +201,18 @@ class Places:
     def _pull_openings(self, mirror: Mirror) -> None:
         with locked(self.folder / OPENED):
             mine = self._opened()
-            known = set(map(_key_of, mine))
+            known = {_key_of(whole_record(line)) for line in mine}
             missing = [mirror.bucket.read(key) for key in mirror.bucket.entries(OPENINGS) if key not in known]
             if missing:
                 lines = mine + [line for line in missing if line is not None]
                 whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
                 write_whole(self.folder / OPENED, whole, durable=True)
+
+
+def whole_record(line: bytes) -> bytes:
+    """The opening that a line records; earlier releases wrote one behind another that was cut off."""
+    tail = line[line.rfind(b'{"time"') :]
+    return next((each for each in (line, tail) if _time_of(each)), b"")
 
 
 def _key_of(line: bytes) -> str:
