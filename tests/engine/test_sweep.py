@@ -261,6 +261,15 @@ def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_reques
     check_unchanged(folder, facts, accept=False)
 
 
+@pytest.fixture
+def heeded_hangup():
+    """A process that heeds SIGHUP, also if the tests were started with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded_hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_to_be_asked_to_end_is_ctrl_c(number):
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
@@ -285,6 +294,7 @@ def test_who_started_it_with_nohup_may_leave():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("heeded_hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     handler, heard, ended = signal.getsignal(number), [], []
