@@ -146,7 +146,7 @@ def ran(program, copy, out):
     environment = {**os.environ, "PYTHONPATH": f"{copy / 'platform'}:{copy / 'methods'}"}
     done = subprocess.run(
         [sys.executable, "-c", program, str(out)],
-        cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=240,
+        cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return out / Path(done.stdout.split()[-1]).name

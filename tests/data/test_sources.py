@@ -679,7 +679,7 @@ def test_parquet_that_repeats_one_long_text_stays_small_in_memory(tmp_path):
         "print(sum(len(row[1][0]) for row in rows))"
     )
     file = tmp_path / "t.parquet"
-    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, f"{20_000 * 1_000_000}\n"), done.stderr
 
 

@@ -18,6 +18,7 @@ from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
 from babeltune.promotion.export import SAFE, export, load_export
 from babeltune.records import Student
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TEXTS = [
@@ -196,7 +197,7 @@ def test_plain_sentence_transformers_loads_exports_without_a_warning(tokenizer, 
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", LOAD, *(str(tmp_path / name) for name in exports)],
         env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TQDM_DISABLE": "1"},
-        capture_output=True, text=True, check=True, timeout=240,
+        capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.stderr.strip() == ""
     assert json.loads(done.stdout) == [32, 8, 8, 32]
