@@ -23,6 +23,7 @@ from babeltune.spec.cluster import Cluster as ClusterFile
 from babeltune.workers import lanes as lanes_module
 from babeltune.workers.autoscaling import nodes_asked
 from babeltune.workers.lanes import Lanes
+from marked import MARK
 from ports import free_port
 from waiting import PATIENCE_S, wait_until
 
@@ -351,9 +352,10 @@ def workers():
 
 
 def kill_raylet(port):
-    """Ends the node that listens there."""
+    """Ends the node of this scene that listens there; another test may have the same port in a network of its own."""
     for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "raylet" and port in [each.laddr.port for each in process.net_connections("tcp")]:
+        own = process.info["name"] == "raylet" and process.environ().get(MARK) == os.environ[MARK]
+        if own and port in [each.laddr.port for each in process.net_connections("tcp")]:
             process.kill()
 
 
