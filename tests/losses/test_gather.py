@@ -64,7 +64,8 @@ def observe(rank: int) -> dict:
 def observed(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     # LOCAL_RANK lies, as on a second machine: what counts is the global rank.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+    found = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "PYTHONPATH": found}
     processes = [
         subprocess.Popen([sys.executable, __file__, str(rank), str(folder)], env=environment) for rank in range(WORLD)
     ]
