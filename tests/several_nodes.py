@@ -5,6 +5,7 @@ The nodes are Ray's own, all on this machine, with tokens on. Each scene prints 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -354,9 +355,10 @@ def workers():
 def kill_raylet(port):
     """Ends the node of this scene that listens there; another test may have the same port in a network of its own."""
     for process in psutil.process_iter(["name"]):
-        own = process.info["name"] == "raylet" and process.environ().get(MARK) == os.environ[MARK]
-        if own and port in [each.laddr.port for each in process.net_connections("tcp")]:
-            process.kill()
+        with contextlib.suppress(psutil.Error):  # one that has just ended
+            own = process.info["name"] == "raylet" and process.environ().get(MARK) == os.environ[MARK]
+            if own and port in [each.laddr.port for each in process.net_connections("tcp")]:
+                process.kill()
 
 
 def settings(folder, **more):
