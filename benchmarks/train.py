@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch import Tensor
 from torch.utils.data import SequentialSampler
 from transformers import PrinterCallback, TrainerCallback
@@ -27,13 +28,14 @@ from transformers.utils import logging
 from babeltune.data.prepared import Prepared
 from babeltune.data.tokens import load_tokenizer
 from babeltune.models.encoder import Encoder
+from babeltune.models.static import StaticEncoder
 from babeltune.promotion.export import export
 from babeltune.records import Trial
 from babeltune.spec.space import make_trial
 from babeltune.training.loop import Run
 from babeltune.training.meter import Meter
 from babeltune.training.reader import token_set
-from benchmarks.race import cpu_seconds, options, race, verdict
+from benchmarks.race import Options, cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 
 GOAL = 2.5
@@ -124,7 +126,7 @@ def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
     """Writes the untrained student for the peer."""
     tokenizer = load_tokenizer(trial.student, Path(token_set(trial, prepared).tokenizer))
     encoder = start(trial, prepared).learner.encoder
-    assert isinstance(encoder, Encoder)
+    assert isinstance(encoder, Encoder | StaticEncoder)
     export(encoder, tokenizer, trial.student, folder)
 
 
@@ -149,51 +151,59 @@ def largest_difference(own: dict[str, Tensor], theirs: dict[str, Tensor]) -> flo
 
 def own_gradients(run: Run) -> dict[str, Tensor]:
     """What a backward pass left in our student's parameters."""
-    return {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
+    found = {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
+    return {name: gradient.to_dense() for name, gradient in found.items()}
 
 
 def peer_gradients(model: SentenceTransformer) -> dict[str, Tensor]:
     """The peer's gradients under our names."""
-    found = {f"backbone.{name}": p.grad for name, p in model[0].auto_model.named_parameters()}
+    if isinstance(model[0], StaticEmbedding):
+        found = {"table.weight": model[0].embedding.weight.grad}
+    else:
+        found = {f"backbone.{name}": p.grad for name, p in model[0].auto_model.named_parameters()}
     for module in model:
         if hasattr(module, "linear"):
             found |= {f"projection.{name}": p.grad for name, p in module.linear.named_parameters()}
     return {name: gradient for name, gradient in found.items() if gradient is not None}
 
 
-def make_task(storage: Path, steps: int, **student: Any) -> tuple[Trial, Prepared, str]:
+def make_task(storage: Path, steps: int, batch: int = BATCH, **student: Any) -> tuple[Trial, Prepared, str]:
     """The trial that both train, what is prepared for it, and what its text is."""
-    sweep, text = benchmark_sweep("translation_ranking", LOSS, {**STUDENT, **student})
-    training = replace(sweep.training, pairs=steps * BATCH, global_batch=BATCH)
+    sweep, text = benchmark_sweep("translation_ranking", LOSS, student or STUDENT)
+    training = replace(sweep.training, pairs=steps * batch, global_batch=batch)
     sweep = replace(sweep, training=training)
     prepared = prepare_text(sweep, storage)
     return make_trial(sweep, 0, {}), prepared, text
 
 
-def main() -> None:
-    """Runs the benchmark."""
-    given = options(__doc__)
+def compare(name: str, goal: float, given: Options, steps: int, batch: int, **student: Any) -> None:
+    """Races both trainers on this student, and ends the process with the verdict."""
     disable_progress_bars()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with TemporaryDirectory() as temporary:
         storage = Path(temporary)
-        trial, prepared, text = make_task(storage, STEPS)
+        trial, prepared, text = make_task(storage, steps, batch, **student)
         lengths = describe_lengths(prepared)
-        print(f"{text}: {lengths}; {STEPS} steps of {BATCH} pairs")
+        print(f"{text}: {lengths}; {steps} steps of {batch} pairs")
         exported = storage / "student"
         export_untrained(trial, prepared, exported)
         order = batches(trial, prepared)
         gradient = gradient_difference(trial, prepared, exported, order[0])
         rows = race(lambda: ours(trial, prepared), lambda: peer(trial, exported, order, storage / "peer"), given.rounds)
-    pairs = STEPS * BATCH
+    pairs = steps * batch
     speeds = {"ours": [pairs / row.ours for row in rows], "peer": [pairs / row.peer for row in rows]}
     print(f"pairs per CPU-second at best: ours {max(speeds['ours']):.0f}, peer {max(speeds['peer']):.0f}")
     print(f"largest difference of the gradients, relative to the largest gradient: {gradient:.2g}")
     broken = [f"the gradients differ by more than {TOLERANCE:g}"] if gradient > TOLERANCE else []
     verdict(
-        "train", rows, GOAL, given, broken=broken, text=text, lengths=lengths, pairs=pairs, gradient_difference=gradient
+        name, rows, goal, given, broken=broken, text=text, lengths=lengths, pairs=pairs, gradient_difference=gradient
     )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    compare("train", GOAL, options(__doc__), STEPS, BATCH, **STUDENT)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import struct
 import sys
@@ -24,6 +25,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray's workers would let every other process go first, and the tests that wait for them are the longest.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+# A shell that starts the tests in its background has them ignore interrupts, and what they start would, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NEW_NETWORK = 0x40000000
 SET_FLAGS = 0x8914

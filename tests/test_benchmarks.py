@@ -47,14 +47,27 @@ def bundled_text_and_the_threads_as_they_were(monkeypatch, tmp_path):
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
+TABLE = {"kind": "static", "width": 32, "vocabulary": 400, "max_tokens": 64, "projection": 24}
+"""A small static student."""
+
+
+def made_task(tmp_path_factory, student):
     """A small trial on the bundled corpus, and what is prepared for it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BABELTUNE_DATA", "/absent")
-        trial, prepared, text = train_step.make_task(tmp_path_factory.mktemp("train"), steps=2, **SMALL)
+        trial, prepared, text = train_step.make_task(tmp_path_factory.mktemp("train"), steps=2, **student)
     assert text == "the bundled corpus"
     return trial, prepared
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return made_task(tmp_path_factory, SMALL)
+
+
+@pytest.fixture(scope="module")
+def static_task(tmp_path_factory):
+    return made_task(tmp_path_factory, TABLE)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +208,8 @@ def test_all_benchmarks_run_though_goals_are_missed_and_end_in_one_table(toys, c
 
 
 def test_make_bench_runs_every_benchmark_that_gives_a_verdict(capsys):
-    modules = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "    verdict(" in path.read_text()}
+    texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
+    modules = {name for name, text in texts.items() if "    verdict(" in text or "import compare" in text}
     assert modules == set(everything.ALL)
     assert "$(BIN)/python -m benchmarks\n" in (ROOT / "Makefile").read_text()
     assert everything.main(["nothing"]) == 2
@@ -230,7 +244,9 @@ def test_a_failed_measurement_names_the_function():
         race.peak_memory(soft_loss.evaluate_once, "nothing", 8, 8)
 
 
-def test_the_step_and_the_trainer_of_sentence_transformers_have_equal_gradients(task, tmp_path):
+@pytest.mark.parametrize("which", ["task", "static_task"])
+def test_the_step_and_the_trainer_of_sentence_transformers_have_equal_gradients(which, request, tmp_path):
+    task = request.getfixturevalue(which)
     train_step.export_untrained(*task, tmp_path / "student")
     order = train_step.batches(*task)
     assert [len(side) for batch in order for side in batch] == [64] * 4

@@ -171,12 +171,14 @@ def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sample
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
-    """About how many weights a Transformer from scratch has; None for a model by name, and where the teacher's
+    """About how many weights a student from scratch has; None for a model by name, and where the teacher's
     vocabulary is used and cannot be told yet."""
     taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
     if student.model is not None or taken is None:
         return None
     width, inner = student.width, student.feed_forward
+    if student.kind == "static":
+        return taken * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
     layer = 4 * width * width + 2 * width * inner + 9 * width + inner
     positions = math.ceil(student.max_tokens / 64) * 64
     after = width if student.pooling == "pooler" else student.projection

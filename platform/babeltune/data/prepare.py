@@ -24,7 +24,14 @@ from babeltune.data.prepared import Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.teacher import build_teacher_store, teacher_folder
-from babeltune.data.tokens import build_token_store, build_tokenizer, load_tokenizer, take_tokenizer, tokenizer_key
+from babeltune.data.tokens import (
+    build_token_store,
+    build_tokenizer,
+    has_special_tokens,
+    load_tokenizer,
+    take_tokenizer,
+    tokenizer_key,
+)
 from babeltune.data.translation import Translator
 from babeltune.records import Sweep, plain
 from babeltune.spec.space import possible_needs, preparations
@@ -239,12 +246,14 @@ def build_tokens(
                 tokenizer,
                 text,
                 student.max_tokens,
+                special=has_special_tokens(student),
                 run_shards=run_shards,
                 progress=functools.partial(progress, what),
             )
             for text in (student.prompt, prompt)
         )
-        spans = words and build_spans(words, corpus, tokenizer, student.prompt, student.max_tokens, stores)
+        wordy = words if has_special_tokens(student) else None  # methods that learn from words read token states
+        spans = wordy and build_spans(wordy, corpus, tokenizer, student.prompt, student.max_tokens, stores)
         sets[tokenizer_key(student, text_digest)] = TokenSet(
             tokenizer=str(trained or student.model),
             vocabulary=len(tokenizer),

@@ -138,7 +138,13 @@ def tokenizer_key(student: Student, corpus_digest: str) -> str:
         if student.model is None
         else {"model": student.model, "revision": student.revision}
     )
-    return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens})[:16]
+    bare = {} if has_special_tokens(student) else {"special": False}
+    return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens, **bare})[:16]
+
+
+def has_special_tokens(student: Student) -> bool:
+    """Whether the student reads special tokens: sentence-transformers' `StaticEmbedding` adds none."""
+    return student.kind != "static"
 
 
 def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizerFast:
@@ -182,13 +188,15 @@ def build_token_store(
     prompt: str,
     max_tokens: int,
     *,
+    special: bool = True,
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
 ) -> Path:
     """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `store.open_ragged`.
 
-    A row has at most `max_tokens` ids, special tokens included; an empty text has just these. Ids are uint16 where
-    the vocabulary allows, else int32. The fact `truncated` counts the texts that were cut.
+    A row has at most `max_tokens` ids, special tokens included; an empty text has just these. Without `special` there
+    are none of them. Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
+    were cut.
     """
     backend = bare_tokenizer(tokenizer)
     values_type = "<u2" if len(tokenizer) <= 1 << 16 else "<i4"
@@ -198,11 +206,12 @@ def build_token_store(
         "prompt": prompt,
         "max_tokens": max_tokens,
         "dtype": values_type,
+        **({} if special else {"special": False}),
     }
     backend.enable_truncation(max_tokens)
 
     def write(folder: Path) -> Contents:
-        return _write_tokens(folder, texts, backend, prompt, np.dtype(values_type), run_shards, progress)
+        return _write_tokens(folder, texts, backend, prompt, special, np.dtype(values_type), run_shards, progress)
 
     return build(root, "tokens", full, write, bytes_needed=len(texts) * (8 + 32 * np.dtype(values_type).itemsize))
 
@@ -212,6 +221,7 @@ def _write_tokens(
     texts: Sequence[str],
     backend: Tokenizer,
     prompt: str,
+    special: bool,
     dtype: np.dtype[Any],
     run_shards: RunShards,
     progress: Count,
@@ -222,7 +232,7 @@ def _write_tokens(
     parts = [work / f"{number:05}" for number in range(-(-len(texts) // CHUNK))]
     for number, part in enumerate(parts):
         write_texts(part.with_suffix(".json"), texts[number * CHUNK : (number + 1) * CHUNK])
-    arguments = [(str(work / "tokenizer.json"), str(part), prompt, dtype.str) for part in parts]
+    arguments = [(str(work / "tokenizer.json"), str(part), prompt, special, dtype.str) for part in parts]
     count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
     with (folder / "values.bin").open("wb") as values:
         for part in parts:
@@ -243,11 +253,11 @@ def _write_tokens(
     )
 
 
-def tokenize_shard(tokenizer_file: str, part: str, prompt: str, dtype: str) -> int:
+def tokenize_shard(tokenizer_file: str, part: str, prompt: str, special: bool, dtype: str) -> int:
     """Writes ids, lengths and the number of texts cut beside the texts of `part`; returns how many texts there were."""
     backend = Tokenizer.from_file(tokenizer_file)
     texts = read_texts(f"{part}.json")
-    encodings = backend.encode_batch_fast([prompt + text for text in texts])
+    encodings = backend.encode_batch_fast([prompt + text for text in texts], add_special_tokens=special)
     ids = [encoding.ids for encoding in encodings]
     np.fromiter(chain.from_iterable(ids), dtype).tofile(f"{part}.ids")
     np.array([len(row) for row in ids], "<i8").tofile(f"{part}.lengths")

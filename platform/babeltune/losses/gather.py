@@ -106,10 +106,16 @@ class Ranks:
         dist.broadcast(shared, 0)
         return int(shared.item())
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces every gradient by its sum over the ranks; a missing one counts as zeros, on one rank too."""
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], by_row: Iterable[nn.Parameter] = ()) -> None:
+        """Replaces every gradient by its sum over the ranks; a missing one counts as zeros, on one rank too.
+
+        The gradients of `by_row` are sparse: rows, each once, in order."""
+        rows = {id(parameter) for parameter in by_row}
         bucket: list[Tensor] = []
         for parameter in parameters:
+            if id(parameter) in rows:
+                parameter.grad = self._sum_rows(parameter)
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if self.world == 1:
@@ -123,6 +129,20 @@ class Ranks:
         if bucket:
             _sum_together(bucket)
 
+    def _sum_rows(self, parameter: nn.Parameter) -> Tensor:
+        """The sum over the ranks of a sparse gradient."""
+        own = parameter.grad
+        if own is None:
+            nothing = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
+            own = _sparse(nothing, parameter.new_empty(0, *parameter.shape[1:]), parameter)
+        own = _each_once(own)
+        if self.world == 1:
+            return own
+        count = torch.tensor([own.indices().shape[1]], device=parameter.device)
+        sizes = [int(size) for size in _all_rows(count, [1] * self.world).tolist()]
+        rows, values = _all_rows(own.indices()[0], sizes), _all_rows(own.values(), sizes)
+        return _sparse(rows[None], values, parameter).coalesce()
+
     def sum_scalars(self, values: Mapping[str, Tensor]) -> dict[str, float]:
         """The sum of each value over the ranks. Every rank gives the same names."""
         names = sorted(values)
@@ -133,6 +153,19 @@ class Ranks:
             dist.all_reduce(together)
         sums = dict(zip(names, together.tolist(), strict=True))
         return {name: sums[name] for name in values}
+
+
+def _sparse(rows: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(rows, values, like.shape, check_invariants=False)
+
+
+def _each_once(gradient: Tensor) -> Tensor:
+    """A sparse gradient with each row once, in order. That of a single encoding is so already, which torch cannot
+    know."""
+    rows = gradient._indices()[0]
+    if bool((rows[1:] > rows[:-1]).all()):
+        return gradient._coalesced_(True)
+    return gradient.coalesce()
 
 
 def _sum_together(gradients: Sequence[Tensor]) -> None:

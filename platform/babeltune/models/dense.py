@@ -44,7 +44,7 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
                 )
         if kind == "Dense":
             settings = _saved_json(student, f"{path}/config.json") or {}
-            return _read_dense(student, path, settings, config.hidden_size)
+            return read_dense(_folder(student) / path, settings, config.hidden_size, str(student.model))
     if student.pooling == "pooler":
         return trained_pooler(_folder(student), config, f"student.model {student.model!r}"), True
     return None
@@ -92,16 +92,21 @@ def trained_pooler(folder: Path, config: PretrainedConfig, name: str) -> nn.Line
     return linear
 
 
-def _read_dense(student: Student, path: str, settings: dict[str, Any], width: int) -> tuple[nn.Linear, bool]:
+def read_dense(folder: Path, settings: dict[str, Any], width: int, name: str) -> tuple[nn.Linear, bool]:
+    """The layer of a `Dense` module's folder on vectors of this width, and whether tanh follows.
+
+    Raises:
+        TeacherError: it is no such layer, or its weights are missing. `name` is the model's in the error.
+    """
     activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
     if activation not in ("Identity", "Tanh") or settings.get("use_residual") or settings["in_features"] != width:
         raise TeacherError(
-            f"{student.model}: the dense layer {path!r} ({settings}) is not a linear layer on the pooled vector, "
+            f"{name}: the dense layer {folder.name!r} ({settings}) is not a linear layer on the pooled vector, "
             "with tanh or nothing after it; name a model without it"
         )
-    weights = _saved_file(student, f"{path}/model.safetensors")
-    if weights is None:
-        raise TeacherError(f"{student.model}: {path}/model.safetensors is missing; name a model saved as safetensors")
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        raise TeacherError(f"{name}: {folder.name}/model.safetensors is missing; name a model saved as safetensors")
     linear = nn.Linear(width, settings["out_features"], bias=settings.get("bias", True))
     state = load_file(weights)
     linear.load_state_dict({name.removeprefix("linear."): tensor.float() for name, tensor in state.items()})

@@ -1,4 +1,4 @@
-"""The student: a Transformer encoder, pooling, an optional projection, an optional L2 norm.
+"""The Transformer student: an encoder, pooling, an optional projection, an optional L2 norm; and any student's start.
 
 It reads packed sentences (`method.Tokens`) and gives one vector each, the same that the exported model gives. It is
 built from a hub model, a folder (such as a promoted model), or from scratch.
@@ -21,6 +21,7 @@ from babeltune.method import Tokens
 from babeltune.models.dense import has_pooler, saved_dense
 from babeltune.models.hub import Pooling, model_folder, quiet
 from babeltune.models.packing import Packing, enable_packing, pack, run_packed, run_padded
+from babeltune.models.static import StaticEncoder, build_static, is_static
 from babeltune.records import Student
 
 if TYPE_CHECKING:
@@ -140,6 +141,10 @@ class FrozenEncoder(nn.Module):
         return torch.from_numpy(found.astype(np.float32)).to(tokens.ids.device)
 
 
+StudentEncoder = Encoder | StaticEncoder | FrozenEncoder
+"""What a trial may train, or leave as it is."""
+
+
 class TextIds:
     """In place of the token store, for a `FrozenEncoder`: the one token of a sentence is its text id."""
 
@@ -171,7 +176,7 @@ def build_student(
     teacher_dim: int | None,
     seed: int,
     projected: bool = True,
-) -> Encoder:
+) -> Encoder | StaticEncoder:
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
     `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
@@ -183,13 +188,15 @@ def build_student(
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        width = _projection_width(student, teacher_dim)
+        if student.kind == "static":
+            return build_static(student, vocabulary_size=vocabulary_size, projection=width if projected else None)
         if student.model is None:
             backbone = _from_scratch(student, vocabulary_size, pad_token_id)
             dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
             backbone = _from_hub(student, vocabulary_size)
             dense = saved_dense(student, backbone.config)
-        width = _projection_width(student, teacher_dim)
         projection, tanh = dense or (None, False)
         if width is not None and projection is None:
             projection = nn.Linear(backbone.config.hidden_size, width)
@@ -255,6 +262,8 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
     """The model's backbone without its pooler; weights from safetensors only, no code from the hub."""
     name = f"student.model {student.model!r}" + (f" (revision {student.revision})" if student.revision else "")
     folder = model_folder(student.model or "", student.revision, setting="student.model")
+    if is_static(folder):
+        raise TeacherError(f"{name} is a static model; set student.kind to static")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if getattr(config, "is_encoder_decoder", False):
@@ -300,7 +309,7 @@ def _check_length(student: Student, encoder: Encoder) -> None:
 
 
 def encode_all(
-    encoder: Encoder | FrozenEncoder,
+    encoder: StudentEncoder,
     ragged_take: Callable[[NDArray[np.integer[Any]]], tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]],
     ids: Int[Tensor, "texts"] | NDArray[np.integer[Any]],
     *,

@@ -24,12 +24,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from babeltune.data.files import as_new_files, sync
 from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
-from babeltune.data.tokens import load_tokenizer
+from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
 from babeltune.method import EVERY, Method
 from babeltune.models.dense import check_modules, has_pooler
-from babeltune.models.encoder import Encoder, FrozenEncoder, build_student
+from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.models.hub import pooling_of, quiet
+from babeltune.models.static import StaticEncoder, is_static
 from babeltune.records import Evaluation, Student, Sweep, Trial
 from babeltune.training.reader import token_set
 
@@ -46,7 +47,7 @@ def as_used(student: Student, evaluation: Evaluation) -> Student:
 
 
 def export_trial(
-    sweep: Sweep, trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder, method: Method, folder: Path
+    sweep: Sweep, trial: Trial, prepared: Prepared, encoder: StudentEncoder, method: Method, folder: Path
 ) -> None:
     """Writes a trial's encoder and the layers that its method keeps; raises as `export` does."""
     layers = method.layers()
@@ -65,7 +66,7 @@ def export_trial(
 
 
 def export(
-    encoder: Encoder,
+    encoder: Encoder | StaticEncoder,
     tokenizer: PreTrainedTokenizerBase | Path,
     student: Student,
     folder: Path,
@@ -112,7 +113,7 @@ def write_folder(write: Callable[[Path], None], folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student]:
+def load_export(folder: Path) -> tuple[Encoder | StaticEncoder, PreTrainedTokenizerBase, Student]:
     """The encoder, tokenizer and settings of a folder that `export` wrote.
 
     Raises:
@@ -120,15 +121,24 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
         TeacherError: the weights are missing or do not fit.
     """
     modules = _read(folder / "modules.json")
-    check_modules(modules, str(folder))
+    static = is_static(folder)
+    if not static:
+        check_modules(modules, str(folder))
     kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
     settings = _read(folder / "config_sentence_transformers.json")
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     prompts, chosen = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if static:
+        truncation = _read(folder / "tokenizer.json").get("truncation") or {"max_length": Student.max_tokens}
+        read = {"kind": "static", "max_tokens": truncation["max_length"]}
+    else:
+        read = {
+            "max_tokens": _read(folder / "sentence_bert_config.json")["max_seq_length"],
+            "pooling": pooling_of(_read(folder / kinds["Pooling"] / "config.json")),
+        }
     student = Student(
         model=str(folder),
-        max_tokens=_read(folder / "sentence_bert_config.json")["max_seq_length"],
-        pooling=pooling_of(_read(folder / kinds["Pooling"] / "config.json")),
+        **read,
         projection=_read(folder / kinds["Dense"] / "config.json")["out_features"] if "Dense" in kinds else None,
         normalize="Normalize" in kinds,
         prompt=prompts[chosen] if chosen else "",
@@ -139,26 +149,21 @@ def load_export(folder: Path) -> tuple[Encoder, PreTrainedTokenizerBase, Student
     return encoder, tokenizer, student
 
 
-def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path) -> None:
-    with quiet():
-        encoder.backbone.save_pretrained(folder)
+def _write(
+    encoder: Encoder | StaticEncoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path
+) -> None:
     loaded = (
         AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False) if isinstance(tokenizer, Path) else tokenizer
     )
     loaded.save_pretrained(folder)
-    width = encoder.backbone.config.hidden_size
-    # Without it transformers makes a new pooler, which nothing reads, and warns that it is untrained.
-    arguments = {"model_args": {"add_pooling_layer": False}} if has_pooler(encoder.backbone.config) else {}
-    settings = {"max_seq_length": student.max_tokens, "do_lower_case": False, **arguments}
-    _json(folder / "sentence_bert_config.json", settings)
-    modes = {
-        f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")
-    }
-    _json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if isinstance(encoder, StaticEncoder):
+        modules = _write_static(encoder, loaded, student, folder)
+    else:
+        modules = _write_transformer(encoder, student, folder)
     if encoder.projection is not None:
-        _write_dense(encoder.projection, "activation.Tanh" if encoder.tanh else LINEAR, folder / "2_Dense")
-        modules.append(("2_Dense", "Dense"))
+        path = f"{len(modules)}_Dense"
+        _write_dense(encoder.projection, "activation.Tanh" if encoder.tanh else LINEAR, folder / path)
+        modules.append((path, "Dense"))
     if encoder.normalize:
         path = f"{len(modules)}_Normalize"
         (folder / path).mkdir()
@@ -175,6 +180,34 @@ def _write(encoder: Encoder, tokenizer: PreTrainedTokenizerBase | Path, student:
             "similarity_fn_name": "cosine",
         },
     )
+
+
+def _write_static(
+    encoder: StaticEncoder, tokenizer: PreTrainedTokenizerBase, student: Student, folder: Path
+) -> list[tuple[str, str]]:
+    """The table, and a tokenizer that cuts as training did: `StaticEmbedding` leaves this to the tokenizer's file."""
+    cutting = bare_tokenizer(tokenizer)
+    cutting.enable_truncation(student.max_tokens)
+    cutting.save(str(folder / "tokenizer.json"))
+    table = {"embedding.weight": encoder.word_embeddings.detach().cpu().contiguous()}
+    save_file(table, folder / "model.safetensors")
+    return [("", "StaticEmbedding")]
+
+
+def _write_transformer(encoder: Encoder, student: Student, folder: Path) -> list[tuple[str, str]]:
+    """The backbone and its pooling."""
+    with quiet():
+        encoder.backbone.save_pretrained(folder)
+    width = encoder.backbone.config.hidden_size
+    # Without it transformers makes a new pooler, which nothing reads, and warns that it is untrained.
+    arguments = {"model_args": {"add_pooling_layer": False}} if has_pooler(encoder.backbone.config) else {}
+    settings = {"max_seq_length": student.max_tokens, "do_lower_case": False, **arguments}
+    _json(folder / "sentence_bert_config.json", settings)
+    modes = {
+        f"pooling_mode_{mode}": mode.startswith(encoder.pooling) for mode in ("cls_token", "mean_tokens", "max_tokens")
+    }
+    _json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    return [("", "Transformer"), ("1_Pooling", "Pooling")]
 
 
 def _append_layers(folder: Path, layers: Mapping[str, nn.Sequential]) -> None:

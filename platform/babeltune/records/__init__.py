@@ -97,8 +97,11 @@ class Data(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Student(Strict):
-    """The encoder that is trained: a Hugging Face model, or a Transformer from scratch."""
+    """The encoder that is trained: a Hugging Face model, a Transformer from scratch, or a static one."""
 
+    kind: Literal["transformer", "static"] = "transformer"
+    """`static`: the mean of a sentence's token vectors, from a table `width` wide; without layers, heads, positions and
+    special tokens. It trains and encodes at a fraction of a Transformer's cost."""
     model: str | None = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
@@ -108,7 +111,7 @@ class Student(Strict):
     layers: int = FROM_PRESET
     """Absent: the preset's, or 2. A record has the number, so a preset that changes does not change what began."""
     width: int = FROM_PRESET
-    """Absent: the preset's, or 256."""
+    """Absent: the preset's, or 256. Of a static student: of its table."""
     heads: int = FROM_PRESET
     """Absent: the preset's, or 4."""
     feed_forward: int = FROM_PRESET
@@ -116,7 +119,7 @@ class Student(Strict):
     vocabulary: int | Literal["teacher"] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     dropout: float = 0.0
-    """Of hidden states and attention, whatever a named model's own configuration says."""
+    """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
     max_tokens: int = 128
     pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
     """`pooler`: the first token's state, a dense layer as wide and tanh, as in LaBSE; a named BERT brings its own."""
@@ -132,8 +135,11 @@ class Student(Strict):
                 object.__setattr__(self, name, value)
 
     def changed(self, **fields: Any) -> Student:
-        """The student with these fields; a preset among them brings its shape."""
-        shape = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        """The student with these fields. A preset among them brings its shape; of a Transformer's fields a static one
+        keeps the width alone."""
+        shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        if fields.get("kind") == "static":
+            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width}
         return replace(self, **{**shape, **fields})
 
 
@@ -178,13 +184,15 @@ class Training(Strict):
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
     """AdamW's, at its highest."""
+    embedding_learning_rate: float = 1.0
+    """How many times `learning_rate` the token embeddings get."""
     schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
     """What follows the warm-up: a line or half a cosine down to zero, no change, a tenth of the rate from 2/6, from 4/6
     and from 5/6 of the pairs on, or half of it after each plateau: four reports without a better first objective."""
     warmup: float = 0.05
     """Share of the pairs over which the learning rate rises from zero."""
     weight_decay: float = 0.01
-    """Of matrices; biases, norms and temperatures are not decayed."""
+    """Of matrices; embeddings, biases, norms and temperatures are not decayed."""
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8

@@ -12,7 +12,7 @@ from typing import Any
 
 from babeltune.data.translation import Translation
 from babeltune.errors import nearest
-from babeltune.models.presets import PRESETS
+from babeltune.models.presets import NO_PRESET, PRESETS
 from babeltune.records import (
     Budget,
     Data,
@@ -71,6 +71,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "global_batch": within(2, 1e7),
         "chunk": at_least(1),
         "learning_rate": positive,
+        "embedding_learning_rate": within(1e-3, 1e4),
         "warmup": share,
         "weight_decay": at_least(0),
         "beta1": share,
@@ -167,7 +168,9 @@ def shown(value: Any) -> str:
 
 def student_problems(key: Key, student: Student) -> Iterator[Problem]:
     """The fields that must fit together."""
-    if student.model is None and student.heads >= 1 and student.width % student.heads:
+    if student.kind == "static":
+        yield from (((*key, name), problem) for name, problem in static_problems(student))
+    elif student.model is None and student.heads >= 1 and student.width % student.heads:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
@@ -175,6 +178,20 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
     if student.pooling == "pooler" and student.projection is not None:
         yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
+
+
+ATTENTION = ("preset", "layers", "heads", "feed_forward")
+"""The fields of a student that only a Transformer has."""
+
+
+def static_problems(student: Student) -> Iterator[tuple[str, str]]:
+    """The fields of a static student, by name, that it does not have."""
+    usual = {"preset": None, **vars(NO_PRESET)}
+    for name in ATTENTION if student.preset is None else ("preset",):
+        if getattr(student, name) != usual[name]:
+            yield name, f"{getattr(student, name)!r}: a static student has no attention; remove it"
+    if student.pooling != "mean":
+        yield "pooling", f"{student.pooling!r}: a static student is the mean of its token vectors; remove it"
 
 
 def repeated(names: list[str], key: Callable[[int], Key]) -> Iterator[Problem]:

@@ -20,12 +20,12 @@ from babeltune.errors import MethodError
 from babeltune.method import Method, Needs, load_method
 from babeltune.models.hub import ROUTED
 from babeltune.records import Parameter, Student, Sweep, Task, Teacher, plain
-from babeltune.spec.bounds import POOLER_OR_PROJECTION, Key, Problem, record_problems
+from babeltune.spec.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
 from babeltune.spec.data_rules import languages, source_pairs
 from babeltune.spec.document import describe, refusal
 from babeltune.spec.goals import goal_problems, right_languages
 from babeltune.spec.names import methods_with, name_problems
-from babeltune.spec.reach import model_dense, model_modules, model_pooling, model_positions, model_width
+from babeltune.spec.reach import is_at_hand, model_dense, model_modules, model_pooling, model_positions, model_width
 from babeltune.spec.rules import RANGES, kind_of
 from babeltune.spec.space import (
     SECTIONS,
@@ -41,6 +41,8 @@ from babeltune.spec.space import (
     values_of,
 )
 
+JUDGED_TOGETHER = ("pooling", "kind")
+"""Fields of a student whose searched values are judged in `_config_combinations`, beside the others."""
 MOST_STEPS = 10_000_000
 """Of a trial: at a hundred a second, more than a day. All their sizes are in memory."""
 
@@ -125,7 +127,7 @@ def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[P
         except ValidationError as error:
             yield key, refusal(value, error.errors(include_url=False))
             continue
-        if last == "pooling" or (last == "heads" and record.heads >= 1):  # judged in `_config_combinations`
+        if last in JUDGED_TOGETHER or (last == "heads" and record.heads >= 1):
             continue
         yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
 
@@ -169,9 +171,16 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
                 config_for(sweep, method, params)
             except MethodError as error:
                 yield _blamed(params, "parameters", str(error)), str(error)
-    for params in combinations(sweep.parameters, ("student.preset", "student.width", "student.heads", "student.model")):
+    yield from _static_combinations(sweep)
+    shape = ("student.kind", "student.preset", "student.width", "student.heads", "student.model")
+    for params in combinations(sweep.parameters, shape):
         student = student_with(sweep, params)
-        if student.model is None and student.heads >= 1 and student.width % student.heads:
+        if (
+            student.kind == "transformer"
+            and student.model is None
+            and student.heads >= 1
+            and student.width % student.heads
+        ):
             yield (
                 ("parameters", "student.heads" if "student.heads" in params else "student.width"),
                 f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
@@ -182,6 +191,21 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
         if student.pooling == "pooler" and student.projection is not None:
             name = "student.projection" if "student.projection" in params else "student.pooling"
             yield ("parameters", name), f"{student.projection!r} can be proposed with it: {POOLER_OR_PROJECTION}"
+
+
+def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
+    """Static students that are proposed with what only a Transformer has."""
+    for params in combinations(
+        sweep.parameters, ("student.kind", "student.pooling", *(f"student.{name}" for name in ATTENTION))
+    ):
+        student = student_with(sweep, params)
+        for name, _ in static_problems(student) if student.kind == "static" else ():
+            if f"student.{name}" in params:
+                yield (
+                    ("parameters", f"student.{name}"),
+                    "a static student has none, and `student.kind: static` can be proposed with it; "
+                    "add `when: {student.kind: transformer}`",
+                )
 
 
 def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
@@ -217,12 +241,18 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
         yield from _lexicons(sweep)
     teacher_width = model_width(sweep.teacher.model, sweep.teacher.revision)
     anchors, others = taught_languages(sweep)
-    extra = ("student.preset", "student.width", "student.projection", "student.model")
+    extra = ("student.kind", "student.preset", "student.width", "student.projection", "student.model")
     if frozen_only(sweep):
         yield from _unused_student(sweep)
     for params, method, config in configurations(sweep, extra):
         needs = method.needs(config)
         student = student_with(sweep, params)
+        if needs.states and student.kind == "static":
+            yield (
+                ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
+                f"'static': method {method.name!r}{_chosen(sweep, params)} reads token states, and a static student "
+                "has none; choose another method, or a Transformer",
+            )
         yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
         width = None if needs.frozen else student_width(student)
         besides = " and another student.pooling" if student.pooling == "pooler" else ""
@@ -334,6 +364,13 @@ def _model_files(sweep: Sweep) -> Iterator[Problem]:
     student = sweep.student
     if student.model is None:
         return
+    static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
+    if is_at_hand(student.model) and static != (student.kind == "static") and "student.kind" not in sweep.parameters:
+        yield (
+            ("student", "kind"),
+            f"{student.kind!r}: {student.model!r} is {'a' if static else 'no'} static model; "
+            f"set student.kind to {'static' if static else 'transformer'}",
+        )
     positions = model_positions(student.model, student.revision)
     if positions is not None and student.max_tokens > positions:
         yield (

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from babeltune.data.tables import below, located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import pooling_of
@@ -186,11 +188,27 @@ def model_width(name: str, revision: str | None = None) -> int | None:
     dense = model_dense(name, revision)
     if dense is not None:
         return dense
+    if (table := _static_table(name, revision)) is not None:
+        return table[1]
     config = _saved_json(name, "config.json", revision)
     if not isinstance(config, dict):
         return None
     width = config.get("hidden_size", config.get("dim", config.get("d_model")))
     return width if isinstance(width, int) else None
+
+
+def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
+    """Tokens and width of a static model's table; None where it is none, or its file is not at hand."""
+    first = next(iter(_modules(name, revision)), {})
+    if not str(first.get("type", "")).endswith(".StaticEmbedding"):
+        return None
+    path = _saved(name, f"{first.get('path') or '.'}/model.safetensors".removeprefix("./"), revision)
+    if path is None:
+        return None
+    with safe_open(path, "np") as file:
+        keys = list(file.keys())
+        shape = file.get_slice(keys[0]).get_shape() if len(keys) == 1 else []
+    return (shape[0], shape[1]) if len(shape) == 2 else None
 
 
 def model_dense(name: str, revision: str | None = None) -> int | None:
@@ -215,7 +233,8 @@ def model_positions(name: str, revision: str | None = None) -> int | None:
 
 def model_vocabulary(name: str, revision: str | None = None) -> int | None:
     """How many token embeddings a model has; None where no file says so."""
-    return BUNDLED_VOCABULARIES.get(name) or _configured(name, "vocab_size", revision)
+    table = _static_table(name, revision)
+    return BUNDLED_VOCABULARIES.get(name) or (table[0] if table else _configured(name, "vocab_size", revision))
 
 
 def _configured(name: str, key: str, revision: str | None) -> int | None:
@@ -246,6 +265,12 @@ def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, An
 
 def _saved_json(name: str, file: str, revision: str | None) -> Any:
     """A JSON file of a model that lies in a folder or in the local cache, or None."""
+    path = _saved(name, file, revision)
+    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+def _saved(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a model that lies in a folder or in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -258,6 +283,4 @@ def _saved_json(name: str, file: str, revision: str | None) -> Any:
         except HFValidationError:
             return None
         path = Path(found) if isinstance(found, str) else None
-    if path is None or not path.is_file():
-        return None
-    return json.loads(path.read_text(encoding="utf-8"))
+    return path if path is not None and path.is_file() else None

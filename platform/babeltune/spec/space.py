@@ -24,7 +24,14 @@ SECTIONS: dict[str, type[Any]] = {"training": Training, "student": Student, "dat
 """Where a parameter with a dot in its name may live."""
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
-TOKENIZED = ("student.model", "student.revision", "student.vocabulary", "student.max_tokens", "student.prompt")
+TOKENIZED = (
+    "student.kind",
+    "student.model",
+    "student.revision",
+    "student.vocabulary",
+    "student.max_tokens",
+    "student.prompt",
+)
 """Student fields that decide what is prepared before the first trial."""
 GRIDDED = ("choice", "const", "int")
 """The kinds of parameters that a grid can take every value of."""

@@ -14,6 +14,7 @@ import hashlib
 import json
 import shutil
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,19 +165,24 @@ def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, Tensor]:
-    """Optimizer state as named tensors: `<parameter>/<state>`; `names` maps a parameter's id to its name."""
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer], names: dict[int, str]) -> dict[str, Tensor]:
+    """The optimizers' state as named tensors: `<parameter>/<state>`; `names` maps a parameter's id to its name."""
     return {
         f"{names[id(parameter)]}/{key}": torch.as_tensor(value)
+        for optimizer in optimizers
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Puts back what `optimizer_tensors` saved."""
+    """Puts back what `optimizer_tensors` saved of its parameters; a whole number, as `RowAdam` counts steps, as one."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in module.named_parameters():
         prefix = f"{name}/"
         state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-        if state:
-            optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+        if state and id(parameter) in own:
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device) if value.is_floating_point() else int(value)
+                for key, value in state.items()
+            }

@@ -15,7 +15,7 @@ from babeltune.data.store import open_ragged
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.method import Method
-from babeltune.models.encoder import Encoder, FrozenEncoder, TextIds, encode_all
+from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
 from babeltune.records import Trial
 from babeltune.training.reader import token_set
 from babeltune.training.sampler import local_sizes, own_rows
@@ -34,7 +34,7 @@ class EvaluationLeftError(Exception):
 
 
 def dev_scores(
-    encoder: Encoder | FrozenEncoder,
+    encoder: StudentEncoder,
     method: Method,
     trial: Trial,
     prepared: Prepared,

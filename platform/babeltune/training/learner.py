@@ -17,8 +17,9 @@ from babeltune.errors import TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.losses.gradcache import CachedEncode
 from babeltune.method import Batch, Method, Tokens, load_method, make_config, needs_of
-from babeltune.models.encoder import Encoder, FrozenEncoder, build_student
+from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.training.reader import token_set
+from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 STEPS = (2, 4, 5)
 """Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
+RATE = "rate"
+"""Of a group of parameters: how many times the learning rate it gets."""
 STOP = "stop?"
 """Among the step's summed values: how many ranks want to stop."""
 PLATEAU = 3
@@ -67,27 +70,59 @@ def halvings_after(scores: Sequence[float], goal: Goal) -> int:
     return halvings
 
 
-def make_optimizer(module: nn.Module, training: Training) -> torch.optim.AdamW:
-    """Fused AdamW; vectors (biases, norms, temperatures) are not decayed."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-        fused=True,
-    )
+def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training) -> list[torch.optim.Optimizer]:
+    """Fused AdamW of all parameters, and `RowAdam` of those whose gradient names the rows that a batch touched.
+
+    Embeddings and vectors (biases, norms, temperatures) are not decayed. `tokens` are the token embeddings, whose rate
+    is `training.embedding_learning_rate` times the others': `RATE` of their group.
+    """
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    sparse = sparse_tables(module)
+    faster = {id(tokens)} if training.embedding_learning_rate != 1 else set()
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            plain = parameter.ndim <= 1 or id(parameter) in embeddings
+            kind = (id(parameter) in sparse, plain, id(parameter) in faster)
+            groups.setdefault(kind, []).append(parameter)
+    shared: dict[str, Any] = {"lr": training.learning_rate, "betas": (training.beta1, training.beta2)}
+    made: list[torch.optim.Optimizer] = []
+    for is_sparse in (False, True):
+        chosen = [
+            {
+                "params": parameters,
+                RATE: training.embedding_learning_rate if fast else 1.0,
+                **({} if is_sparse else {"weight_decay": 0.0 if plain else training.weight_decay}),
+            }
+            for (of_rows, plain, fast), parameters in sorted(groups.items(), key=lambda item: item[0])
+            if of_rows == is_sparse
+        ]
+        if chosen and is_sparse:
+            made.append(RowAdam(chosen, eps=training.epsilon, **shared))
+        elif chosen:
+            made.append(torch.optim.AdamW(chosen, eps=training.epsilon, fused=True, **shared))
+    return made
+
+
+def sparse_tables(module: nn.Module) -> set[int]:
+    """The ids of the tables whose gradient names the rows that a batch touched."""
+    return {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
+
+
+def clip(parameters: Sequence[nn.Parameter], most: float) -> float:
+    """Scales the gradients so that their common norm is at most this; returns the norm that they had."""
+    found = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(found)
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(found, factor)
+    return float(norm)
 
 
 @dataclass(frozen=True)
 class AutocastEncode:
     """The encoder as methods see it: run under autocast, answering in fp32. Implements `Encode`."""
 
-    encoder: Encoder | FrozenEncoder
+    encoder: StudentEncoder
     autocast: torch.autocast
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
@@ -105,7 +140,7 @@ class AutocastEncode:
 
     @property
     def student(self) -> Encoder:
-        """The encoder, where it is one that is trained: a frozen one has no token states."""
+        """The encoder, where it is one with token states: a static or a frozen one has none."""
         assert isinstance(self.encoder, Encoder)
         return self.encoder
 
@@ -114,12 +149,12 @@ class AutocastEncode:
 class Learner:
     """What one optimizer step needs and changes."""
 
-    encoder: Encoder | FrozenEncoder
+    encoder: StudentEncoder
     method: Method
     training: Training
     ranks: Ranks
     device: torch.device
-    optimizer: torch.optim.AdamW = field(init=False)
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
     halvings: int = 0
     """Of `schedule: plateau`; who sees the reports sets it."""
     stop: bool = False
@@ -129,8 +164,10 @@ class Learner:
 
     def __post_init__(self) -> None:
         self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
-        self.optimizer = make_optimizer(self.module, self.training)
+        tokens = None if isinstance(self.encoder, FrozenEncoder) else self.encoder.word_embeddings
+        self.optimizers = make_optimizers(self.module, tokens, self.training)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
 
     def backward(self, batch: Batch) -> dict[str, float]:
         """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
@@ -138,26 +175,29 @@ class Learner:
         autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
         encode = AutocastEncode(self.encoder, autocast)
         self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
         cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
         loss = self.method.loss(cached or encode, batch, self.ranks)
         loss.total.backward()  # type: ignore[no-untyped-call]
         if cached:
             cached.backward()
-        self.ranks.sum_gradients(self.parameters)
+        self.ranks.sum_gradients(self.parameters, self.by_row)
         shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
         values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_tensor(float(self.stop))})
         self.stopping = values.pop(STOP) > 0
         return values
 
     def update(self, seen: int) -> float:
-        """One clipped AdamW update at the learning rate of `seen` pairs; returns the gradient's norm."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.training.clip or math.inf)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.training, seen, self.halvings)
-        self.optimizer.step()
-        return float(norm)
+        """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
+        norm = clip(self.parameters, self.training.clip or math.inf)
+        rate = learning_rate_at(self.training, seen, self.halvings)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group[RATE]
+            optimizer.step()
+        return norm
 
     def step(self, batch: Batch, seen: int) -> dict[str, float]:
         """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite."""
@@ -175,7 +215,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
+def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
     """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
     needs = needs_of(trial.method, trial.config)
     if needs.frozen:
@@ -192,7 +232,7 @@ def make_student(trial: Trial, prepared: Prepared) -> Encoder | FrozenEncoder:
     )
 
 
-def make_method(trial: Trial, prepared: Prepared, encoder: Encoder | FrozenEncoder) -> Method:
+def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Method:
     """The untrained method of a trial on this encoder; the same weights on every rank."""
     method = load_method(trial.method)
     config = make_config(method, trial.config)

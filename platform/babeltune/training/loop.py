@@ -136,7 +136,8 @@ class Run:
         weights = {f"student.{k}": v for k, v in tensors["student"].items()}
         weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
         self.learner.module.load_state_dict(weights)
-        restore_optimizer(self.learner.optimizer, self.learner.module, tensors["optimizer"])
+        for optimizer in self.learner.optimizers:
+            restore_optimizer(optimizer, self.learner.module, tensors["optimizer"])
         if cut:
             self.interval = Interval.read(state["interval"])
         return reports
@@ -194,7 +195,7 @@ class Run:
         """A checkpoint of this moment."""
         tensors = {
             "student": dict(self.learner.encoder.state_dict()),
-            "optimizer": optimizer_tensors(self.learner.optimizer, self.names),
+            "optimizer": optimizer_tensors(self.learner.optimizers, self.names),
         }
         if method_state := dict(self.learner.method.state_dict()):
             tensors["method"] = method_state

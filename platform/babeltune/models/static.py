@@ -1,0 +1,173 @@
+"""The static student: the mean of a sentence's token vectors from a table, a linear layer, an L2 norm.
+
+It has no attention, no positions and no special tokens, so that a step costs what its batch touches: the gradient of
+the table is sparse and holds the rows of the batch's tokens alone. It is sentence-transformers' `StaticEmbedding`,
+`Dense` and `Normalize`, and exported as these.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import embedding, embedding_bag, normalize
+
+from babeltune.errors import TeacherError
+from babeltune.method import Tokens
+from babeltune.models.dense import read_dense
+from babeltune.models.hub import check_files, listed_modules, model_folder
+from babeltune.records import Student
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+STD = 0.05
+"""Of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
+USUAL = ("StaticEmbedding", "Dense", "Normalize")
+"""The modules that a static student has, in order; the last two may be missing."""
+
+
+class StaticEncoder(nn.Module):
+    """A table of token vectors and what turns their mean into a sentence vector.
+
+    A sentence without a token has the vector that the linear layer gives for zeros.
+    """
+
+    packs, tanh = True, False
+
+    def __init__(
+        self,
+        table: Float[Tensor, "vocabulary width"],
+        *,
+        projection: nn.Linear | None = None,
+        dropout: float = 0.0,
+        normalize: bool = True,
+    ) -> None:
+        """`dropout` is of the mean, before the linear layer."""
+        super().__init__()
+        self.table = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
+        self.dropout = nn.Dropout(dropout)
+        self.projection = projection
+        self.normalize = normalize
+
+    @property
+    def dim(self) -> int:
+        """Width of a sentence vector."""
+        return int(self.projection.out_features if self.projection else self.table.embedding_dim)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        """The vectors of the token ids, part of the weights."""
+        weight: Tensor = self.table.weight
+        return weight
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
+        with torch.autocast(tokens.ids.device.type, enabled=False):
+            vectors = self.dropout(self._means(tokens))
+            if self.projection is not None:
+                vectors = self.projection(vectors)
+            return normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def _means(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
+        """The mean token vector of each sentence.
+
+        In training each distinct token's row is taken out of the table once: what comes back is one gradient a row.
+        """
+        starts = tokens.lengths.cumsum(0) - tokens.lengths
+        starts = starts.to(tokens.ids.device)
+        if not torch.is_grad_enabled():
+            means: Tensor = self.table(tokens.ids, starts)
+            return means
+        rows, ids = torch.unique(tokens.ids, return_inverse=True)
+        return embedding_bag(ids, embedding(rows, self.table.weight, sparse=True), starts, mode="mean")
+
+
+def build_static(student: Student, *, vocabulary_size: int, projection: int | None) -> StaticEncoder:
+    """A static student from scratch or from the folder that it names, with weights from the global random state.
+
+    `projection` is the width of its linear layer, or None for none; a named model brings its own.
+
+    Raises:
+        TeacherError: the named model is no static one, lacks weights, or contradicts `student`.
+    """
+    if student.model is not None:
+        return _from_folder(student, vocabulary_size, projection)
+    table = torch.empty(vocabulary_size, student.width).normal_(std=STD)
+    linear = None if projection is None else _linear(student.width, projection)
+    return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
+
+
+def _linear(width: int, projection: int) -> nn.Linear:
+    """A linear layer without torch's random bias: that is longer than a mean of token vectors, so that at the start
+    all sentences would have nearly the same vector."""
+    linear = nn.Linear(width, projection)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+def is_static(folder: Path) -> bool:
+    """Whether the folder is a sentence-transformers model whose first module is a `StaticEmbedding`."""
+    return _kinds(folder)[:1] == ["StaticEmbedding"]
+
+
+def _kinds(folder: Path) -> list[str]:
+    return [str(module.get("type", "")).rsplit(".", 1)[-1] for module in listed_modules(folder)]
+
+
+def _from_folder(student: Student, vocabulary_size: int, projection: int | None) -> StaticEncoder:
+    folder = model_folder(student.model or "", student.revision, setting="student.model")
+    name = f"student.model {student.model!r}"
+    check_files(folder, name)
+    kinds = _kinds(folder)
+    left = kinds
+    for usual in USUAL:
+        left = left[1:] if left[:1] == [usual] else left
+    if left or kinds[:1] != ["StaticEmbedding"]:
+        raise TeacherError(
+            f"{name} is no static model: its modules are {', '.join(kinds) or 'none'}, and a static student has "
+            f"{', '.join(USUAL)}; set student.kind to transformer, or name another model"
+        )
+    paths = {kind: folder / str(module["path"]) for kind, module in zip(kinds, listed_modules(folder), strict=True)}
+    table = _table(paths["StaticEmbedding"], name)
+    if vocabulary_size > len(table):
+        raise TeacherError(
+            f"{name} has {len(table)} token vectors, its tokenizer {vocabulary_size} tokens; use its own tokenizer"
+        )
+    linear = None
+    if "Dense" in paths:
+        settings = json.loads((paths["Dense"] / "config.json").read_text(encoding="utf-8"))
+        linear, tanh = read_dense(paths["Dense"], settings, table.shape[1], name)
+        if tanh:
+            raise TeacherError(f"{name}: tanh follows its dense layer, which a static student does not have")
+    if projection is not None and linear is None:
+        linear = _linear(table.shape[1], projection)
+    if linear is not None and projection not in (None, linear.out_features):
+        raise TeacherError(
+            f"student.projection is {projection}, but {student.model} comes with a projection to "
+            f"{linear.out_features}; set student.projection to {linear.out_features}, or leave it out"
+        )
+    return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
+
+
+def _table(folder: Path, name: str) -> Tensor:
+    """The token vectors of a `StaticEmbedding`."""
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise TeacherError(
+            f"{name}: {folder / 'model.safetensors'} cannot be read ({error}); name another model"
+        ) from error
+    table = weights.get("embedding.weight", weights.get("embeddings"))
+    if table is None or table.ndim != 2 or "mapping" in weights or "weights" in weights:
+        raise TeacherError(
+            f"{name} holds {', '.join(sorted(weights))}, and one table `embedding.weight` is read; load it with "
+            "sentence-transformers and save it again"
+        )
+    floats: Tensor = table.float()
+    return floats

@@ -1,0 +1,340 @@
+"""The static student: sentence-transformers' own modules, rows that a batch touches, and what a plan refuses."""
+
+import json
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import nn
+
+from babeltune.data.prepare import prepare
+from babeltune.data.store import open_ragged
+from babeltune.data.tokens import build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
+from babeltune.errors import SpecError, TeacherError
+from babeltune.losses.gather import Ranks
+from babeltune.method import needs_of, tokens_from
+from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.static import StaticEncoder
+from babeltune.promotion.export import export, load_export
+from babeltune.records import Student, Training
+from babeltune.spec.reach import model_vocabulary, model_width
+from babeltune.spec.space import make_trial, preparations
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.training import row_adam
+from babeltune.training.learner import make_learner, make_optimizers
+from babeltune.training.reader import make_reader
+from babeltune.training.row_adam import RowAdam
+from every_method import SETTINGS, assignments
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+
+STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
+CPU = torch.device("cpu")
+TEXTS = [
+    "Where does the night bus stop?",
+    "The old man reads his newspaper aloud every single morning before the others wake up.",
+    "Le vieil homme lit son journal à haute voix.",
+    "",
+    "밤 버스는 어디에 서나요?",
+]
+
+
+def encoder(seed=0, **fields):
+    student = Student(kind="static", width=16, **fields)
+    return build_student(student, vocabulary_size=50, pad_token_id=0, teacher_dim=24, seed=seed)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_folder(tmp_path_factory):
+    return train_tokenizer(TEXTS * 10, 330, folder=tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"projection": 24},
+        {"projection": None, "normalize": False},
+        {"projection": 8, "max_tokens": 6, "prompt": "query: "},
+    ],
+    ids=["dense", "table alone", "prompt and cut"],
+)
+def test_the_export_is_sentence_transformers_own_modules_and_gives_the_trained_vectors(
+    tokenizer_folder, tmp_path, fields
+):
+    student = Student(kind="static", width=16, **fields)
+    tokenizer = load_tokenizer(student, tokenizer_folder)
+    made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=0)
+    store = build_token_store(tmp_path, TEXTS, tokenizer, student.prompt, student.max_tokens, special=False)
+    ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
+    export(made, tokenizer, student, tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    kinds = [type(module).__name__ for module in model]
+    dense = ["Dense"] if student.projection else []
+    assert kinds == ["StaticEmbedding", *dense, *(["Normalize"] if student.normalize else [])]
+    np.testing.assert_allclose(model.encode(TEXTS), ours, atol=1e-6)
+    again, _, read = load_export(tmp_path / "model")
+    assert (read.kind, read.max_tokens, read.prompt) == ("static", student.max_tokens, student.prompt)
+    assert np.array_equal(encode_all(again, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu"), ours)
+    assert model_width(str(tmp_path / "model")) == made.dim
+    assert model_vocabulary(str(tmp_path / "model")) == len(tokenizer)
+
+
+def test_a_vector_does_not_depend_on_the_batch_and_a_sentence_without_tokens_has_one():
+    made, sentences = encoder(projection="teacher"), [[1, 2, 3], [], [4], [2, 2, 9]]
+    together = made(tokens_from(sentences))
+    for sentence, vector in zip(sentences, together, strict=True):
+        torch.testing.assert_close(made(tokens_from([sentence]))[0], vector)
+    assert together.shape == (4, 24)
+    assert made(tokens_from([])).shape == (0, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(made(tokens_from(sentences)), together)
+
+
+def test_the_tables_gradient_is_the_dense_one_and_names_the_rows_of_the_batch_alone():
+    made, tokens = encoder(projection="teacher"), tokens_from([[1, 2, 2], [7], [9, 1]])
+    weights = torch.randn(3, 24)
+    (made(tokens) * weights).sum().backward()
+    dense = nn.EmbeddingBag.from_pretrained(made.word_embeddings.detach().clone(), freeze=False, mode="mean")
+    vectors = made.projection(dense(tokens.ids, torch.tensor([0, 3, 4])))
+    (nn.functional.normalize(vectors, dim=-1) * weights).sum().backward()
+    sparse = made.word_embeddings.grad.coalesce()
+    assert sparse.indices()[0].tolist() == [1, 2, 7, 9]
+    torch.testing.assert_close(sparse.to_dense(), dense.weight.grad)
+
+
+def test_different_sentences_differ_at_the_start():
+    sentences = tokens_from([[2 * row, 2 * row + 1] for row in range(20)])
+    vectors = encoder(projection="teacher")(sentences).detach()
+    cosines = (vectors @ vectors.T)[~torch.eye(20, dtype=torch.bool)]
+    assert float(cosines.mean()) < 0.2
+
+
+def test_dropout_gives_two_calls_two_views_in_training_and_none_in_evaluation():
+    made, tokens = encoder(dropout=0.3), tokens_from([[1, 2, 3], [4, 5]])
+    assert not torch.equal(made(tokens), made(tokens))
+    made.eval()
+    assert torch.equal(made(tokens), made(tokens))
+
+
+def test_a_step_changes_the_rows_of_its_batch_and_no_other(tiny_file, tiny_storage):
+    sweep = read_sweep(tiny_file, assignments=[STATIC])
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    assert isinstance(learner.encoder, StaticEncoder)
+    before = learner.encoder.word_embeddings.detach().clone()
+    batch = reader.batch(np.arange(8), 8)
+    learner.step(batch, 200)
+    touched = torch.unique(torch.cat([batch.source.ids, batch.target.ids]))
+    changed = (learner.encoder.word_embeddings.detach() != before).any(1).nonzero()[:, 0]
+    assert changed.tolist() == touched.tolist()
+    assert 0 < len(touched) < len(before) / 2
+
+
+def test_special_tokens_are_not_read_and_kinds_do_not_share_tokens(tokenizer_folder, tmp_path):
+    student = Student(kind="static")
+    tokenizer = load_tokenizer(student, tokenizer_folder)
+    store = open_ragged(build_token_store(tmp_path, TEXTS, tokenizer, "", 128, special=False))
+    ids, lengths = store.take(np.arange(len(TEXTS)))
+    assert not set(ids.tolist()) & set(tokenizer.all_special_ids)
+    assert lengths[TEXTS.index("")] == 0
+    assert tokenizer_key(student, "corpus") != tokenizer_key(Student(), "corpus")
+
+
+READS_STATES = ("ml_ctl",)
+FROZEN = ("bilingual_aligner", "dimension_reduction")
+
+
+@pytest.mark.parametrize("method", [name for name in SETTINGS if name not in FROZEN])
+def test_every_method_that_reads_sentence_vectors_trains_a_static_student(tiny_file, tiny_storage, method):
+    given = [*assignments(method), STATIC]
+    if method in READS_STATES:
+        with pytest.raises(SpecError, match=r"student\.kind: 'static': method 'ml_ctl' reads token states"):
+            read_sweep(tiny_file, assignments=given)
+        return
+    sweep = read_sweep(tiny_file, assignments=[*given, "training.learning_rate=0.01"])
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    assert not needs_of(trial.method, trial.config).states
+    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    if rows := needs_of(trial.method, trial.config).warm_up:
+        learner.method.warm_up(*reader.anchors(rows, trial.seed))
+    losses = [learner.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
+    assert losses[-1] < losses[0]
+
+
+def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny_file, tiny_storage):
+    sweep = read_sweep(tiny_file, assignments=[STATIC])
+    prepared = prepare(sweep, tiny_storage)
+
+    def gradients(chunk):
+        trial = make_trial(sweep, 0, {})
+        trial = replace(trial, training=replace(trial.training, chunk=chunk))
+        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+        learner.backward(reader.batch(np.arange(32), 32))
+        return [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in learner.parameters]
+
+    for whole, cached in zip(gradients(None), gradients(7), strict=True):
+        torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_embeddings_have_their_own_rate_and_no_decay():
+    module = nn.ModuleDict({"table": nn.Embedding(9, 4), "places": nn.Embedding(5, 4), "linear": nn.Linear(4, 3)})
+    training = Training(learning_rate=1e-3, weight_decay=0.1, embedding_learning_rate=10)
+    (optimizer,) = make_optimizers(module, module["table"].weight, training)
+    settings = {
+        id(parameter): (group["rate"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    names = {name: settings[id(parameter)] for name, parameter in module.named_parameters()}
+    expected = {"table.weight": (10, 0), "places.weight": (1, 0), "linear.weight": (1, 0.1), "linear.bias": (1, 0)}
+    assert names == expected
+
+
+@pytest.mark.parametrize("kind", ["static", "transformer"])
+def test_the_factor_of_the_embeddings_reaches_their_first_step(tiny_file, tiny_storage, kind):
+    """Adam's first step has the rate's length whatever the gradient, so a factor of 4 is 4 times the change."""
+
+    def change(factor):
+        student = STATIC if kind == "static" else "student.width=32"
+        given = [student, f"training.embedding_learning_rate={factor}", "training.epsilon=1e-30"]
+        sweep = read_sweep(tiny_file, assignments=given)
+        prepared = prepare(sweep, tiny_storage)
+        trial = make_trial(sweep, 0, {})
+        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+        before = learner.encoder.word_embeddings.detach().clone()
+        learner.step(reader.batch(np.arange(8), 8), 200)
+        return float((learner.encoder.word_embeddings.detach() - before).abs().max())
+
+    assert change(4) == pytest.approx(4 * change(1), rel=1e-3)
+
+
+def test_a_file_keeps_its_sweeps_id_though_kinds_and_factors_were_added(tiny_file):
+    sweep = read_sweep(tiny_file)
+    written = read_sweep(tiny_file, assignments=["student.kind=transformer", "training.embedding_learning_rate=1"])
+    assert sweep_id(sweep) == sweep_id(written)
+    assert sweep_id(sweep) != sweep_id(read_sweep(tiny_file, assignments=["training.embedding_learning_rate=2"]))
+
+
+def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage):
+    searched = "parameters={student.kind: {choice: [transformer, static]}}"
+    sweep = read_sweep(tiny_file, assignments=[searched])
+    assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
+    prepared = prepare(sweep, tiny_storage)
+    for kind in ("transformer", "static"):
+        trial = make_trial(sweep, 0, {"student.kind": kind})
+        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+        assert isinstance(learner.encoder, StaticEncoder) == (kind == "static")
+        assert learner.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
+
+
+REFUSED = {
+    "layers": ((STATIC, "student.layers=3"), r"student\.layers: 3: a static student has no attention"),
+    "preset": ((STATIC, "student.preset=lealla-small"), r"student\.preset: 'lealla-small': a static student has no"),
+    "pooling": ((STATIC, "student.pooling=cls"), r"student\.pooling: 'cls': a static student is the mean"),
+    "kind": (("student.kind=statik",), r"student\.kind: 'statik'"),
+    "searched with layers": (
+        ("parameters={student.kind: {choice: [transformer, static]}, student.layers: {choice: [1, 3]}}",),
+        r"`student\.kind: static` can be proposed with it; add `when: \{student\.kind: transformer\}`",
+    ),
+    "searched with a method of states": (
+        (
+            "parameters={student.kind: {choice: [transformer, static]}, method: {choice: [soft_contrastive, ml_ctl]}}",
+            "student.projection=null",
+            "data.words={align: mutual}",
+        ),
+        r"parameters\.student\.kind: 'static': method 'ml_ctl' reads token states",
+    ),
+    "factor": (("training.embedding_learning_rate=0",), r"training\.embedding_learning_rate: 0\.0 must be from 0\.001"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_static_student_does_not_have_is_one_line_of_the_plan(tiny_file, case):
+    given, words = REFUSED[case]
+    with pytest.raises(SpecError, match=words) as raised:
+        read_sweep(tiny_file, assignments=given)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def saved(folder, tokenizer_folder):
+    student = Student(kind="static", width=16, projection=8)
+    tokenizer = load_tokenizer(student, tokenizer_folder)
+    made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=0)
+    export(made, tokenizer, student, folder)
+    return len(tokenizer)
+
+
+def test_a_static_folder_is_no_transformer_and_the_other_way_round(tiny_file, tokenizer_folder, tmp_path, tiny):
+    saved(tmp_path / "static", tokenizer_folder)
+    with pytest.raises(SpecError, match=r"is a static model; set student\.kind to static"):
+        read_sweep(tiny_file, assignments=[f"student={{model: {tmp_path / 'static'}}}"])
+    with pytest.raises(TeacherError, match=r"set student\.kind to static"):
+        build_student(
+            Student(model=str(tmp_path / "static")), vocabulary_size=9, pad_token_id=0, teacher_dim=None, seed=0
+        )
+    teacher = tiny[0].teacher.model
+    with pytest.raises(TeacherError, match="is no static model: its modules are Transformer"):
+        build_student(
+            Student(kind="static", model=teacher), vocabulary_size=9, pad_token_id=0, teacher_dim=None, seed=0
+        )
+
+
+DAMAGES = {
+    "no table": (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 99), "cannot be read"),
+    "too few rows": (None, "token vectors, its tokenizer"),
+    "another module": (
+        lambda folder: append(
+            folder, {"idx": 3, "name": "3", "path": "3_LSTM", "type": "sentence_transformers.models.LSTM"}
+        ),
+        "is no static model: its modules are StaticEmbedding, Dense, Normalize, LSTM",
+    ),
+    "another width": (None, "comes with a projection to 8"),
+}
+
+
+def append(folder: Path, module):
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    (folder / "modules.json").write_text(json.dumps([*modules, module]), encoding="utf-8")
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_static_start_that_does_not_fit_is_refused_in_words(tokenizer_folder, tmp_path, case):
+    rows = saved(tmp_path / "model", tokenizer_folder)
+    damage, words = DAMAGES[case]
+    if damage:
+        damage(tmp_path / "model")
+    student = Student(kind="static", model=str(tmp_path / "model"), projection=9 if case == "another width" else None)
+    more = 1 if case == "too few rows" else 0
+    with pytest.raises(TeacherError, match=words):
+        build_student(student, vocabulary_size=rows + more, pad_token_id=0, teacher_dim=None, seed=0)
+    shutil.rmtree(tmp_path / "model")
+
+
+def test_row_adam_is_torchs_sparse_adam(monkeypatch):
+    monkeypatch.setattr(row_adam, "CACHED", 30)  # some blocks
+    tables = [nn.Parameter(torch.arange(60, dtype=torch.float32).reshape(12, 5) / 10) for _ in range(2)]
+    settings = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-6}
+    ours, torchs = RowAdam([tables[0]], **settings), torch.optim.SparseAdam([tables[1]], **settings)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(6):
+        rows = torch.randperm(12, generator=generator)[: 7 if step else 12].sort().values
+        values = torch.randn(len(rows), 5, generator=generator)
+        for table in tables:
+            table.grad = torch.sparse_coo_tensor(
+                rows[None], values.clone(), table.shape, check_invariants=True
+            ).coalesce()
+        ours.step()
+        torchs.step()
+    torch.testing.assert_close(tables[0], tables[1], rtol=1e-5, atol=1e-7)
+    tables[0].grad = torch.zeros(12, 5)
+    with pytest.raises(RuntimeError, match="dense gradient"):
+        ours.step()
