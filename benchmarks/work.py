@@ -40,7 +40,7 @@ def benchmark_sweep(method: str, config: Mapping[str, Any], student: Mapping[str
         print(f"no real text, so short sentences and less to save: {error}", flush=True)
     else:
         sweep, text = real, f"{root.name}: news, chat and scripture"
-    changed = Student(**{**vars(sweep.student), **student})
+    changed = Student(**{**vars(sweep.student), "kind": "transformer", **student})
     return replace(sweep, method=method, config=dict(config), parameters={}, student=changed), text
 
 

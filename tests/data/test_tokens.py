@@ -170,3 +170,10 @@ def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path, tokenizer):
     values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, "", 8)).take(np.array([0]))
     assert values.dtype == np.int32
     assert values.max() == len(tokenizer) - 1 > 65_535
+
+
+def test_a_japanese_token_ends_where_the_script_changes(tmp_path):
+    sentence = "私はコーヒーを毎朝飲みます。"
+    folder = train_tokenizer([sentence] * 50, 400, folder=tmp_path)
+    tokens = AutoTokenizer.from_pretrained(folder, local_files_only=True).tokenize(sentence)
+    assert tokens == ["▁私", "は", "コーヒー", "を", "毎朝飲", "みます", "。"]

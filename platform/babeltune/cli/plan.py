@@ -144,7 +144,7 @@ def describe(
         anchors=anchors,
         teacher_sentences=teacher_sentences,
         words=dict(words or {}),
-        budget_pairs=sweep.budget.trials * sweep.training.pairs,
+        budget_pairs=sweep.budget.trials * default.training.pairs,
     )
 
 
