@@ -30,6 +30,7 @@ QUERIES = (
     {"_id": "q3", "text": "qui court", "language": "fra"},
     {"_id": "q4", "text": "who sings", "language": "en"},
 )
+TWO = {"eng": "eng", "fra": "fra"}
 JUDGED = ("q1\td1\t2", "q1\td2\t0", "q3\td10\t1", "q4\td2\t1")
 
 
@@ -104,6 +105,14 @@ def test_queries_of_each_language_are_a_subset_over_all_documents(tmp_path):
 def test_the_limit_is_of_queries_and_never_of_documents(tmp_path):
     (found,) = read(folder(tmp_path), task(limit=2))
     assert (len(found.left), len(found.right), {query for query, _ in found.gold}) == (2, 3, {0, 1})
+
+
+def test_a_document_of_the_querys_own_id_can_be_left_out(tmp_path):
+    queries = [{"_id": "d2", "text": "birds", "language": "eng"}, *QUERIES]
+    folder(tmp_path, queries=queries, judged=[*JUDGED, "d2\td1\t1"])
+    (found,) = read(tmp_path, task(same_id="drop"))
+    assert (found.left, found.own) == (("birds", "who sleeps", "qui court", "who sings"), (0, -1, -1, -1))
+    assert found.right[0] == "Birds sing."
 
 
 @pytest.mark.parametrize(
@@ -182,6 +191,21 @@ def test_queries_and_documents_are_kept_out_of_training_and_near_ones_are_counte
     assert [corpus.languages[number] for number in found.left] == ["eng"] * 3
 
 
+def test_dev_and_test_queries_over_one_corpus_do_not_spoil_the_test(tmp_path):
+    (tmp_path / "train.tsv").write_text("eng\tfra\nKept.\tGardé.\n", encoding="utf-8")
+    train = Source(name="s", path="train.tsv", columns={"eng": "eng", "fra": "fra"})
+    folder(tmp_path, judged=["q1\td1\t1"], split="dev")
+    folder(tmp_path, judged=["q3\td10\t1", "q4\td2\t1"])
+
+    def seen(dev):
+        data = Data(train=(train,), dev=(task(qrels=dev),), test=(task(),))
+        return build_corpus(data, tmp_path, seed=0).contamination.seen
+
+    assert seen("dev") == {}, "documents are shared, queries are not"
+    folder(tmp_path, judged=["q1\td1\t1", "q3\td10\t1"], split="both")
+    assert seen("both")["test/search"] == {"texts": 2, "dev": 1, "share": 0.5}
+
+
 def problems(wanted):
     return [f"{'.'.join(map(str, key))}: {words}" for key, words in data_problems(Data(train=(), dev=(wanted,)))]
 
@@ -194,6 +218,10 @@ def problems(wanted):
         (task(languages=("eng",)), "it has both"),
         (task(language=None, languages=("eng", "en")), "en and eng are one language"),
         (task(k=10), r"dev.0.k: is for margins; .* is `cutoff`"),
+        (
+            Task(name="x", task="retrieval", same_id="drop", source=Source(name="s", path="a", columns=TWO)),
+            "same_id: is f",
+        ),
         (task(corpus="mixed"), "dev.0.corpus: is for a bitext"),
         (task(cutoff=0), "dev.0.cutoff: 0 must be from 1 to 10,000"),
         (task(qrels="../test"), "dev.0.qrels"),

@@ -120,6 +120,8 @@ def test_a_query_that_is_a_document_too_never_finds_itself():
     assert scored(vectors, kept)["recall_at_1"] == 0, "itself comes first"
     alone = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own=(0, 1))
     assert scored(vectors, alone)["recall_at_1"] == scored(vectors, alone)["ndcg_at_10"] == 1
+    some = search(vectors, (0, 1), (0, 1, 2, 3, 4), [(0, 2), (1, 3)], k=1, own=(0, -1))
+    assert scored(vectors, some)["recall_at_1"] == 0.5
 
 
 def test_same_language_bias_is_the_share_of_own_documents_beyond_that_of_relevant_ones():

@@ -63,6 +63,11 @@ class Judged:
     dropped: dict[str, int]
     """Lines left out by reason."""
 
+    def same_ids(self) -> list[int]:
+        """Of each query, the number of the document that has its id, -1 where there is none."""
+        places = {name: number for number, name in enumerate(self.documents.ids)}
+        return [places.get(name, -1) for name in self.queries.ids]
+
 
 @dataclass(frozen=True)
 class Files:

@@ -41,6 +41,8 @@ class EvalRows:
     """Transfer: of each row."""
     augmented: dict[str, list[str]] = field(default_factory=dict)
     """Bitext: changed sentences by language."""
+    own: list[int] = field(default_factory=list)
+    """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 where there is none."""
     gold: list[tuple[int, int]] = field(default_factory=list)
     """Mining: pairs of rows, of the first and the second language. Retrieval in a folder: queries and documents."""
     fit: EvalRows | None = None
@@ -48,6 +50,11 @@ class EvalRows:
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
     """Broken rows by reason, where the source drops these."""
+
+    def asked(self) -> Iterator[str]:
+        """The sentences that make the set: of a folder for retrieval the queries, as dev and test sets share documents;
+        else all."""
+        yield from self.columns["queries"] if self.languages else self.texts()
 
     def texts(self) -> Iterator[str]:
         """All sentences, none of which may be trained on."""
@@ -174,6 +181,7 @@ def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
         task=task,
         columns={"queries": found.queries.texts, "documents": found.documents.texts},
         languages={"queries": found.queries.languages, "documents": found.documents.languages},
+        own=found.same_ids() if task.same_id == "drop" else [],
         gold=found.pairs,
         grades=found.grades,
         digest=found.digest,
@@ -332,6 +340,7 @@ def judged_subset(rows: EvalRows, language: str) -> TextTask:
         right=tuple(rows.columns["documents"]),
         gold=tuple((places[query], document) for (query, document), _ in judged),
         scores=tuple(grade for _, grade in judged),
+        own=tuple(rows.own[row] for row in chosen) if rows.own else (),
         left_languages=(language,),
         right_languages=tuple(rows.languages["documents"]) if task.languages else (language,),
         mixed=bool(task.languages),
@@ -343,7 +352,7 @@ def translations_subset(
 ) -> TextTask:
     """The distinct texts of a language as queries, and as documents those of the languages `among`, each once.
 
-    Relevant are the translations in every row that has the query. The query itself is a document never.
+    Relevant are the translations in every row that has the query. If the query is itself a document, it is never found.
     """
     queries = {text: number for number, text in enumerate(dict.fromkeys(texts[language]))}
     distinct = [(other, text) for other in among for text in dict.fromkeys(texts[other])]

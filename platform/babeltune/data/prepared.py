@@ -56,7 +56,8 @@ class EvalTask(Generic[Text]):
     k: int = 4
     """Neighbours of the margin. Retrieval: documents in which recall looks."""
     own: tuple[int, ...] = ()
-    """Retrieval: of each query, the document that is the query itself, which is never found; empty if there is none."""
+    """Retrieval: of each query, the document that is the query itself, which is never found, -1 where there is none;
+    empty if no query has one."""
     mixed: bool = False
     """Retrieval: whether documents are in several languages."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"

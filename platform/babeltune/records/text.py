@@ -159,10 +159,13 @@ class Task(Strict):
     all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
     language_field: str = "language"
     """Retrieval in a folder: the key of the language in each line of the corpus and the queries."""
+    same_id: Literal["keep", "drop"] = "keep"
+    """Retrieval in a folder: `drop` never finds a document for the query of its own id, which is the query itself in
+    ArguAna and Quora. BEIR's own evaluation does so for all sets."""
     corpus: Literal["target", "mixed"] = "target"
     """Retrieval of a bitext: the documents are the translations in one language, or with `mixed` the texts of all
     languages together. Then each language is a subset, a query's translations into all others are relevant, and the
-    query itself is no document."""
+    query itself is never found."""
     cutoff: int = 100
     """Retrieval: the number of documents in which recall looks, `recall_at_100`."""
 

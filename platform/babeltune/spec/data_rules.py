@@ -299,7 +299,7 @@ ONLY = {
     "split": ("transfer",),
     "learnt": ("transfer",),
     "scored": ("transfer",),
-    **dict.fromkeys(("qrels", "languages", "language_field", "corpus", "cutoff"), ("retrieval",)),
+    **dict.fromkeys(("qrels", "languages", "language_field", "same_id", "corpus", "cutoff"), ("retrieval",)),
 }
 """Fields of a task that only these kinds read."""
 
@@ -354,7 +354,7 @@ def retrieval_problems(key: Key, task: Task) -> Iterator[Problem]:
         yield (*key, "source", "format"), words
     else:
         yield from source_problems((*key, "source"), source, {})
-        for name in ("language", "languages", "qrels", "language_field"):
+        for name in ("language", "languages", "qrels", "language_field", "same_id"):
             if getattr(task, name) != getattr(Task, name):
                 yield (
                     (*key, name),

@@ -137,6 +137,7 @@ ADDED: dict[str, Any] = {
     "qrels": "test",
     "languages": [],
     "language_field": "language",
+    "same_id": "keep",
     "corpus": "target",
     "cutoff": 100,
 }
