@@ -148,6 +148,24 @@ def test_a_dev_set_of_one_row_is_refused_and_a_subset_of_one_row_said(tiny_file,
         read_sweep(tiny_file, assignments=["data.dev.0.limit=1"])
 
 
+def test_a_broken_search_set_is_one_line_of_the_plan(tiny_file, tmp_path):
+    (tmp_path / "set" / "qrels").mkdir(parents=True)
+    (tmp_path / "set" / "corpus.jsonl").write_text('{"_id": "d", "text": "Water."}\n')
+    (tmp_path / "set" / "queries.jsonl").write_text('{"_id": "q", "text": "eau"}\n{"_id": "r", "text": "mer"}\n')
+    qrels = tmp_path / "set" / "qrels" / "test.tsv"
+    text = corpus_file(tmp_path, 100, 10)
+    text[2] = "data.dev=[{name: s, task: retrieval, language: fra, source: {name: set, format: beir, path: set}}]"
+    sweep = read_sweep(tiny_file, assignments=[*text, "objectives=[{metric: dev/s/ndcg_at_10}]"])
+    qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\td\t1\n")
+    assert make_plan(sweep).dev == {"s/fra": 2}
+    qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\te\t1\n")
+    with pytest.raises(
+        DataError, match=r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
+    ) as e:
+        make_plan(sweep)
+    assert "\n" not in str(e.value)
+
+
 def test_a_corpus_of_one_pair_has_no_negatives_and_is_refused(tiny_file, tmp_path):
     sweep = read_sweep(tiny_file, assignments=corpus_file(tmp_path, 1, 10))
     for reads in (make_plan, lambda sweep: read_corpus(sweep, tmp_path / "storage")):

@@ -101,6 +101,24 @@ def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path)
     assert reports[0]["facts"]["effective_negatives"] == 31
 
 
+def test_a_trial_is_chosen_by_a_search_in_mixed_languages(tiny_file, tiny_storage, tmp_path):
+    """From the file to the report; the best possible order is the one of the trial's own vectors."""
+    text = "{name: everyday, path: natural_dev.tsv, columns: {eng: eng, fra: fra, kor: kor}}"
+    pool = f"{{name: pool, task: retrieval, corpus: mixed, cutoff: 5, limit: 40, source: {text}}}"
+    one = f"{{name: one, task: retrieval, limit: 40, source: {text}}}"
+    sets = [f"data.dev=[{pool}, {one}]", "objectives=[{metric: dev/pool/ndcg_at_10}]"]
+    sweep = read_sweep(tiny_file, assignments=sets)
+    prepared = prepare(sweep, tiny_storage)
+    assert [task.subset for task in prepared.tasks] == ["eng", "fra", "kor", "fra-eng", "kor-eng"]
+    metrics = run(sweep, prepared, tmp_path)[-1]["metrics"]
+    names = [f"dev/pool/{place}ndcg_at_10" for place in ("", "eng/", "fra/", "kor/")]
+    mean, *each = (metrics[name] for name in names)
+    assert mean == pytest.approx(sum(each) / 3)
+    assert 0 < mean < metrics["dev/one/ndcg_at_10"] < 1, "among the texts of one language the search is easier"
+    assert 0 < metrics["dev/pool/same_language_bias"] <= 1
+    assert metrics["dev/pool/recall_at_5"] < metrics["dev/one/recall_at_100"] == 1, "of 40 documents all are found"
+
+
 @pytest.mark.parametrize("queue", [100, 1000])
 def test_a_queues_negatives_are_no_more_than_the_distinct_texts_in_it(tiny, tmp_path, queue):
     sweep, prepared = tiny

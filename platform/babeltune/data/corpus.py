@@ -112,7 +112,8 @@ def build_corpus(
     for name, found in cleaning.near.items():
         kept = np.concatenate([np.empty(0, np.intp), *[block.rows for block in train if block.source.name == name]])
         cleaning.contamination.near(name, read[name], found, kept, index)
-    cleaning.contamination.both(sealed)
+    asked = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
+    cleaning.contamination.both({**sealed, **asked})
     if find:
         cleaning.contamination.close(index)
     kept_back = [block.keep(mask) for block, mask in zip(blocks, held_out, strict=True)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from babeltune.data.beir import read_beir
 from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
 from babeltune.data.tables import MAX_LINE_BYTES, Fault, located, tsv_rows
@@ -28,22 +29,32 @@ class EvalRows:
 
     task: Task
     columns: dict[str, list[str]]
-    """By language, all equally long but for mining. STS: by the names of the two columns."""
+    """By language, all equally long but for mining. STS: by the names of the two columns. Retrieval in a folder:
+    `queries` and `documents`."""
+    languages: dict[str, list[str]] = field(default_factory=dict)
+    """Retrieval in a folder: of each query and document, by the names of the two columns."""
     grades: list[float] = field(default_factory=list)
-    """STS: of each row."""
+    """STS: of each row. Retrieval in a folder: of each pair of `gold`."""
     labels: list[str] = field(default_factory=list)
     """Clustering, transfer: of each row."""
     splits: list[str] = field(default_factory=list)
     """Transfer: of each row."""
     augmented: dict[str, list[str]] = field(default_factory=dict)
     """Bitext: changed sentences by language."""
+    own: list[int] = field(default_factory=list)
+    """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 where there is none."""
     gold: list[tuple[int, int]] = field(default_factory=list)
-    """Mining: pairs of rows, of the first and the second language."""
+    """Mining: pairs of rows, of the first and the second language. Retrieval in a folder: queries and documents."""
     fit: EvalRows | None = None
     """Mining: the set that the threshold is fitted on."""
     digest: str
     dropped: dict[str, int] = field(default_factory=dict)
     """Broken rows by reason, where the source drops these."""
+
+    def asked(self) -> Iterator[str]:
+        """The sentences that make the set: of a folder for retrieval the queries, as dev and test sets share documents;
+        else all."""
+        yield from self.columns["queries"] if self.languages else self.texts()
 
     def texts(self) -> Iterator[str]:
         """All sentences, none of which may be trained on."""
@@ -155,6 +166,29 @@ def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
     return EvalRows(task=task, columns=columns, gold=gold, digest=digest, dropped=dropped)
 
 
+def read_retrieval(task: Task, root: Path, longest: int) -> EvalRows:
+    """Queries and documents with their judgements, or the rows of a bitext. Raises `DataError` for a language that no
+    judged query has."""
+    if source_of(task).format != "beir":
+        return read_bitext(task, root, longest)
+    found = read_beir(task, root, longest)
+    if missing := [language for language in task.languages if language not in found.queries.languages]:
+        raise DataError(
+            f"retrieval task {task.name!r}: no judged query is in {', '.join(missing)} by its {task.language_field!r}; "
+            f"remove it from `languages`; there are: {', '.join(dict.fromkeys(found.queries.languages))}"
+        )
+    return EvalRows(
+        task=task,
+        columns={"queries": found.queries.texts, "documents": found.documents.texts},
+        languages={"queries": found.queries.languages, "documents": found.documents.languages},
+        own=found.same_ids() if task.same_id == "drop" else [],
+        gold=found.pairs,
+        grades=found.grades,
+        digest=found.digest,
+        dropped=found.dropped,
+    )
+
+
 def digest_of(*parts: str) -> str:
     """One digest of several."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
@@ -166,6 +200,7 @@ _READERS = {
     "sts": read_sts,
     "clustering": read_topics,
     "transfer": read_topics,
+    "retrieval": read_retrieval,
 }
 
 
@@ -174,7 +209,7 @@ _READERS = {
 
 def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
     """What is scored of a dev or test set: one subset per language pair, the graded pairs of its language, or the texts
-    of each language."""
+    or queries of each language."""
     kind = rows.task.task
     if kind == "bitext":
         return bitext_subsets(rows, anchor_priority)
@@ -184,6 +219,8 @@ def subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
         return clustering_subsets(rows)
     if kind == "transfer":
         return transfer_subsets(rows)
+    if kind == "retrieval":
+        return retrieval_subsets(rows, anchor_priority)
     return [sts_subset(rows)]
 
 
@@ -274,6 +311,69 @@ def transfer_subsets(rows: EvalRows) -> list[TextTask]:
 
     learnt = texts(task.language or "", task.learnt, None)
     return [replace(texts(language, task.scored, task.limit), fit=learnt) for language in rows.columns]
+
+
+def retrieval_subsets(rows: EvalRows, anchor_priority: Sequence[str]) -> list[TextTask]:
+    """The queries of each language and all documents of a folder; or a bitext's pairs or languages as `corpus` says."""
+    task = rows.task
+    if source_of(task).format == "beir":
+        return [judged_subset(rows, language) for language in task.languages or (task.language or "",)]
+    texts = {language: column[: task.limit] for language, column in rows.columns.items()}
+    if task.corpus == "mixed":
+        return [translations_subset(task, texts, language, list(texts), language) for language in texts]
+    return [
+        translations_subset(task, texts, other, [anchor], f"{other}-{anchor}")
+        for anchor, other in language_pairs(source_of(task), list(rows.columns), anchor_priority)
+    ]
+
+
+def judged_subset(rows: EvalRows, language: str) -> TextTask:
+    """The queries of one language, `limit` applied, and all documents, with the judgements of these queries."""
+    task = rows.task
+    chosen = [row for row, name in enumerate(rows.languages["queries"]) if name == language][: task.limit]
+    places = {row: place for place, row in enumerate(chosen)}
+    judged = [(pair, grade) for pair, grade in zip(rows.gold, rows.grades, strict=True) if pair[0] in places]
+    return TextTask(
+        **{**common(task), "k": task.cutoff},
+        subset=language,
+        left=tuple(rows.columns["queries"][row] for row in chosen),
+        right=tuple(rows.columns["documents"]),
+        gold=tuple((places[query], document) for (query, document), _ in judged),
+        scores=tuple(grade for _, grade in judged),
+        own=tuple(rows.own[row] for row in chosen) if rows.own else (),
+        left_languages=(language,),
+        right_languages=tuple(rows.languages["documents"]) if task.languages else (language,),
+        mixed=bool(task.languages),
+    )
+
+
+def translations_subset(
+    task: Task, texts: dict[str, list[str]], language: str, among: list[str], subset: str
+) -> TextTask:
+    """The distinct texts of a language as queries, and as documents those of the languages `among`, each once.
+
+    Relevant are the translations in every row that has the query. If the query is itself a document, it is never found.
+    """
+    queries = {text: number for number, text in enumerate(dict.fromkeys(texts[language]))}
+    distinct = [(other, text) for other in among for text in dict.fromkeys(texts[other])]
+    documents = {document: number for number, document in enumerate(distinct)}
+    pairs = dict.fromkeys(
+        (queries[query], documents[other, text])
+        for other in among
+        if other != language
+        for query, text in zip(texts[language], texts[other], strict=True)
+    )
+    return TextTask(
+        **{**common(task), "k": task.cutoff},
+        subset=subset,
+        left=tuple(queries),
+        right=tuple(text for _, text in distinct),
+        gold=tuple(pairs),
+        own=tuple(documents[language, text] for text in queries) if language in among else (),
+        left_languages=(language,),
+        right_languages=tuple(other for other, _ in distinct) if len(among) > 1 else (among[0],),
+        mixed=task.corpus == "mixed",
+    )
 
 
 def common(task: Task) -> dict[str, Any]:

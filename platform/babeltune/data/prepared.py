@@ -35,10 +35,12 @@ Other = TypeVar("Other", int, str)
 @dataclass(frozen=True, kw_only=True)
 class EvalTask(Generic[Text]):
     """A dev or test set. Bitext: `left[i]` translates `right[i]`. Mining: `left[i]` translates `right[j]` for the pairs
-    (i, j) of `gold`. STS: `scores[i]` grades the pair. Clustering, transfer: `labels[i]` is the topic of `left[i]`."""
+    (i, j) of `gold`. STS: `scores[i]` grades the pair. Clustering, transfer: `labels[i]` is the topic of `left[i]`.
+    Retrieval: query `left[i]` and document `right[j]` are judged for the pairs (i, j) of `gold`, by the grades in
+    `scores`; without these all are relevant."""
 
     name: str
-    kind: Literal["bitext", "mining", "sts", "clustering", "transfer"]
+    kind: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"]
     subset: str
     """`fra-eng`, `eng` or `mixed`: the metric is `dev/<name>/<subset>/<metric>`."""
     left: tuple[Text, ...]
@@ -52,6 +54,12 @@ class EvalTask(Generic[Text]):
     right_languages: tuple[str, ...] = ("",)
     group: str = ""
     k: int = 4
+    """Neighbours of the margin. Retrieval: documents in which recall looks."""
+    own: tuple[int, ...] = ()
+    """Retrieval: of each query, the document that is the query itself, which is never found, -1 where there is none;
+    empty if no query has one."""
+    mixed: bool = False
+    """Retrieval: whether documents are in several languages."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
     compare: Literal["text", "index"] = "text"
     right_model: Literal["student", "teacher"] = "student"

@@ -19,6 +19,8 @@ so that an objective can name any of them. Rates run from 0 to 1.
 * sts: `spearman` and `pearson` of the cosines with the grades.
 * clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations.
 * transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
+* retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
+  documents are in several languages `same_language_bias` (see `ranking.py`), which is best at 0 and no objective.
 
 `<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors.
 """
@@ -35,7 +37,7 @@ import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluation import bucc, linear_head, metrics, neighbours
+from babeltune.evaluation import bucc, linear_head, metrics, neighbours, ranking
 from babeltune.evaluation.kmeans import agreement
 from babeltune.evaluation.neighbours import Side
 
@@ -65,14 +67,21 @@ METRICS: dict[str, tuple[str, ...]] = {
     "sts": ("spearman", "pearson"),
     "clustering": ("ari", "v_measure"),
     "transfer": ("accuracy", "macro_f1"),
+    "retrieval": ("ndcg_at_10", "mrr_at_10", "recall_at_k"),
 }
-"""Of each subset, and averaged over the subsets of a task or group, each counting the same."""
+"""Of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a number."""
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
 """A model's size, layers that only training has left out, and how fast one worker encoded the sets, text ids in."""
-SPREADS = ("ari_sd", "v_measure_sd")
+BIAS = "same_language_bias"
+FACTS = ("ari_sd", "v_measure_sd", BIAS)
 """Averaged like `METRICS`, and no objective."""
+
+
+def metrics_of(kind: str, k: int) -> tuple[str, ...]:
+    """The `METRICS` of a kind of task, for a task with this `k`."""
+    return tuple(f"recall_at_{k}" if metric == "recall_at_k" else metric for metric in METRICS[kind])
 
 
 def evaluate(
@@ -129,7 +138,7 @@ def score_vectors(
         look()
         for metric, value in _SCORERS[task.kind](task, lookup).items():
             scores[f"{prefix}/{task.name}/{task.subset}/{metric}"] = value
-            if metric in METRICS[task.kind] or metric in SPREADS:
+            if metric in metrics_of(task.kind, task.k) or metric in FACTS:
                 for name in filter(None, (task.name, task.group)):
                     means[f"{prefix}/{name}/{metric}"].append((value, len(task.left)))
     for name, values in means.items():
@@ -277,12 +286,40 @@ def _transfer(task: IdTask, lookup: Lookup) -> Scores:
     return {"accuracy": linear_head.accuracy(task.labels, found), "macro_f1": linear_head.macro_f1(task.labels, found)}
 
 
+def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
+    names = metrics_of(task.kind, task.k)
+    if not lookup.finite():
+        return dict.fromkeys(names, math.nan)
+    ranked = _ranked(task, lookup, max(ranking.TOP, task.k))
+    judged = ranking.judgements(len(task.left), task.gold, task.scores)
+    gained = ranking.gains(ranked, judged)
+    values = (ranking.ndcg(gained, judged), ranking.reciprocal_rank(gained), ranking.recall(gained, judged, task.k))
+    scores = {name: float(value.mean()) for name, value in zip(names, values, strict=True)}
+    if task.mixed:
+        own = np.array([language == task.left_languages[0] for language in task.right_languages])
+        scores[BIAS] = ranking.same_language_bias(ranked, judged, own)
+    return scores
+
+
+def _ranked(task: IdTask, lookup: Lookup, depth: int) -> NDArray[np.int64]:
+    """[queries, depth] the nearest documents of each query, best first, without the query itself."""
+    rows = np.searchsorted(lookup.ids, np.asarray(task.right, np.int64))
+    found = neighbours.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
+    index: NDArray[np.int64] = found.index.numpy()
+    if not task.own:
+        return index
+    itself = index == np.asarray(task.own)[:, None]
+    last = np.argsort(itself, axis=1, kind="stable")  # the others keep their order
+    return np.take_along_axis(index, last, axis=1)[:, : index.shape[1] - 1]
+
+
 _SCORERS: dict[str, Callable[[IdTask, Lookup], Scores]] = {
     "bitext": _bitext,
     "mining": _mining,
     "sts": _sts,
     "clustering": _clustering,
     "transfer": _transfer,
+    "retrieval": _retrieval,
 }
 
 

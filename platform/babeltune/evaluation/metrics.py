@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from babeltune.evaluation.neighbours import Vectors
 
+ROWS = 1 << 16
+"""Vectors that are copied at once where all are summed: 100 MB of 384 dimensions in fp32."""
 Margin = Literal["ratio", "distance", "absolute"]
 
 
@@ -114,8 +116,11 @@ def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
 
 def mean_cosine(vectors: Vectors) -> float:
     """The mean cosine of all pairs of different rows of [n, d], near 1 after a collapse; 0 for one row."""
-    count, total = len(vectors), unit(vectors).double().sum(dim=0).square().sum()
-    return float((total - count) / (count * (count - 1))) if count > 1 else 0.0
+    count = len(vectors)
+    if count < 2:
+        return 0.0
+    sums = [unit(vectors[first : first + ROWS]).double().sum(dim=0) for first in range(0, count, ROWS)]
+    return float((torch.stack(sums).sum(dim=0).square().sum() - count) / (count * (count - 1)))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:

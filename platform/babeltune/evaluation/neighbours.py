@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 22
 """Similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)."""
+TILE = (512, 8192)
+"""Queries and documents of a tile of `nearest`, of `BLOCK` similarities. Memory does not grow with the documents."""
+SLACK = 4
+"""Documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best."""
+SETTLED = 32
+"""Queries whose kept documents are in memory while their cosines are computed again."""
 STRIDE = 16
 """Columns of a class, of which `first_largest` looks at the largest value first."""
 
@@ -127,6 +133,43 @@ def neighbours(queries: Vectors | Side, candidates: Vectors | Side, k: int) -> N
     with full_precision(a.distinct.device.type):
         found = [first_largest(similarity, min(k, len(b.distinct))) for _, similarity in _blocks(a, b)]
     return _expanded(_joined(found), a, b, k)
+
+
+def nearest(
+    queries: Vectors, table: NDArray[np.float32], rows: NDArray[np.int64], k: int, tile: tuple[int, int] = TILE
+) -> Neighbours:
+    """The k = min(k, documents) nearest documents of each of the `queries` [n, d] by cosine, in tiles.
+
+    Document j is `table[rows[j]]`, so that many sets share one table. Of a tile only k and a few candidates of each
+    query are kept; their cosines are then summed again in fp64, so that equal vectors tie. The whole matrix of queries
+    and documents is never made, and the documents are never copied as a whole.
+    """
+    x, k = unit(queries).cpu(), min(k, len(rows))
+    kept = min(k + SLACK, len(rows))
+    parts = []
+    with full_precision("cpu"):
+        for some in torch.split(x, tile[0]):
+            best = Neighbours(torch.empty(len(some), 0), torch.empty(len(some), 0).long())
+            for first in range(0, len(rows), tile[1]):
+                documents = unit(table[rows[first : first + tile[1]]])
+                found = first_largest(some @ documents.T, min(kept, len(documents)))
+                best = _merged(best, Neighbours(found.cosine, found.index + first), kept)
+            parts.append(_settled(some, table, rows, best, k))
+    return _joined(parts)
+
+
+def _settled(
+    x: Float[Tensor, "queries dim"], table: NDArray[np.float32], rows: NDArray[np.int64], found: Neighbours, k: int
+) -> Neighbours:
+    """The k best of what was found, by cosines in fp64 rounded to fp32, lowest index first where equal."""
+    index = found.index.sort(dim=1).values
+    cosine = torch.empty(index.shape)
+    for part in torch.split(torch.arange(len(x)), SETTLED):
+        places = rows[index[part].flatten().numpy()]
+        documents = unit(table[places]).view(len(part), -1, x.shape[1])
+        cosine[part] = (x[part, None].double() * documents.double()).sum(dim=2).float()
+    order = cosine.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
 
 def _blocks(a: Side, b: Side) -> Iterator[tuple[int, Tensor]]:

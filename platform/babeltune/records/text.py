@@ -20,11 +20,12 @@ class Source(Strict):
     `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
     joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data
     set by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id; `translation` makes a `translate` of one language of another source.
+    language, or on equal id; `translation` makes a `translate` of one language of another source. `beir` with `path`, a
+    folder, is for tasks of kind `retrieval`.
     """
 
     name: str
-    format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate"] = "tsv"
+    format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir"] = "tsv"
     path: str | None = None
     columns: dict[str, str] | None = None
     """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
@@ -94,25 +95,29 @@ class Mined(Strict):
 class Task(Strict):
     """A named dev or test set. `bitext`: retrieval over a `source`'s pairs. `mining`: finding the translations in two
     monolingual sides. `sts`: graded sentence pairs. `clustering`: texts with topics, to be found again by k-means.
-    `transfer`: the same, learnt by a linear head from one language and told of the others.
+    `transfer`: the same, learnt by a linear head from one language and told of the others. `retrieval`: search, queries
+    among documents with judgements of relevance.
 
     Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
     with `limit`."""
 
     name: str
     """Tasks of one kind may share a name: they are one set in several files."""
-    task: Literal["bitext", "mining", "sts", "clustering", "transfer"] = "bitext"
+    task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
     group: str | None = None
     """Adds the means `dev/<group>/<metric>` over the subsets of all tasks of this group, each counting the same: STS12
     to STS16, the English parts of STS17 and STS22 and STS-B in one group are MTEB's English STS."""
     source: Source | None = None
     """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
     language encoded once). Clustering, transfer: the rows; the subsets are the languages and, where there are several
-    (clustering), `mixed`, each row in one of them. STS: a file or data set without `columns`. Mining: see `Mined`."""
+    (clustering), `mixed`, each row in one of them. STS: a file or data set without `columns`. Mining: see `Mined`.
+    Retrieval: a folder of format `beir`, or a bitext. Of a bitext `fra-eng`, each French sentence is a query, and its
+    translation the relevant document; a text of several rows is one query or document, relevant for each of them."""
     path: str | None = None
     """STS: a TSV, where there is no `source`."""
     language: str | None = None
-    """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from."""
+    """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from. Retrieval in
+    a folder: of all texts, where there is one."""
     language2: str | None = None
     """STS: of the second sentence, where it is another one; the subset is then `fra-eng`."""
     sentence1: str = "sentence1"
@@ -126,7 +131,8 @@ class Task(Strict):
     """Transfer: what `split` says of the rows that are learnt from, and of those that are scored."""
     scored: str = "test"
     limit: int | None = None
-    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change)."""
+    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change; retrieval in
+    a folder: the first queries of each language, and all documents)."""
     k: int = 4
     """Neighbours of the margin: xSIM's and mining's."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
@@ -145,6 +151,23 @@ class Task(Strict):
     fit: Mined | None = None
     """Mining: the set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
     threshold is fitted on what it is scored on."""
+
+    qrels: str = "test"
+    """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. Queries without a judgement are left out."""
+    languages: tuple[str, ...] = ()
+    """Retrieval in a folder: the languages of the queries, where there are several. Each is a subset, searched for in
+    all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
+    language_field: str = "language"
+    """Retrieval in a folder: the key of the language in each line of the corpus and the queries."""
+    same_id: Literal["keep", "drop"] = "keep"
+    """Retrieval in a folder: `drop` never finds a document for the query of its own id, which is the query itself in
+    ArguAna and Quora. BEIR's own evaluation does so for all sets."""
+    corpus: Literal["target", "mixed"] = "target"
+    """Retrieval of a bitext: the documents are the translations in one language, or with `mixed` the texts of all
+    languages together. Then each language is a subset, a query's translations into all others are relevant, and the
+    query itself is never found."""
+    cutoff: int = 100
+    """Retrieval: the number of documents in which recall looks, `recall_at_100`."""
 
     def graded(self) -> Source:
         """STS: where both sentences are, with the grades as the rows' ids."""

@@ -116,7 +116,14 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "beams": at_least(1),
         "max_tokens": within(3, 1e6),
     },
-    Task: {"limit": at_least(2), "k": at_least(1), "path": place, "gold": place},
+    Task: {
+        "limit": at_least(2),
+        "k": at_least(1),
+        "path": place,
+        "gold": place,
+        "qrels": inside,
+        "cutoff": within(1, 10_000),
+    },
     Mined: {"gold": place},
     Words: {"least": share, "stop_words": at_least(0)},
     Data: {

@@ -58,7 +58,7 @@ def data_problems(data: Data) -> Iterator[Problem]:
 def _what_is_read(task: Task) -> str:
     """The text of a task, whatever it is called and however it is scored."""
     source = replace(task.source, name="") if task.source is not None else None
-    return repr((task.path, source, task.gold))
+    return repr((task.path, source, task.gold, task.qrels))
 
 
 def words_problems(key: Key, words: Words) -> Iterator[Problem]:
@@ -93,6 +93,9 @@ def source_problems(key: Key, source: Source, others: dict[str, Source], least: 
     if not NAME.fullmatch(source.name):
         yield (*key, "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
     yield from record_problems(key, source)
+    if source.format == "beir":
+        yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
+        return
     shape = list(shape_problems(key, source, others))
     yield from shape
     if shape:
@@ -126,6 +129,7 @@ def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
 
 FIELDS_OF = {
     "path": ("path", "columns"),
+    "folder": ("path",),
     "paths": ("paths",),
     "dataset": ("dataset", "columns"),
     "pivot": ("left", "right"),
@@ -137,7 +141,8 @@ LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translatio
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together, and with the format."""
     given = {name for name in LOCATIONS if getattr(source, name) is not None}
-    alone = {"moses": ("paths",), "hub": ("dataset",), "pivot": ("pivot",), "translate": ("translate",)}
+    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder",)}
+    alone |= {"pivot": ("pivot",), "translate": ("translate",)}
     shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]
     if given not in wanted:
@@ -252,6 +257,8 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
     yield from stray_problems(key, task)
     if task.task == "mining":
         yield from mining_problems(key, task)
+    elif task.task == "retrieval":
+        yield from retrieval_problems(key, task)
     elif task.task != "sts":
         if task.source is None:
             yield key, f"{task.task} task {task.name!r} needs a source"
@@ -292,6 +299,7 @@ ONLY = {
     "split": ("transfer",),
     "learnt": ("transfer",),
     "scored": ("transfer",),
+    **dict.fromkeys(("qrels", "languages", "language_field", "same_id", "corpus", "cutoff"), ("retrieval",)),
 }
 """Fields of a task that only these kinds read."""
 
@@ -324,6 +332,52 @@ def mining_problems(key: Key, task: Task) -> Iterator[Problem]:
             (*key, "fit", "source"),
             f"must hold {' and '.join(languages(task.source, {}))} in this order, as `source`",
         )
+
+
+def retrieval_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """A folder of queries, documents and judgements with the languages of its queries, or a bitext."""
+    if task.path is not None:
+        yield (*key, "path"), "is not for retrieval, which reads `source`; remove it"
+    if task.k != Task.k:
+        yield (*key, "k"), "is for margins; the number of documents in which recall looks is `cutoff`"
+    source = task.source
+    if source is None:
+        yield key, f"retrieval task {task.name!r} needs a source: a folder of `format: beir`, or a bitext"
+    elif source.format == "beir":
+        if not NAME.fullmatch(source.name):
+            yield (*key, "source", "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
+        yield from record_problems((*key, "source"), source)
+        yield from shape_problems((*key, "source"), source, {})
+        yield from folder_problems(key, task)
+    elif source.format in ("pivot", "translate"):
+        words = f"{source.format!r} is for training; give the task files that hold the languages"
+        yield (*key, "source", "format"), words
+    else:
+        yield from source_problems((*key, "source"), source, {})
+        for name in ("language", "languages", "qrels", "language_field", "same_id"):
+            if getattr(task, name) != getattr(Task, name):
+                yield (
+                    (*key, name),
+                    "is for a folder of `format: beir`; a bitext's source names its languages; remove it",
+                )
+
+
+def folder_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """The languages of a folder, and fields that are a bitext's."""
+    if (task.language is None) == (not task.languages):
+        has = "neither" if task.language is None else "both"
+        yield (
+            key,
+            f"retrieval task {task.name!r} needs `language`, if all texts are in one, or `languages`, those of the "
+            f"queries; it has {has}",
+        )
+    varieties = [meaning(language).variety for language in task.languages]
+    for index, variety in enumerate(varieties):
+        if variety in varieties[:index]:
+            first = task.languages[varieties.index(variety)]
+            yield (*key, "languages", index), f"{task.languages[index]} and {first} are one language; keep one of them"
+    if task.corpus != Task.corpus:
+        yield (*key, "corpus"), "is for a bitext; the documents of a folder are all in its corpus.jsonl; remove it"
 
 
 def graded_problems(key: Key, task: Task, source: Source) -> Iterator[Problem]:

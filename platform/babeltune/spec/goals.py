@@ -8,7 +8,7 @@ from typing import Any
 
 from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
-from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED
+from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
 from babeltune.records import Objective, Sweep, Task
 from babeltune.spec.bounds import Problem
 from babeltune.spec.data_rules import languages, source_pairs
@@ -104,7 +104,7 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
 
 def task_metrics(task: Task, subset: str) -> list[str]:
     """The metrics of one of a task's subsets."""
-    metrics = list(METRICS[task.task])
+    metrics = list(metrics_of(task.task, task.cutoff))
     if task.task == "mining" and task.fit is None:
         return [metric for metric in metrics if metric.endswith("_oracle")]
     changed = languages(task.augmented, {}) if task.augmented is not None else ()
@@ -125,15 +125,17 @@ def task_languages(task: Task) -> tuple[str, ...]:
     """The languages of a task's texts."""
     if task.task == "sts" or task.source is None:
         return tuple(dict.fromkeys(language for language in (task.language, task.language2) if language is not None))
+    if task.source.format == "beir":
+        return task.languages or ((task.language,) if task.language is not None else ())
     return languages(task.source, {})
 
 
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
-    """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages and `mixed`."""
+    """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages (and `mixed`)."""
     known = task_languages(task)
     if task.task in ("sts", "mining") or task.source is None:
         return ("-".join(known),) if known else ()
-    if task.task == "transfer":
+    if task.task == "transfer" or task.source.format == "beir" or task.corpus == "mixed":
         return known
     if task.task == "clustering":
         return (*known, "mixed") if len(known) > 1 else known

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from babeltune.data.beir import find_files
 from babeltune.data.tables import below, located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import pooling_of
@@ -52,6 +53,12 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
             located(path, root)
         except DataError as error:
             yield key, str(error)
+    for key, task in tasks(sweep):
+        if task.source is not None and task.source.format == "beir":
+            try:
+                find_files(task, root)
+            except DataError as error:
+                yield (*key, "source", "path"), str(error)
     for key, source in data_sets(sweep):
         try:
             folder = below(source.dataset or "", root)
@@ -79,9 +86,9 @@ def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
 
 
 def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
-    """Every file that a source or an STS set names, with its key."""
+    """Every file that a source or an STS set names, with its key; of a folder see `beir.find_files`."""
     for key, source in sources(sweep):
-        if source.path is not None:
+        if source.path is not None and source.format != "beir":
             yield (*key, "path"), source.path
         for language, path in (source.paths or {}).items():
             yield (*key, "paths", language), path

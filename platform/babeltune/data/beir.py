@@ -1,0 +1,234 @@
+"""Reads a search set in BEIR's layout: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
+
+Thakur et al. 2021, "BEIR", section 3, and the files of their released data sets. Each file may be packed with gzip and
+then ends in `.gz`. A broken line stops the run, or is dropped and counted, as `on_error` of the source says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from babeltune.data.languages import meaning
+from babeltune.data.sources import Refusals, named
+from babeltune.data.tables import (
+    BLANK,
+    MAX_LINE_BYTES,
+    Digest,
+    Fault,
+    Row,
+    below,
+    cells,
+    json_object,
+    located,
+    numbered,
+    reached,
+    shortened,
+    tsv_rows,
+)
+from babeltune.errors import DataError, nearest
+from babeltune.records import Source, Task
+
+QRELS = ("query-id", "corpus-id", "score")
+"""Columns of a file of judgements: the id of a query, of a document, and the grade, above 0 if it is relevant."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The texts of a file, each with its id and its language."""
+
+    ids: list[str]
+    texts: list[str]
+    languages: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What a folder holds, without the queries that its split does not judge."""
+
+    queries: Texts
+    """In the order of the file."""
+    documents: Texts
+    """By descending id: if cosines are equal, trec_eval puts the larger id first."""
+    pairs: list[tuple[int, int]]
+    """The judged pairs: numbers of a query and of a document."""
+    grades: list[float]
+    """The grade of each pair; a document is relevant if it is above 0."""
+    digest: str
+    dropped: dict[str, int]
+    """Lines left out by reason."""
+
+    def same_ids(self) -> list[int]:
+        """Of each query, the number of the document that has its id, -1 where there is none."""
+        places = {name: number for number, name in enumerate(self.documents.ids)}
+        return [places.get(name, -1) for name in self.queries.ids]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a set's three files are."""
+
+    corpus: Path
+    queries: Path
+    qrels: Path
+
+
+def find_files(task: Task, root: Path) -> Files:
+    """The task's three files, packed or not. Raises `DataError` for one that is not there, naming the splits."""
+    assert task.source is not None
+    path = task.source.path or ""
+    folder = below(path, root)
+    if not folder.is_dir():
+        raise DataError(f"{folder} is no folder; name one that holds corpus.jsonl, queries.jsonl and qrels/")
+    splits = sorted(file.name.removesuffix(".gz").removesuffix(".tsv") for file in (folder / "qrels").glob("*.tsv*"))
+    if splits and task.qrels not in splits:
+        raise DataError(
+            f"{folder / 'qrels'} holds no {task.qrels!r}.tsv; allowed for `qrels`: {', '.join(splits)}"
+            f"{nearest(task.qrels, splits)}"
+        )
+    names = ("corpus.jsonl", "queries.jsonl", f"qrels/{task.qrels}.tsv")
+    packed = [f"{path}/{name}.gz" if (folder / f"{name}.gz").exists() else f"{path}/{name}" for name in names]
+    corpus, queries, qrels = (located(name, root) for name in packed)
+    return Files(corpus, queries, qrels)
+
+
+def read_beir(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:
+    """All that the task's folder holds.
+
+    Raises `DataError` for a file that is missing or empty, for a set without a relevant document and, unless the
+    source drops these, for the first line that is broken, repeats an id, or judges an unknown id.
+    """
+    assert task.source is not None
+    files, dropped = find_files(task, root), Counter[str]()
+    contents = {name: hashlib.sha256() for name in ("corpus", "queries", "qrels")}
+    documents = _texts(task, files.corpus, contents["corpus"], dropped, longest, title=True)
+    queries = _texts(task, files.queries, contents["queries"], dropped, longest, title=False)
+    order = sorted(range(len(documents.ids)), key=documents.ids.__getitem__, reverse=True)
+    documents = _chosen(documents, order)
+    grades = _grades(task.source, files, queries, documents, contents["qrels"], dropped, longest)
+    if not any(grade > 0 for grade in grades.values()):
+        raise DataError(
+            f"retrieval task {task.name!r}: {files.qrels} names no relevant document of any query (no score is above "
+            "0); name another split with `qrels`, or correct the file"
+        )
+    judged = sorted({query for query, _ in grades})
+    numbers = {query: number for number, query in enumerate(judged)}
+    digests = {name: content.hexdigest() for name, content in contents.items()}
+    return Judged(
+        queries=_chosen(queries, judged),
+        documents=documents,
+        pairs=[(numbers[query], document) for query, document in grades],
+        grades=list(grades.values()),
+        digest=hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest(),
+        dropped=dict(dropped),
+    )
+
+
+def _chosen(texts: Texts, rows: list[int]) -> Texts:
+    lists = ([values[row] for row in rows] for values in (texts.ids, texts.texts, texts.languages))
+    return Texts(**dict(zip(("ids", "texts", "languages"), lists, strict=True)))
+
+
+def _texts(task: Task, path: Path, content: Digest, dropped: Counter[str], longest: int, *, title: bool) -> Texts:
+    """The texts of a file of JSON lines; `title` says that they are documents, whose title comes before the text."""
+    assert task.source is not None
+    refusals, found = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
+    seen = set[str]()
+    for line, values in refusals.count(_rows(task, path, content, longest, title=title)):
+        if not isinstance(values, Fault) and values[0] in seen:
+            words = f"{shortened(values[0])} names an earlier line too; give each line an `_id` of its own"
+            values = Fault("duplicate id", words)
+        if isinstance(values, Fault):
+            refusals.refuse(f"{path}:{line}", values)
+            continue
+        name, text, language = values
+        seen.add(name)
+        found.ids.append(name)
+        found.texts.append(text)
+        found.languages.append(language)
+    _close(task.source, path, refusals, dropped, len(found.ids))
+    return found
+
+
+def _rows(task: Task, path: Path, content: Digest, longest: int, *, title: bool) -> Iterator[Row]:
+    """Id, text and language of every line."""
+    varieties = {meaning(language).variety: language for language in task.languages}
+    for line, raw in numbered(path, content, longest):
+        record = raw if isinstance(raw, Fault) else json_object(raw)
+        if isinstance(record, Fault):
+            yield line, record
+            continue
+        names = ["_id", "text", *([task.language_field] if task.languages else [])]
+        values = [reached(record, name) for name in names]
+        faults = [value for value in values if isinstance(value, Fault)]
+        if faults:
+            yield line, faults[0]
+            continue
+        if title:
+            values[1] = _joined(record.get("title"), values[1])
+        escaped = isinstance(raw, bytes) and b"\\u" in raw
+        row = cells(values, names, "_id", surrogates=escaped)
+        if isinstance(row, Fault) or not task.languages:
+            yield line, row if isinstance(row, Fault) else [*row, task.language or ""]
+            continue
+        language = varieties.get(meaning(row[2]).variety)
+        if language is None and not title:
+            words = f"{shortened(row[2])} of {task.language_field!r}; `languages` has {', '.join(task.languages)}"
+            yield line, Fault("unknown language", f"{words}{nearest(row[2], task.languages)}")
+            continue
+        yield line, [row[0], row[1], language or row[2]]
+
+
+def _joined(title: Any, text: Any) -> Any:
+    """A document's title, a blank and its text, as BEIR joins them; what is no text stays for `cells` to refuse."""
+    if title is None or (isinstance(title, str) and BLANK.fullmatch(title)):
+        return text
+    if not isinstance(title, str) or (text is not None and not isinstance(text, str)):
+        return title if not isinstance(title, str) else text
+    return f"{title.strip()} {text or ''}"
+
+
+def _grades(
+    source: Source, files: Files, queries: Texts, documents: Texts, content: Digest, dropped: Counter[str], longest: int
+) -> dict[tuple[int, int], float]:
+    """The grade of every judged pair, by the numbers of its query and document."""
+    places = [{name: number for number, name in enumerate(texts.ids)} for texts in (queries, documents)]
+    refusals, found = _refusals(source), dict[tuple[int, int], float]()
+    for line, values in refusals.count(tsv_rows(files.qrels, QRELS, content, header=True, longest=longest)):
+        judged = values if isinstance(values, Fault) else _judgement(values, places, files)
+        if not isinstance(judged, Fault) and judged[0] in found:
+            judged = Fault("duplicate id", "the query and document of an earlier line; judge each pair once")
+        if isinstance(judged, Fault):
+            refusals.refuse(f"{files.qrels}:{line}", judged)
+        else:
+            found[judged[0]] = judged[1]
+    _close(source, files.qrels, refusals, dropped, len(found))
+    return found
+
+
+def _judgement(values: list[str], places: list[dict[str, int]], files: Files) -> tuple[tuple[int, int], float] | Fault:
+    """The judged pair and its grade, or what is wrong with the query's id, the document's id or the grade."""
+    for name, known, file in zip(values, places, (files.queries, files.corpus), strict=False):
+        if name not in known:
+            return Fault("unknown id", f"{file} has no `_id` {shortened(name)}")
+    try:
+        return (places[0][values[0]], places[1][values[1]]), int(values[2])
+    except ValueError:
+        return Fault("not a grade", f"'score' is {shortened(values[2])}; a grade is a whole number")
+
+
+def _refusals(source: Source) -> Refusals:
+    return Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
+
+
+def _close(source: Source, path: Path, refusals: Refusals, dropped: Counter[str], left: int) -> None:
+    """Counts what a file lacks. Raises `DataError` if that is too much, or all."""
+    refusals.refuse_too_many(source, path)
+    dropped.update(refusals.counts)
+    if not left:
+        raise DataError(f"{named(replace(source, path=str(path)))} has no rows; write the file again")
