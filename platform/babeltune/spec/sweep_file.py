@@ -126,7 +126,7 @@ def sweep_from(values: Mapping[str, Any]) -> Sweep:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
 
 
-ADDED = {
+ADDED: dict[str, Any] = {
     "max_line_bytes": 1 << 20,
     "max_dropped": 0.05,
     "quoted": None,
@@ -134,6 +134,7 @@ ADDED = {
     "right_model": "student",
     "kind": "transformer",
     "embedding_learning_rate": 1.0,
+    "matryoshka": [],
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 
