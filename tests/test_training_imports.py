@@ -10,6 +10,7 @@ from waiting import PATIENCE_S
 PLATFORM = (
     *("method", "records", "errors", "data.prepared", "data.store", "data.tokens", "models.encoder", "models.packing"),
     *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
+    *("losses.matryoshka", "losses.views"),
     *("evaluation.metrics", "evaluation.evaluate", "evaluation.kmeans"),
     *("evaluation.bucc", "evaluation.neighbours", "evaluation.linear_head"),
     *("training.checkpoint", "training.sampler", "training.loop", "workers.trial"),

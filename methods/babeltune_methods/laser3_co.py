@@ -140,7 +140,7 @@ class Laser3Co(Method):
             normalize(side.float(), dim=1)
             for side in encode_together(encode, batch.target, *([batch.source] if both else []))
         )
-        k = normalize(batch.teacher_source.detach().float(), dim=1)
+        k = normalize(batch.cut(batch.teacher_source.detach().float()), dim=1)
         if q.shape[1] != k.shape[1]:
             raise TrainingError(
                 f"the student has {q.shape[1]} dimensions and the teacher {k.shape[1]}; set student.projection: teacher"
@@ -170,6 +170,8 @@ class Laser3Co(Method):
         own = batch.source_ids
         if self.queue is not None:
             candidates, names = self.queue.candidates()
+            if not batch.cut.whole:
+                candidates = normalize(batch.cut(candidates), dim=1)
             if not len(candidates):
                 raise TrainingError("there are no negatives: the queue is empty before its warm-up")
             if not config.mask_duplicates:
@@ -199,5 +201,6 @@ class Laser3Co(Method):
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity
             diagnostics["target_similarity"] = similarity / batch.total
-            self.queue.push(everyone, ids)
+            if batch.cut.whole:
+                self.queue.push(everyone, ids)
         return rows.sum() / batch.total, diagnostics

@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -134,6 +134,7 @@ class Lealla(Method):
             teacher=frozenset({"source", "target"}) if distilled else frozenset(),
             in_batch_negatives=config.alpha > 0,
             same_dimension=config.variant != "standard" and config.beta > 0,
+            fixed_width=config.variant == "distillation_first" or (config.variant == "standard" and config.beta > 0),
         )
 
     def layers(self) -> Mapping[str, nn.Sequential]:
@@ -164,7 +165,9 @@ class Lealla(Method):
         if config.beta or config.gamma:
             g_x, g_y = self.teachers(batch)
             if config.beta:
-                terms.append(("fd", config.beta * self.feature_distance(plain, (g_x, g_y)) / total))
+                unit = config.head_input == "normalized"
+                cut = replace(batch.cut, unit=batch.cut.unit or unit)
+                terms.append(("fd", config.beta * self.feature_distance(plain, (cut(g_x), cut(g_y))) / total))
             if config.gamma:
                 times = config.temperature if config.temperature_mode == "multiply" else 1 / config.temperature
                 distance = squared_differences(g_x, gather(g_y), x, all_y)
@@ -185,10 +188,10 @@ class Lealla(Method):
         seen = torch.cat(plain)
         seen = seen if self.config.head_input == "plain" else normalize(seen, dim=1)
         found = seen if self.head is None else self.head(seen)
-        if found.shape[1] != self.teacher_dim:
+        width = teacher[0].shape[1]
+        if found.shape[1] != width:
             raise TrainingError(
-                f"the student has {found.shape[1]} dimensions and the teacher {self.teacher_dim}; "
-                "set student.projection: teacher"
+                f"the student has {found.shape[1]} dimensions and the teacher {width}; set student.projection: teacher"
             )
         distance: Tensor = (torch.cat(teacher) - found).square().sum()
-        return distance / self.teacher_dim if self.config.reduction == "mean" else distance
+        return distance / width if self.config.reduction == "mean" else distance

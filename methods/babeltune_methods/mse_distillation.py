@@ -60,7 +60,7 @@ class MseDistillation(Method):
         if batch.teacher_source is None:
             raise TrainingError("mse_distillation needs the teacher's vectors of the source side")
         f_s, f_t = encode_together(encode, batch.source, batch.target)
-        g_s = batch.teacher_source.float()
+        g_s = batch.cut(batch.teacher_source.float())
         if f_s.shape[1] != g_s.shape[1]:
             raise TrainingError(
                 f"the student has {f_s.shape[1]} dimensions and the teacher {g_s.shape[1]}; "

@@ -93,6 +93,27 @@ class Gather(Protocol):
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What `training.matryoshka` makes of vectors: their first `dim` numbers. By default all of them, untouched."""
+
+    dim: int | None = None
+    unit: bool = False
+    """Whether what is left gets length 1 again, as where the student normalises."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is cut off."""
+        return self.dim is None
+
+    def __call__(self, vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows dim"]:
+        """The first numbers of each vector, with their gradient."""
+        if self.dim is None:
+            return vectors
+        first = vectors[:, : self.dim]
+        return normalize(first, dim=1) if self.unit else first
+
+
+@dataclass(frozen=True)
 class Batch:
     """This rank's rows of a global batch of pairs. The source is the anchor side (`data.anchor_priority`)."""
 
@@ -119,6 +140,10 @@ class Batch:
     masked_source: Masked | None = None
     """The source with `needs.masked` of its tokens chosen for prediction, in the same places as in `source`."""
     masked_target: Masked | None = None
+    cut: Cut = Cut()
+    """With `training.matryoshka` the loss is asked for once a dimension, the whole vectors last, and `encode` gives
+    vectors cut like this. A method with `Needs.same_dimension` cuts the teacher's vectors alike. A method with a queue
+    changes it only where `cut.whole`. The teacher's vectors in the batch are whole."""
 
 
 @dataclass(frozen=True)
@@ -162,11 +187,14 @@ class Needs:
     """The method reads token states: it is told their width and the size of the vocabulary."""
     vectors: bool = True
     """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
+    fixed_width: bool = False
+    """The method has a layer that takes the student's whole vectors, so `training.matryoshka` cannot cut them."""
 
     @property
     def prepared(self) -> Needs:
-        """What of it is prepared before the first trial; order, warm-up, masks and states are matters of each trial."""
-        return dataclasses.replace(self, order="shuffled", warm_up=0, masked=0.0, states=False)
+        """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
+        trial."""
+        return dataclasses.replace(self, order="shuffled", warm_up=0, masked=0.0, states=False, fixed_width=False)
 
     @property
     def negatives_key(self) -> str:
@@ -206,7 +234,10 @@ class Method(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
-        """This rank's share of the loss of one global batch."""
+        """This rank's share of the loss of one global batch.
+
+        With `training.matryoshka` it is called once a dimension (`batch.cut`), on the same encoded sentences.
+        """
 
     def warm_up(self, vectors: Float[Tensor, "rows teacher_dim"], ids: Int[Tensor, "rows"]) -> None:
         """Takes the teacher's vectors of `needs.warm_up` anchors (fewer if there are fewer texts), and their text ids.

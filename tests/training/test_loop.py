@@ -44,6 +44,7 @@ from waiting import PATIENCE_S
 CPU = torch.device("cpu")
 DROPOUT = "student.dropout=0.1"
 STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
+MATRYOSHKA = "training.matryoshka=[64, 16]"
 FROZEN = ("bilingual_aligner", "dimension_reduction")
 """Methods on a frozen encoder, which train no student."""
 
@@ -182,6 +183,7 @@ def of_method(method, file, storage, *more):
         ("soft_contrastive", ()),
         ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT)),
         ("soft_contrastive", (STATIC, DROPOUT, "training.embedding_learning_rate=4")),
+        ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT, MATRYOSHKA, "training.chunk=9")),
         *((method, (DROPOUT,) if method not in FROZEN else ()) for method in SETTINGS),
     ],
 )
@@ -459,6 +461,8 @@ WORLDS = {
     "laser3_co": (2, 4),
     "laser3_co co": (4,),
     "soft_contrastive static": (2, 4),
+    "laser3_co matryoshka": (2,),
+    "soft_contrastive static matryoshka": (2,),
 }
 CHUNKED = ("lealla", "translation_ranking")
 """Over several workers, in chunks: gradient caching changes nothing either."""
@@ -472,6 +476,8 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     jobs, changes = [], {"pairs": 190, "reports": 2, "global_batch": 31, "epsilon": 1e-4}
     more = {"laser3_co co": ("config.variant=co",), "bilingual_aligner": ("config.dropout=0",)}
     more["soft_contrastive static"] = (STATIC,)
+    more["laser3_co matryoshka"] = ("config.variant=co", MATRYOSHKA)
+    more["soft_contrastive static matryoshka"] = (STATIC, MATRYOSHKA)
     for name, worlds in WORLDS.items():
         sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
         write_prepared(prepared, tmp_path / f"{name}.json")

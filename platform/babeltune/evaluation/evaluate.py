@@ -22,6 +22,8 @@ so that an objective can name any of them. Rates run from 0 to 1.
 * retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
   documents are in several languages `same_language_bias` (see `ranking.py`), which is best at 0 and no objective.
 
+Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
+
 `<prefix>/mean_cosine` is that of different texts, of all tasks, in the student's vectors.
 """
 
@@ -34,12 +36,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import DataError, TrainingError
 from babeltune.evaluation import bucc, linear_head, metrics, neighbours, ranking
 from babeltune.evaluation.kmeans import agreement
 from babeltune.evaluation.neighbours import Side
+from babeltune.method import Cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,14 +95,27 @@ def evaluate(
     *,
     teacher: Embed | None = None,
     look: Callable[[], None] = lambda: None,
+    cuts: Sequence[Cut] = (),
 ) -> dict[str, float]:
     """The metrics of all tasks. `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
 
     `teacher` does the same for the right sides of tasks with `right_model: teacher`. `look` is called before each
-    subset is scored; what it raises ends the evaluation. Raises `TrainingError` with the metric's name when one is NaN,
-    and `DataError` when two tasks share a name.
+    subset is scored; what it raises ends the evaluation. For each of `cuts` there are the metrics of the cut vectors
+    too, under names that begin with the dimension: `dim128/dev/…`. Raises `TrainingError` with the metric's name when
+    one is NaN, and `DataError` when two tasks share a name.
     """
-    return score_vectors(tasks, embedded(tasks, embed, teacher), prefix, look=look) if tasks else {}
+    if not tasks:
+        return {}
+    lookup = embedded(tasks, embed, teacher)
+    scores = score_vectors(tasks, lookup, prefix, look=look)
+    for cut in cuts:
+        scores |= score_vectors(tasks, lookup.cut(cut), f"{dimension(cut)}/{prefix}", look=look)
+    return scores
+
+
+def dimension(cut: Cut) -> str:
+    """What the names of metrics of cut vectors begin with."""
+    return f"dim{cut.dim}"
 
 
 def embedded(tasks: Sequence[IdTask], embed: Embed, teacher: Embed | None = None) -> Lookup:
@@ -189,6 +206,11 @@ class Lookup:
     heads: dict[tuple[tuple[int, ...], tuple[str, ...]], linear_head.Head | None] = field(default_factory=dict)
     others: Lookup | None = None
     """The teacher's vectors, for the right sides that it encodes."""
+
+    def cut(self, cut: Cut) -> Lookup:
+        """The same texts with cut vectors, the teacher's too."""
+        others = None if self.others is None else self.others.cut(cut)
+        return Lookup(self.ids, cut(torch.from_numpy(self.vectors)).numpy(), others=others)
 
     def right(self, task: IdTask) -> Lookup:
         """Where the vectors of a task's right side are."""

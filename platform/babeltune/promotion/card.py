@@ -87,6 +87,23 @@ def routes(trial: Trial, prepared: Prepared) -> list[str]:
     ]
 
 
+def dimensions(trial: Trial, report: Report) -> list[str]:
+    """How to cut the vectors of a model that `training.matryoshka` has trained, and its scores at each dimension."""
+    of_dim = {dim: f"dim{dim}/" for dim in sorted(trial.training.matryoshka, reverse=True)}
+    of_dim = {dim: begin for dim, begin in of_dim.items() if any(name.startswith(begin) for name in report.metrics)}
+    if not of_dim:
+        return []
+    whole = {name: value for name, value in report.metrics.items() if name.startswith("dev/") and name.count("/") == 2}
+    columns = {f"first {dim}": {k: report.metrics[f"{begin}{k}"] for k in whole} for dim, begin in of_dim.items()}
+    named = ", ".join(str(dim) for dim in of_dim)
+    return [
+        f"## Shorter vectors\n\nThe first {named} numbers of each vector were trained to stand alone:\n",
+        f'```python\nSentenceTransformer("this-folder", truncate_dim={next(iter(of_dim))})\n```\n',
+        "Cosines need no more. For dot products, also give `encode` the argument `normalize_embeddings=True`.\n",
+        table("Dev sets by dimension, as scored in training", whole, **columns),
+    ]
+
+
 def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
     """The README of the exported folder: what it is, how it was trained, on what, and what it scored."""
     languages = sorted({language for group in prepared.groups for language in group.split("-")})
@@ -123,6 +140,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         *right_sides(sweep),
         table("Dev sets, scored from this folder in a fresh process", decision.dev),
         caution(decision),
+        *dimensions(trial, report),
     ]
     if decision.test:
         parts.append(

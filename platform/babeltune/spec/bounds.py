@@ -79,6 +79,10 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "epsilon": positive,
         "clip": positive,
         "patience": at_least(1),
+        "matryoshka": Bound(
+            "whole numbers of at least 2, none of them twice",
+            lambda dims: all(dim >= 2 for dim in dims) and len(set(dims)) == len(dims),
+        ),
     },
     Student: {
         "model": place,

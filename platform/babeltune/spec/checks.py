@@ -255,6 +255,10 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
             )
         yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
         width = None if needs.frozen else student_width(student)
+        if sweep.training.matryoshka:
+            named = f"method {method.name!r}{_chosen(sweep, params)}"
+            follows = student.projection == "teacher" and not needs.frozen
+            yield from matryoshka_problems(sweep.training.matryoshka, needs, named, teacher_width if follows else width)
         besides = " and another student.pooling" if student.pooling == "pooler" else ""
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
             yield (
@@ -271,6 +275,24 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
                     f"method {method.name!r}{_chosen(sweep, params)} are {width} wide, the teacher's {teacher_width}; "
                     f"make them {teacher_width} wide (`student.projection: teacher`{besides}), or remove right_model",
                 )
+
+
+def matryoshka_problems(dims: Sequence[int], needs: Needs, who: str, width: int | None) -> Iterator[Problem]:
+    """Why vectors of this width cannot be trained at these dimensions with a method of these needs."""
+    key: Key = ("training", "matryoshka")
+    why = {
+        "trains layers on a frozen encoder, whose vectors stay as they are": needs.frozen or needs.per_language,
+        "reads token states, and no sentence vector is cut there": needs.states,
+        "has a layer that takes the student's whole vectors": needs.fixed_width,
+    }
+    for reason in [reason for reason, holds in why.items() if holds][:1]:
+        yield key, f"{list(dims)}: {who} {reason}; remove training.matryoshka, or choose another method"
+    if width is not None and max(dims) > width:
+        yield (
+            key,
+            f"{list(dims)}: {max(dims)} is above the {width} numbers of the student's vectors; name dimensions up to "
+            f"{width}, or make the student wider (student.projection, student.width)",
+        )
 
 
 def _right_models(sweep: Sweep) -> Iterator[Problem]:

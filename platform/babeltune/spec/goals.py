@@ -88,7 +88,8 @@ def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
 
 def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
     """The names of all metrics that the dev tasks produce: means over a task's or group's subsets first, then each
-    subset."""
+    subset, then all of them at each smaller dimension of `training.matryoshka` (`dim128/dev/…`). Its largest dimension
+    may be the whole vector, which has no such names."""
     means, single = dict[str, None](), list[str]()
     for task in sweep.data.dev:
         subsets = {subset: task_metrics(task, subset) for subset in task_subsets(task, sweep.data.anchor_priority)}
@@ -99,7 +100,9 @@ def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
         metrics = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
         means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([metrics]))
         single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in metrics]
-    return (*means, *single)
+    found = (*means, *single)
+    smaller = sorted(sweep.training.matryoshka, reverse=True)[1:]
+    return (*found, *(f"dim{dim}/{name}" for dim in smaller for name in found))
 
 
 def task_metrics(task: Task, subset: str) -> list[str]:

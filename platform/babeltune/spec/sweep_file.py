@@ -140,6 +140,7 @@ ADDED: dict[str, Any] = {
     "same_id": "keep",
     "corpus": "target",
     "cutoff": 100,
+    "matryoshka": [],
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

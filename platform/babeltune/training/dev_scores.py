@@ -17,6 +17,7 @@ from babeltune.losses.gather import Ranks
 from babeltune.method import Method
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
 from babeltune.records import Trial
+from babeltune.training.learner import cuts_of
 from babeltune.training.reader import token_set
 from babeltune.training.sampler import local_sizes, own_rows
 
@@ -42,7 +43,8 @@ def dev_scores(
     device: torch.device,
     look: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). The ranks share the
+    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`), and with
+    `training.matryoshka` those of each smaller dimension (`dim128/dev/…`), from the same vectors. The ranks share the
     unique sentences and get all the scores. The right sides of tasks with `right_model: teacher` are not encoded: their
     vectors are in the teacher store.
 
@@ -85,5 +87,6 @@ def dev_scores(
 
     kept = [encoder, *method.layers().values()]
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
-    scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, look=look_together)
+    cuts = cuts_of(encoder, trial.training)
+    scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, look=look_together, cuts=cuts)
     return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})

@@ -16,7 +16,8 @@ from babeltune.data.store import open_matrix
 from babeltune.errors import TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.losses.gradcache import CachedEncode
-from babeltune.method import Batch, Method, Tokens, load_method, make_config, needs_of
+from babeltune.losses.matryoshka import cuts_below, matryoshka_loss
+from babeltune.method import Batch, Cut, Method, Tokens, load_method, make_config, needs_of
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.training.reader import token_set
 from babeltune.training.row_adam import RowAdam
@@ -166,6 +167,7 @@ class Learner:
         self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
         tokens = None if isinstance(self.encoder, FrozenEncoder) else self.encoder.word_embeddings
         self.optimizers = make_optimizers(self.module, tokens, self.training)
+        self.cuts = cuts_of(self.encoder, self.training)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
 
@@ -179,7 +181,10 @@ class Learner:
             optimizer.zero_grad(set_to_none=True)
         frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
         cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
-        loss = self.method.loss(cached or encode, batch, self.ranks)
+        if training.matryoshka:
+            loss = matryoshka_loss(self.method, self.cuts, cached or encode, batch, self.ranks)
+        else:
+            loss = self.method.loss(cached or encode, batch, self.ranks)
         loss.total.backward()  # type: ignore[no-untyped-call]
         if cached:
             cached.backward()
@@ -208,6 +213,15 @@ class Learner:
         if not math.isfinite(values["gradient_norm"]):
             raise TrainingError(f"gradient norm is {values['gradient_norm']}; lower training.learning_rate")
         return values
+
+
+def cuts_of(encoder: StudentEncoder, training: Training) -> tuple[Cut, ...]:
+    """The cuts of `training.matryoshka` below the student's width; `TrainingError` where it cannot be cut so."""
+    if not training.matryoshka:
+        return ()
+    if isinstance(encoder, FrozenEncoder):
+        raise TrainingError("training.matryoshka trains a student, and the encoder is frozen; remove it")
+    return cuts_below(training.matryoshka, encoder.dim, encoder.normalize)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
