@@ -1172,7 +1172,7 @@ def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(metho
             "parameters.student.pooling: 384 can be proposed with it: student.pooling pooler has a dense layer",
         ),
         (
-            ["student.pooling=pooler", "student.projection=null", "method=mse_distillation", "parameters={}"],
+            ["student={pooling: pooler}", "method=mse_distillation", "parameters={}"],
             "(256 wide) with the teacher's (384); write `student.projection: teacher` and another student.pooling",
         ),
         (["teacher.max_tokens=100000"], "100000 is more than the 512 positions of 'bundled:all-MiniLM-L6-v2'"),
