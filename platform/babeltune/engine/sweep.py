@@ -25,12 +25,13 @@ from babeltune.data.corpus import Corpus
 from babeltune.data.files import write_json
 from babeltune.data.prepare import Progress, prepare, read_corpus, silent
 from babeltune.data.prepared import Prepared, write_prepared
-from babeltune.engine.baselines import teacher_scores, untrained_scores
+from babeltune.engine.baselines import bought_scores, teacher_scores, untrained_scores
 from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lease import OvertakenError, heard, leased, only_driver, refuse_heard, this_driver
 from babeltune.errors import ClusterError, DamagedError, storage_refusals
+from babeltune.models.hub import baseline_row
 from babeltune.records import Scalar, Sweep, plain, trial_from
 from babeltune.search.recovery import study_refusals
 from babeltune.search.tune import search
@@ -330,15 +331,36 @@ def score_baselines(
     gpus: float = 0.0,
     where: Where | None = None,
 ) -> None:
-    """Scores the untrained student of the default configuration and the raw teacher, once; `where` the storage is, if
-    it is behind a URI."""
-    if (folder.read("baselines.json") or {}).get("data") == prepared.digest:
+    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once;
+    `where` the storage is, if it is behind a URI."""
+    known = folder.read("baselines.json") or {}
+    scores = known["scores"] if known.get("data") == prepared.digest else {}
+    missing = {baseline_row(name): name for name in sweep.baselines if baseline_row(name) not in scores}
+    task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
+    if not scores:
+        scores = score_own(sweep, prepared, task, there, progress, look, gpus)
+    elif not missing:
         return
+    for number, (row, name) in enumerate(missing.items()):
+        progress("scoring the baselines", number, len(missing))
+        scores[row] = fetched(task.options(num_cpus=1).remote(*there, bought_scores, name, prepared), look)
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
+
+
+def score_own(
+    sweep: Sweep,
+    prepared: Prepared,
+    task: Any,
+    there: tuple[Where | None, str],
+    progress: Progress,
+    look: Callable[[], None],
+    gpus: float,
+) -> dict[str, dict[str, float]]:
+    """The scores of the untrained student and the raw teacher."""
     progress("scoring the untrained student and the teacher", 0, 1)
     trial = make_trial(sweep, 0, default_params(sweep))
-    task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
     teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
     scores = {"untrained": fetched(untrained, look), "teacher": fetched(teacher, look)}
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
     progress("scoring the untrained student and the teacher", 1, 1)
+    return scores

@@ -32,6 +32,18 @@ ROUTED = (
 )
 
 
+def baseline_row(name: str) -> str:
+    """What a baseline's row of the leaderboard is called: the last part of its name, without `bundled:` and the
+    revision."""
+    return split_revision(name)[0].removeprefix("bundled:").rstrip("/").rpartition("/")[2]
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A hub id and the revision behind its `@`, if there is one; a folder's name is taken whole."""
+    hub_id, at, revision = name.partition("@")
+    return (hub_id, revision) if at and not Path(name).expanduser().is_dir() else (name, None)
+
+
 def model_folder(name: str, revision: str | None, *, setting: str) -> Path:
     """The folder of a model with safetensors weights: the bundled one, a local one, or a snapshot from the hub, which
     is downloaded once.

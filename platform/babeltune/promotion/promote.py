@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -22,7 +22,8 @@ from filelock import FileLock
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
-from babeltune.errors import CheckpointError, PromotionError, SpecError, UnknownNameError
+from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
+from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
     Candidate,
@@ -38,7 +39,7 @@ from babeltune.promotion.candidate import (
     target_of,
 )
 from babeltune.promotion.card import model_card
-from babeltune.promotion.compare import Outcomes, compare
+from babeltune.promotion.compare import Outcomes, compare, words_of
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
@@ -243,12 +244,15 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
     what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
     openings = record_opening(candidate.folder.path.parents[1], what, models["model"], found)
     untrained = {"untrained": str(draft / "untrained")}
-    scored = rescore.scored(models | untrained | before, tests, "test", target=shared)
+    bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
+    scored = rescore.scored(models | untrained | before | bought, tests, "test", target=shared)
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
     verdict, reasons = judge(logged, decision.dev, rules.gates, scores["model"], scores["untrained"], chance, dirty)
     doubts = [*doubts, *(f"warning: {why}" for why in dirty.values())]
     warning = openings.warning(rules.confidence)
+    clean = [task for task in tests if task.name not in dirty]
+    doubts = [*against_baselines(candidate, scored, bought, clean), *lost, *doubts]
     decision = replace(
         decision,
         verdict=verdict,
@@ -258,8 +262,39 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         chance=chance,
         openings=openings.times,
     )
-    clean = [task for task in tests if task.name not in dirty]
     return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test", dirty)
+
+
+def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:
+    """The folders of the sweep's `baselines` by their rows, and a warning for each that cannot be had now."""
+    folders: dict[str, str] = {}
+    lost: list[str] = []
+    for name in candidate.sweep.baselines:
+        try:
+            folders[baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
+        except TeacherError as error:
+            lost.append(f"warning: not compared with a baseline: {error}")
+    return folders, lost
+
+
+def against_baselines(
+    candidate: Candidate,
+    scored: Mapping[str, tuple[Scores, Outcomes]],
+    baselines: Iterable[str],
+    tasks: Sequence[TextTask],
+) -> list[str]:
+    """Whether training beat each model that could be had without, in the means of the sealed tests. It decides nothing:
+    who reads it chooses between both."""
+    rules, lines = candidate.sweep.promotion, []
+    for row in baselines:
+        found = compare(scored[row][1], scored["model"][1], tasks, rules, name=row, on="test")
+        for mean in found.overall:
+            sure = mean.p <= 1 - rules.confidence
+            word = (
+                "better than" if sure and mean.low > 0 else "worse than" if sure and mean.high < 0 else "no better than"
+            )
+            lines.append(f"{word} the baseline {row}: {words_of(mean)}")
+    return lines
 
 
 def contested(

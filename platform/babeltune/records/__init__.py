@@ -236,6 +236,9 @@ class Sweep(Strict):
     sampler: Sampler = field(default_factory=Sampler)
     budget: Budget = field(default_factory=Budget)
     promotion: Promotion = field(default_factory=Promotion)
+    baselines: tuple[str, ...] = ()
+    """Models to buy instead of training one: hub ids (`NAME@REVISION` pins one), or folders, that sentence-transformers
+    loads. Each is a row of the leaderboard, and promotion says whether the winner beats it. They decide no result."""
     seed: int = 0
 
     @property

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from babeltune.data.beir import find_files
 from babeltune.data.tables import below, located
 from babeltune.errors import DataError, TeacherError
-from babeltune.models.hub import pooling_of
+from babeltune.models.hub import pooling_of, split_revision
 from babeltune.records import Source, Sweep, Task
 from babeltune.spec.bounds import Key, Problem
 from babeltune.spec.space import values_of
@@ -42,6 +42,10 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
     for value in values_of(parameter, 0) if parameter is not None else ():
         if isinstance(value, str) and value != sweep.student.model:
             yield from hub.problem(("parameters", "student.model"), value, "model", None)
+    for index, name in enumerate(sweep.baselines):
+        hub_id, revision = split_revision(name)
+        if hub_id not in BUNDLED_WIDTHS:
+            yield from hub.problem(("baselines", index), hub_id, "model", revision)
     yield from _teacher_problem(hub, sweep)
     yield from data_problems(sweep, root, hub)
 

@@ -5,13 +5,18 @@ Pure: a record goes in, `(key, problem)` pairs come out; `sweep_file.py` adds fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from babeltune.errors import nearest
+from babeltune.models.hub import baseline_row
 from babeltune.records import Parameter, Scalar, Sweep
 from babeltune.spec.bounds import NAME, Key, Problem, record_problems, repeated
 from babeltune.spec.data_rules import data_problems
+from babeltune.spec.local import PLACE, is_place
 
+TRIAL = re.compile(r"t\d+")
+"""The name of a trial's row."""
 KINDS = ("float", "int", "log_float", "log_int", "choice", "const")
 RANGES = ("float", "int", "log_float", "log_int")
 
@@ -36,6 +41,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     if not sweep.objectives:
         yield ("objectives",), "must name at least one metric, such as {metric: dev/everyday/accuracy}"
     yield from gate_problems(sweep)
+    yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
     if sweep.scheduler.kind == "asha" and sweep.scheduler.grace > sweep.training.reports:
@@ -43,6 +49,19 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
             ("scheduler", "grace"),
             f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
         )
+
+
+def baseline_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Baselines that are no names, and those whose rows could be taken for others."""
+    rows = [baseline_row(name) for name in sweep.baselines]
+    for index, (name, row) in enumerate(zip(sweep.baselines, rows, strict=True)):
+        key: Key = ("baselines", index)
+        if name == "" or not is_place(name):
+            yield key, f"{name!r} must be {PLACE}"
+        elif row in ("untrained", "teacher") or TRIAL.fullmatch(row) or not NAME.fullmatch(row):
+            yield key, f"{name!r} would be row {row!r} of the leaderboard; give the folder another name"
+        elif row in rows[:index]:
+            yield key, f"{name!r} would be row {row!r}, as {sweep.baselines[rows.index(row)]!r} is; keep one"
 
 
 def gate_problems(sweep: Sweep) -> Iterator[Problem]:

@@ -45,13 +45,13 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
-PATHS = ("path", "paths", "gold", "model", "dataset")
+PATHS = ("path", "paths", "gold", "model", "dataset", "baselines")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
-NOT_DECIDING = ("budget", "description", "promotion")
+NOT_DECIDING = ("baselines", "budget", "description", "promotion")
 
 
 def read_sweep(
