@@ -135,6 +135,7 @@ ADDED: dict[str, Any] = {
     "kind": "transformer",
     "embedding_learning_rate": 1.0,
     "matryoshka": [],
+    "trim": False,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 
