@@ -45,6 +45,11 @@ def meaning(code: str) -> Code:
     return Code(language, str(full.maximize()), known=True)
 
 
+def script_of(code: str) -> str:
+    """The script that the language is written in, such as `Cyrl`; the code itself where nobody knows it."""
+    return next((part for part in meaning(code).variety.split("-") if len(part) == 4 and part.istitle()), code)
+
+
 def same_variety(a: str, b: str) -> bool:
     """Whether two codes mean the same language, written the same way."""
     return meaning(a).variety == meaning(b).variety

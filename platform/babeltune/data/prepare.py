@@ -9,8 +9,8 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,14 @@ from babeltune.data.tokens import (
     tokenizer_key,
 )
 from babeltune.data.translation import Translator
-from babeltune.records import Sweep, plain
+from babeltune.data.trimming import KEPT, build_trimmed, check_equal
+from babeltune.records import Student, Sweep, plain
 from babeltune.spec.space import possible_needs, preparations
 from babeltune.spec.sweep_file import data_root
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being built, how much is done, and of how much."""
@@ -237,21 +239,21 @@ def build_tokens(
             else:
                 trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
             progress("making the tokenizer", 1, 1)
-        tokenizer = load_tokenizer(student, trained)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
-        train, evaluation = (
-            build_token_store(
-                stores,
-                corpus.texts,
-                tokenizer,
-                text,
-                student.max_tokens,
-                special=has_special_tokens(student),
-                run_shards=run_shards,
-                progress=functools.partial(progress, what),
-            )
-            for text in (student.prompt, prompt)
+        tokenize = functools.partial(
+            _tokenize, stores, corpus.texts, student, (student.prompt, prompt), run_shards, progress, what
         )
+        kept, untrimmed = None, 0
+        if student.trim and student.model is not None:
+            whole = load_tokenizer(replace(student, trim=False), None)
+            before = tokenize(whole)
+            trained, untrimmed = build_trimmed(stores, whole, before), len(whole)
+            kept = trained / KEPT
+        tokenizer = load_tokenizer(student, trained)
+        train, evaluation = after = tokenize(tokenizer)
+        if kept is not None:
+            for one, other in zip(before, after, strict=True):
+                check_equal(one, other, np.load(kept))
         wordy = words if has_special_tokens(student) else None  # methods that learn from words read token states
         spans = wordy and build_spans(wordy, corpus, tokenizer, student.prompt, student.max_tokens, stores)
         sets[tokenizer_key(student, text_digest)] = TokenSet(
@@ -264,8 +266,37 @@ def build_tokens(
             mask=tokenizer.mask_token_id,
             special=tuple(sorted(tokenizer.all_special_ids)),
             words=str(spans / "spans.npy") if spans else None,
+            kept=None if kept is None else str(kept),
+            untrimmed=untrimmed,
         )
     return sets
+
+
+def _tokenize(
+    stores: Path,
+    texts: Sequence[str],
+    student: Student,
+    prompts: tuple[str, str],
+    run_shards: RunShards,
+    progress: Progress,
+    what: str,
+    tokenizer: PreTrainedTokenizerFast,
+) -> tuple[Path, Path]:
+    """The token stores of the texts with the student's prompt and with that of the evaluation."""
+    train, evaluation = (
+        build_token_store(
+            stores,
+            texts,
+            tokenizer,
+            prompt,
+            student.max_tokens,
+            special=has_special_tokens(student),
+            run_shards=run_shards,
+            progress=functools.partial(progress, what),
+        )
+        for prompt in prompts
+    )
+    return train, evaluation
 
 
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:

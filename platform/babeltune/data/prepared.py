@@ -128,6 +128,10 @@ class TokenSet:
     """The mask token's id, where there is one."""
     special: tuple[int, ...] = ()
     """The special tokens' ids."""
+    kept: str | None = None
+    """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None where it is whole."""
+    untrimmed: int = 0
+    """Tokens before `student.trim`; 0 without it."""
     words: str | None = None
     """File of the word-positioned samples, int32 [samples, 5]: pair, first token and end of a word of the source, the
     same of its translation; ordered by pair. Where a method needs them."""

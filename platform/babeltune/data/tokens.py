@@ -143,7 +143,11 @@ def tokenizer_key(student: Student, corpus_digest: str) -> str:
     tokenizer = (
         {"vocabulary": student.vocabulary, "corpus": corpus_digest}
         if student.model is None
-        else {"model": student.model, "revision": student.revision}
+        else {
+            "model": student.model,
+            "revision": student.revision,
+            **({"trimmed": corpus_digest} if student.trim else {}),
+        }
     )
     bare = {} if has_special_tokens(student) else {"special": False}
     return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens, **bare})[:16]
@@ -155,17 +159,20 @@ def has_special_tokens(student: Student) -> bool:
 
 
 def load_tokenizer(student: Student, folder: Path | None) -> PreTrainedTokenizerFast:
-    """The student's own tokenizer, or for a student from scratch the one trained into the folder.
+    """The student's own tokenizer, or the one in the folder for a student from scratch or a trimmed one.
 
     Raises `TeacherError` for a model that cannot be found or has no fast tokenizer.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    if student.model is not None:
+    if student.model is not None and not student.trim:
         folder = model_folder(student.model, student.revision, setting="student.model")
     if folder is None:
-        raise TeacherError("a student without student.model needs the folder of a tokenizer trained on the corpus")
-    name = student.model or str(folder)
+        raise TeacherError(
+            "a student without student.model needs the folder of a tokenizer trained on the corpus, and a trimmed one "
+            "that of its own"
+        )
+    name = str(folder) if student.trim else student.model or str(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:

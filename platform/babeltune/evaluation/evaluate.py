@@ -78,6 +78,8 @@ POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
 """A model's size, layers that only training has left out, and how fast one worker encoded the sets, text ids in."""
+UNTRIMMED = "model/parameters_untrimmed"
+"""A model's size before `student.trim`."""
 BIAS = "same_language_bias"
 FACTS = ("ari_sd", "v_measure_sd", BIAS)
 """Averaged like `METRICS`, and no objective."""

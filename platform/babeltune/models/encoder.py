@@ -176,12 +176,13 @@ def build_student(
     teacher_dim: int | None,
     seed: int,
     projected: bool = True,
+    kept: NDArray[np.int64] | None = None,
 ) -> Encoder | StaticEncoder:
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
     `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
     its own projection, and with `pooling: pooler` any other its pooler; without `projected` there is none. The global
-    random state is left as it was.
+    random state is left as it was. `kept` [vocabulary] are the rows of the token table that a trimmed tokenizer reads.
 
     Raises:
         TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
@@ -190,12 +191,17 @@ def build_student(
         torch.default_generator.manual_seed(seed)
         width = _projection_width(student, teacher_dim)
         if student.kind == "static":
-            return build_static(student, vocabulary_size=vocabulary_size, projection=width if projected else None)
+            static = build_static(student, vocabulary_size=vocabulary_size, projection=width if projected else None)
+            if kept is not None:
+                static.keep(torch.from_numpy(kept))
+            return static
         if student.model is None:
             backbone = _from_scratch(student, vocabulary_size, pad_token_id)
             dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
             backbone = _from_hub(student, vocabulary_size)
+            if kept is not None:
+                keep_tokens(backbone, torch.from_numpy(kept), pad_token_id)
             dense = saved_dense(student, backbone.config)
         projection, tanh = dense or (None, False)
         if width is not None and projection is None:
@@ -299,6 +305,19 @@ def _from_hub(student: Student, vocabulary_size: int) -> PreTrainedModel:
         )
     loaded: PreTrainedModel = model
     return loaded
+
+
+def keep_tokens(backbone: PreTrainedModel, kept: Int[Tensor, "vocabulary"], pad_token_id: int) -> None:
+    """Cuts the token table to these rows, in place. `pad_token_id` is the new one."""
+    weight = backbone.get_input_embeddings().weight.detach()
+    table = nn.Embedding(len(kept), weight.shape[1], padding_idx=pad_token_id, _weight=weight[kept].clone())
+    backbone.set_input_embeddings(table)
+    new = {int(old): place for place, old in enumerate(kept)}
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id", "mask_token_id"):
+        if isinstance(old := getattr(backbone.config, name, None), int):
+            setattr(backbone.config, name, new.get(old))
+    backbone.config.vocab_size = len(kept)
+    backbone.config.pad_token_id = pad_token_id
 
 
 def _check_length(student: Student, encoder: Encoder) -> None:

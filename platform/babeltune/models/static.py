@@ -24,7 +24,7 @@ from babeltune.models.hub import check_files, listed_modules, model_folder
 from babeltune.records import Student
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 STD = 0.05
 """Of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
@@ -65,6 +65,11 @@ class StaticEncoder(nn.Module):
         """The vectors of the token ids, part of the weights."""
         weight: Tensor = self.table.weight
         return weight
+
+    def keep(self, kept: Int[Tensor, "kept"]) -> None:
+        """Cuts the table to these rows, in this order."""
+        table = self.table.weight.detach()[kept].clone()
+        self.table = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""

@@ -61,7 +61,7 @@ def export_trial(
         write_folder(write, folder)
         return
     student, tokens = as_used(trial.student, sweep.evaluation), token_set(trial, prepared)
-    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None else None)
+    tokenizer = load_tokenizer(student, Path(tokens.tokenizer) if student.model is None or student.trim else None)
     export(encoder, tokenizer, student, folder, layers=layers)
 
 

@@ -105,6 +105,9 @@ class Student(Strict):
     model: str | None = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    trim: bool = False
+    """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
+    Text whose tokens are kept has the same vectors."""
     preset: str | None = None
     """Decides layers, width, heads and feed_forward, less those that are given beside it, by a name of `presets.py`
     such as `lealla-small`."""

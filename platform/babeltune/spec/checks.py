@@ -6,6 +6,7 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import typing
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from babeltune.data.languages import known_by
+from babeltune.data.languages import known_by, script_of
 from babeltune.errors import MethodError
 from babeltune.method import Method, Needs, load_method
 from babeltune.models.hub import ROUTED
@@ -23,7 +24,7 @@ from babeltune.records import Parameter, Student, Sweep, Task, Teacher, plain
 from babeltune.spec.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
 from babeltune.spec.data_rules import languages, source_pairs
 from babeltune.spec.document import describe, refusal
-from babeltune.spec.goals import goal_problems, right_languages
+from babeltune.spec.goals import goal_problems, right_languages, task_languages
 from babeltune.spec.names import methods_with, name_problems
 from babeltune.spec.reach import is_at_hand, model_dense, model_modules, model_pooling, model_positions, model_width
 from babeltune.spec.rules import RANGES, kind_of
@@ -384,6 +385,7 @@ def _model_files(sweep: Sweep) -> Iterator[Problem]:
             f"{sweep.teacher.max_tokens} is more than the {positions} positions of {sweep.teacher.model!r}; lower it",
         )
     student = sweep.student
+    yield from _trimming(sweep)
     if student.model is None:
         return
     static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
@@ -411,6 +413,28 @@ def _model_files(sweep: Sweep) -> Iterator[Problem]:
         yield (
             ("student", "projection"),
             f"{student.projection}: {student.model!r} comes with a projection to {brought}; set that, or leave it out",
+        )
+
+
+def _trimming(sweep: Sweep) -> Iterator[Problem]:
+    """A trimmed vocabulary without a model to trim, and tests in scripts that neither training nor dev text has."""
+    if not sweep.student.trim:
+        return
+    key: Key = ("student", "trim")
+    if sweep.student.model is None and "student.model" not in sweep.parameters:
+        yield key, "true needs student.model; the tokenizer of a student from scratch has the corpus's tokens alone"
+    read = [
+        *itertools.chain(*taught_languages(sweep)),
+        *(one for task in sweep.data.dev for one in task_languages(task)),
+    ]
+    scripts = {script_of(language) for language in read}
+    tested = [language for task in sweep.data.test for language in task_languages(task)]
+    if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):
+        named = ", ".join(f"{language} ({script_of(language)})" for language in lost)
+        yield (
+            key,
+            f"true: data.test has text in {named}, and neither data.train nor data.dev has that script, so its tokens "
+            "would be dropped; add such text, or remove student.trim",
         )
 
 

@@ -28,6 +28,7 @@ TOKENIZED = (
     "student.kind",
     "student.model",
     "student.revision",
+    "student.trim",
     "student.vocabulary",
     "student.max_tokens",
     "student.prompt",

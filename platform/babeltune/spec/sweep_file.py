@@ -141,6 +141,7 @@ ADDED: dict[str, Any] = {
     "corpus": "target",
     "cutoff": 100,
     "matryoshka": [],
+    "trim": False,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from babeltune.data.store import open_ragged
-from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.method import Method
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
@@ -24,7 +24,7 @@ from babeltune.training.sampler import local_sizes, own_rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.data.prepared import Prepared
+    from babeltune.data.prepared import Prepared, TokenSet
 
 
 Found = TypeVar("Found")
@@ -89,4 +89,12 @@ def dev_scores(
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
     cuts = cuts_of(encoder, trial.training)
     scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, look=look_together, cuts=cuts)
-    return scores | {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
+    scores |= {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
+    if not isinstance(encoder, FrozenEncoder) and (dropped := dropped_tokens(token_set(trial, prepared))):
+        scores[UNTRIMMED] = size + dropped * encoder.word_embeddings.shape[1]
+    return scores
+
+
+def dropped_tokens(tokens: TokenSet) -> int:
+    """How many tokens `student.trim` has dropped."""
+    return tokens.untrimmed - tokens.vocabulary if tokens.untrimmed else 0

@@ -243,6 +243,7 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
         teacher_dim=prepared.teacher_dim,
         seed=trial.seed,
         projected=needs.vectors,
+        kept=None if tokens.kept is None else np.load(tokens.kept),
     )
 
 

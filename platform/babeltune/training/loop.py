@@ -42,7 +42,7 @@ from babeltune.training.checkpoint import (
 from babeltune.training.dev_scores import EvaluationLeftError, dev_scores
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner, step_seed
 from babeltune.training.meter import Interval, Meter
-from babeltune.training.reader import make_reader
+from babeltune.training.reader import make_reader, token_set
 from babeltune.training.sampler import Schedule, own_rows
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class Run:
             "effective_negatives_least": prepared.negatives_seen(method, config, int(batches.min())),
             "packed": self.learner.encoder.packs,
         }
+        if not self.needs.frozen and (tokens := token_set(trial, prepared)).untrimmed:
+            self.facts |= {"vocabulary": tokens.vocabulary, "vocabulary_untrimmed": tokens.untrimmed}
         if usable is not None and self.reader.words is not None:
             self.facts |= {
                 "word_samples": len(self.reader.words),

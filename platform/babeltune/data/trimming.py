@@ -1,0 +1,222 @@
+"""Cuts a pretrained tokenizer to the tokens that a sweep's text uses (`student.trim`).
+
+A multilingual encoder spends most of its weights on token vectors that one corpus never reads. Kept are the tokens of
+the training and dev text, special and added tokens, every token of one character or byte, so that any text can still be
+tokenized, and what byte-pair encoding needs to build the kept tokens. Text whose tokens are all kept is tokenized as
+before: WordPiece takes the longest match and Unigram the most likely split, which stays among fewer tokens, and of
+byte-pair encoding every merge on the way is kept. Sealed test text is not read for this, as no other text would be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from babeltune.data.store import Contents, build, digest_of_texts, key_of, open_ragged
+from babeltune.data.tokens import bare_tokenizer
+from babeltune.errors import DataError, TeacherError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerFast
+
+KEPT = "kept.npy"
+"""Beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
+FEW = 1000
+"""Below this id of the padding all lower ids are kept: some encoders count positions from it."""
+BLOCK = 100_000
+"""Texts of a token store that are looked at together."""
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A byte's token, where a tokenizer falls back on bytes."""
+
+
+def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path]) -> Path:
+    """The folder of the tokenizer cut to the tokens of these token stores, and `KEPT`: a store, so it is cut once.
+
+    Raises:
+        TeacherError: the tokenizer is of a kind that cannot be cut.
+    """
+    ids = [np.unique(values) for store in stores for values, _ in blocks(store)]
+    used = np.unique(np.concatenate(ids)).astype(np.int64)
+    description = {
+        "trimmed": key_of({"json": bare_tokenizer(tokenizer).to_str()}),
+        "used": digest_of_texts([str(number) for number in used]),
+    }
+
+    def write(folder: Path) -> Contents:
+        cut, kept = trimmed(tokenizer, used)
+        cut.save_pretrained(folder)
+        np.save(folder / KEPT, kept)
+        return Contents(facts={"vocabulary": len(kept), "before": len(tokenizer)})
+
+    return build(root, "tokenizer", description, write)
+
+
+def check_equal(before: Path, after: Path, kept: NDArray[np.int64]) -> None:
+    """Raises `DataError` unless the trimmed tokenizer gives a text the tokens that it had before."""
+    for (old, lengths), (new, others) in zip(blocks(before), blocks(after), strict=True):
+        if not np.array_equal(lengths, others) or not np.array_equal(old, kept[new]):
+            raise DataError(
+                "the trimmed tokenizer splits some text of this corpus in another way than the whole one; remove "
+                "student.trim"
+            )
+
+
+def blocks(store: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+    """The token ids of a store end to end and the lengths of its texts, some texts at a time."""
+    ragged = open_ragged(store)
+    for start in range(0, len(ragged), BLOCK):
+        yield ragged.take(np.arange(start, min(start + BLOCK, len(ragged))))
+
+
+def trimmed(
+    tokenizer: PreTrainedTokenizerFast, used: NDArray[np.int64]
+) -> tuple[PreTrainedTokenizerFast, NDArray[np.int64]]:
+    """The tokenizer with these token ids and those that it needs besides; and [kept] the old ids, by new id.
+
+    Raises:
+        TeacherError: the tokenizer is of a kind that cannot be cut.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    described = json.loads(bare_tokenizer(tokenizer).to_str())
+    model, added = described["model"], described["added_tokens"]
+    if model["type"] not in KINDS or model.get("end_of_word_suffix"):
+        raise TeacherError(
+            f"a tokenizer of kind {model['type']} cannot be trimmed (BPE, Unigram and WordPiece can); remove "
+            "student.trim"
+        )
+    text_of = {number: token for token, number in tokenizer.get_vocab().items()}
+    pad = tokenizer.pad_token_id
+    wanted = {int(number) for number in used} | {token["id"] for token in added} | set(tokenizer.all_special_ids)
+    wanted |= {number for number, token in text_of.items() if is_single(token, model)}
+    wanted |= set(range(pad + 1)) if pad is not None and pad < FEW else set()
+    wanted |= KINDS[model["type"]][0](model, {text_of[number] for number in wanted if number in text_of})
+    kept = np.array(sorted(wanted & text_of.keys()), np.int64)
+    new = {int(old): place for place, old in enumerate(kept)}
+    KINDS[model["type"]][1](model, new)
+    for token in added:
+        token["id"] = new[token["id"]]
+    renumber(described["post_processor"], new)
+    backend = Tokenizer.from_str(json.dumps(described))
+    found = backend.get_vocab(with_added_tokens=True)
+    if found != {text_of[int(old)]: place for place, old in enumerate(kept)}:
+        raise TeacherError(
+            "this tokenizer numbers its added tokens in a way that cannot be trimmed; remove student.trim"
+        )
+    cut = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_input_names=tokenizer.model_input_names,
+        model_max_length=tokenizer.model_max_length,
+        padding_side=tokenizer.padding_side,
+        truncation_side=tokenizer.truncation_side,
+        **tokenizer.special_tokens_map,
+    )
+    return cut, kept
+
+
+def is_single(token: str, model: dict[str, Any]) -> bool:
+    """Whether it stands for one character or byte."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    return len(token.removeprefix(prefix)) == 1 or BYTE.fullmatch(token) is not None
+
+
+# --- What each kind of model needs besides, and how it is renumbered ------------------------------------------------
+
+
+def no_more(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+    """WordPiece: a longest match needs no other token; what stands for unknown text is kept."""
+    unknown = model["vocab"].get(model.get("unk_token"))
+    return set() if unknown is None else {unknown}
+
+
+def least_likely(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+    """Unigram: the least score decides what unknown text costs, so that token is kept, beside the unknown one."""
+    scores = [score for _, score in model["vocab"]]
+    unknown = set() if model.get("unk_id") is None else {int(model["unk_id"])}
+    return {int(np.argmin(scores))} | unknown
+
+
+def on_the_way(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+    """BPE: all that merging makes on the way to these tokens. Within a token no merge depends on its neighbours."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges_of(model))))}
+    met = set(filter(None, [model.get("unk_token")]))
+    for token in tokens:
+        met.update(merged(token, ranks, prefix))
+    return {model["vocab"][token] for token in met if token in model["vocab"]}
+
+
+def merges_of(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The merges of a BPE model in order."""
+    for merge in model["merges"]:
+        left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
+        yield left, right
+
+
+def merged(token: str, ranks: dict[tuple[str, str], int], prefix: str) -> Iterator[str]:
+    """Every symbol that byte-pair encoding meets in the token alone."""
+    first = bool(prefix) and token.startswith(prefix)
+    letters = list(token.removeprefix(prefix))
+    symbols = [letter if place == 0 and not first else prefix + letter for place, letter in enumerate(letters)]
+    yield from symbols
+    while True:
+        pairs = list(itertools.pairwise(symbols))
+        known = [(ranks[pair], at) for at, pair in enumerate(pairs) if pair in ranks]
+        if not known:
+            return
+        _, at = min(known)
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1].removeprefix(prefix)]
+        yield symbols[at]
+
+
+def cut_list(model: dict[str, Any], new: dict[int, int]) -> None:
+    """Unigram's vocabulary, in place."""
+    model["vocab"] = [model["vocab"][old] for old in new if old < len(model["vocab"])]
+    if model.get("unk_id") is not None:
+        model["unk_id"] = new[int(model["unk_id"])]
+
+
+def cut_names(model: dict[str, Any], new: dict[int, int]) -> None:
+    """WordPiece's and BPE's vocabulary and merges, in place."""
+    prefix = model.get("continuing_subword_prefix") or ""
+    vocabulary = {token: new[old] for token, old in model["vocab"].items() if old in new}
+    if "merges" in model:
+        model["merges"] = [
+            [left, right]
+            for left, right in merges_of(model)
+            if {left, right, left + right.removeprefix(prefix)} <= vocabulary.keys()
+        ]
+    model["vocab"] = vocabulary
+
+
+Needed = Callable[[dict[str, Any], Iterable[str]], set[int]]
+Cut = Callable[[dict[str, Any], dict[int, int]], None]
+KINDS: dict[str, tuple[Needed, Cut]] = {
+    "BPE": (on_the_way, cut_names),
+    "Unigram": (least_likely, cut_list),
+    "WordPiece": (no_more, cut_names),
+}
+"""Of each kind of model: which tokens it needs besides, and what cuts it."""
+
+
+def renumber(processor: dict[str, Any] | None, new: dict[int, int]) -> None:
+    """The ids of special tokens in a post-processor, in place."""
+    if processor is None:
+        return
+    for inner in processor.get("processors", ()):
+        renumber(inner, new)
+    for place in ("sep", "cls"):
+        if place in processor:
+            token, old = processor[place]
+            processor[place] = [token, new[old]]
+    special: dict[str, dict[str, Sequence[Any]]] = processor.get("special_tokens") or {}
+    for each in special.values():
+        each["ids"] = [new[old] for old in each["ids"]]

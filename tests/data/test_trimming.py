@@ -1,0 +1,235 @@
+"""Trimmed vocabularies: text whose tokens are kept has the same tokens and vectors, and other text still has some."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+
+from babeltune.bundled.templates import __file__ as bundled
+from babeltune.data.prepare import prepare
+from babeltune.data.prepared import Prepared
+from babeltune.data.trimming import check_equal, trimmed
+from babeltune.errors import DataError, SpecError, TeacherError
+from babeltune.losses.gather import Ranks
+from babeltune.models.encoder import Encoder
+from babeltune.models.static import StaticEncoder
+from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.export import export, export_trial
+from babeltune.records import Student
+from babeltune.spec.space import make_trial
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.train import Printer
+from babeltune.training.learner import make_method, make_student
+from babeltune.training.loop import train
+from babeltune.training.reader import token_set
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+OTHERS = ["zebra quartz 🦓", "Приве́т, мир", "漢字かな交じり文", "x" * 40, ""]
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """A thousand sentences of several languages."""
+    rows = (Path(bundled).parent / "natural_train.tsv").read_text("utf-8").splitlines()[1:]
+    return [cell for row in rows for cell in row.split("\t")]
+
+
+def unigram(texts):
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = [*SPECIAL, "<mask>"]
+    trainer = trainers.UnigramTrainer(vocab_size=1500, special_tokens=special, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(texts, trainer)
+    ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return made
+
+
+def byte_level(texts):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=2000, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False),
+    )
+    made.add_special_tokens(["<mask>"])
+    made.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    return made
+
+
+def character_level(texts):
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+    made.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=[*SPECIAL, "<mask>"], show_progress=False)
+    )
+    ends = [(token, made.token_to_id(token)) for token in ("<s>", "</s>")]
+    made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    return made
+
+
+def word_piece(texts):
+    made = Tokenizer(models.WordPiece(unk_token="<unk>"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.train_from_iterator(
+        texts, trainers.WordPieceTrainer(vocab_size=2000, special_tokens=[*SPECIAL, "<mask>"], show_progress=False)
+    )
+    made.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+    return made
+
+
+KINDS = {"unigram": unigram, "byte level": byte_level, "characters": character_level, "WordPiece": word_piece}
+
+
+def whole(kind, texts):
+    names = dict(
+        zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), [*SPECIAL, "<mask>"], strict=True)
+    )
+    ends = {"cls_token": "<s>", "sep_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=KINDS[kind](texts), **names, **ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_whose_tokens_are_kept_has_the_same_tokens_and_other_text_loses_none(kind, texts):
+    tokenizer = whole(kind, texts)
+    ids = tokenizer(texts)["input_ids"]
+    used = np.unique(np.concatenate([np.array(row) for row in ids[::4]]))
+    cut, kept = trimmed(tokenizer, used)
+    assert used.size <= len(kept) == len(cut) < 0.9 * len(tokenizer)
+    assert set(used) <= set(kept)
+    same = [text for text, row in zip(texts, ids, strict=True) if set(row) <= set(kept)]
+    assert len(same) > len(texts) / 4
+    for text in same:
+        assert [int(kept[new]) for new in cut(text)["input_ids"]] == tokenizer(text)["input_ids"], text
+    for text in [*texts, *OTHERS]:
+        unknown = tokenizer(text)["input_ids"].count(tokenizer.unk_token_id)
+        assert cut(text)["input_ids"].count(cut.unk_token_id) <= unknown, text
+    assert cut.all_special_tokens == tokenizer.all_special_tokens
+    assert cut.pad_token_id == tokenizer.pad_token_id, "positions are counted from it"
+
+
+def test_a_tokenizer_of_another_kind_is_refused():
+    words = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
+    with pytest.raises(TeacherError, match=r"kind WordLevel cannot be trimmed .* remove student\.trim"):
+        trimmed(PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"), np.array([0]))
+
+
+def bert(rows):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertModel(BertConfig(vocab_size=rows, pad_token_id=1, **sizes), add_pooling_layer=False)
+
+
+def xlm_r(rows):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = XLMRobertaConfig(vocab_size=rows, pad_token_id=1, max_position_embeddings=66, type_vocab_size=1, **sizes)
+    return XLMRobertaModel(config, add_pooling_layer=False)
+
+
+STUDENTS = {
+    "BERT": ("WordPiece", bert),
+    "XLM-R": ("unigram", xlm_r),
+    "byte level": ("byte level", xlm_r),
+    "static": ("characters", None),
+}
+
+
+def pretrained(name, texts, folder):
+    """A folder with random weights of this shape, with 8 rows more than tokens, as pretrained tables have them."""
+    kind, shape = STUDENTS[name]
+    tokenizer = whole(kind, texts)
+    torch.manual_seed(0)
+    settings = Student(max_tokens=32, kind="static" if shape is None else "transformer", width=16)
+    rows = len(tokenizer) + 8
+    made = StaticEncoder(torch.randn(rows, 16)) if shape is None else Encoder(shape(rows), pad_token_id=1)
+    export(made, tokenizer, settings, folder)
+    return settings, rows
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
+    name, texts, tiny_file, tiny_storage, tmp_path
+):
+    settings, rows = pretrained(name, texts, tmp_path / "whole")
+    student = f"student={{kind: {settings.kind}, model: {tmp_path / 'whole'}, max_tokens: 32, trim: true}}"
+    given = [student, "method=translation_ranking", "parameters={}", "config={hard_negatives: 0}", "training.pairs=64"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    tokens = token_set(trial, prepared)
+    encoder = make_student(trial, prepared)
+    assert tokens.vocabulary == len(encoder.word_embeddings) < tokens.untrimmed == rows - 8
+    export_trial(sweep, trial, prepared, encoder, make_method(trial, prepared, encoder), tmp_path / "cut")
+    before, after = (SentenceTransformer(str(tmp_path / folder)) for folder in ("whole", "cut"))
+    asked = sorted({text for task in dev_texts(prepared) for text in task.texts()})
+    assert len(asked) > 50
+    np.testing.assert_allclose(after.encode(asked), before.encode(asked), atol=1e-6)
+    table = next(p for p in after.parameters() if p.ndim == 2)
+    assert len(table) == tokens.vocabulary
+    assert sum(p.numel() for p in after.parameters()) == sum(p.numel() for p in before.parameters()) - 16 * (
+        rows - tokens.vocabulary
+    )
+
+    report = train(trial, prepared, tmp_path / "trial", Printer(()), Ranks(), torch.device("cpu"))[-1]
+    assert report.facts["vocabulary"] == tokens.vocabulary
+    assert report.facts["vocabulary_untrimmed"] == tokens.untrimmed
+    dropped = report.metrics["model/parameters_untrimmed"] - report.metrics["model/parameters"]
+    assert dropped == 16 * (tokens.untrimmed - tokens.vocabulary)
+
+
+def test_a_real_encoder_loses_most_of_its_tokens_and_no_vector_changes(tiny_file, tiny_storage, tmp_path):
+    given = ["student={model: 'bundled:all-MiniLM-L6-v2', max_tokens: 32, trim: true}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    prepared: Prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    cut, full = (
+        make_student(trial, prepared),
+        make_student(
+            replace(trial, student=replace(trial.student, trim=False)),
+            prepare(read_sweep(tiny_file, assignments=[given[0].replace("true", "false")]), tiny_storage),
+        ),
+    )
+    assert len(cut.word_embeddings) < len(full.word_embeddings) / 3
+    rows = torch.from_numpy(np.load(token_set(trial, prepared).kept))
+    assert torch.equal(cut.word_embeddings, full.word_embeddings[rows])
+
+
+def test_a_tokenizer_that_splits_otherwise_is_not_used(tiny, tmp_path):
+    _, prepared = tiny
+    store = next(iter(prepared.tokens.values())).train
+    check_equal(Path(store), Path(store), np.arange(2000))
+    with pytest.raises(DataError, match=r"in another way than the whole one; remove student\.trim"):
+        check_equal(Path(store), Path(store), np.arange(2000)[::-1])
+
+
+REFUSED = {
+    "from scratch": (["student.trim=true"], r"student\.trim: true needs student\.model"),
+    "a script that is only tested": (
+        [
+            "student={model: 'bundled:all-MiniLM-L6-v2', trim: true}",
+            "data.train=[{name: natural, path: natural_train.tsv, columns: {eng: eng, fra: fra}}]",
+            "data.dev.0.source.columns={eng: eng, fra: fra}",
+        ],
+        r"data\.test has text in kor \(Kore\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trimmed_is_one_line_of_the_plan(tiny_file, case):
+    given, words = REFUSED[case]
+    with pytest.raises(SpecError, match=words) as raised:
+        read_sweep(tiny_file, assignments=given)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_sweep_without_it_keeps_its_id(tiny_file):
+    assert sweep_id(read_sweep(tiny_file)) == sweep_id(read_sweep(tiny_file, assignments=["student.trim=false"]))
