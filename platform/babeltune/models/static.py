@@ -50,7 +50,7 @@ class StaticEncoder(nn.Module):
     ) -> None:
         """`dropout` is of the mean, before the linear layer."""
         super().__init__()
-        self.table = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
+        self.table = _bag(table)
         self.dropout = nn.Dropout(dropout)
         self.projection = projection
         self.normalize = normalize
@@ -68,8 +68,7 @@ class StaticEncoder(nn.Module):
 
     def keep(self, kept: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""
-        table = self.table.weight.detach()[kept].clone()
-        self.table = nn.EmbeddingBag.from_pretrained(table, freeze=False, mode="mean", sparse=True)
+        self.table = _bag(self.table.weight.detach()[kept].clone())
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
         """One fp32 vector per sentence, in order; it does not depend on the other sentences of the batch."""
@@ -91,6 +90,11 @@ class StaticEncoder(nn.Module):
             return means
         rows, ids = torch.unique(tokens.ids, return_inverse=True)
         return embedding_bag(ids, embedding(rows, self.table.weight, sparse=True), starts, mode="mean")
+
+
+def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
+    rows, width = table.shape
+    return nn.EmbeddingBag(rows, width, mode="mean", sparse=True, _weight=table)
 
 
 def build_static(student: Student, *, vocabulary_size: int, projection: int | None) -> StaticEncoder:
