@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from babeltune.promotion.export import export_trial
 from babeltune.records import Sweep, plain
 from babeltune.spec.space import default_params, make_trial
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.training.compute import measured_rates
 from babeltune.training.loop import Run
 
 
@@ -57,11 +59,21 @@ def payload_alone(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     sweep = replace(sweep, parameters={})
     out = Path(settings.get("out") or ".babeltune/tune").absolute()
     prepared = prepare(sweep, out)
-    trial = make_trial(sweep, 0, params)
+    trial = make_trial(with_rates(sweep, out, "cpu"), 0, params)
     folder = out / "trials" / key_of(plain(trial))[:16]
     folder.mkdir(parents=True, exist_ok=True)
     write_prepared(prepared, folder / "prepared.json")
     return {"trial": plain(trial), "prepared": str(folder / "prepared.json"), "folder": str(folder)}
+
+
+def with_rates(sweep: Sweep, out: Path, device: str) -> Sweep:
+    """The sweep with the rates by which `training.compute` counts, measured once and kept in the folder `out`."""
+    if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
+        return sweep
+    if not (kept := out / "rates.json").exists():
+        write_json(kept, {"rates": measured_rates(torch.device(device))})
+    rates = tuple(json.loads(kept.read_text(encoding="utf-8"))["rates"])
+    return replace(sweep, training=replace(sweep.training, rates=rates))
 
 
 def train_alone(
@@ -71,7 +83,7 @@ def train_alone(
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
     prepared = prepare(sweep, out, progress=progress)
     write_prepared(prepared, out / "prepared.json")
-    trial = make_trial(sweep, 0, default_params(sweep))
+    trial = make_trial(with_rates(sweep, out, device), 0, default_params(sweep))
     write_json(out / "trial.json", trial)
     printer = Printer([objective.metric for objective in sweep.objectives])
     run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))

@@ -188,7 +188,7 @@ def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int])
             "negatives; lower it, or give more text"
         )
     seen = largest("training.pairs", sweep.training.pairs)
-    if seen > MANY_EPOCHS * total:
+    if sweep.budget.unit == "pairs" and seen > MANY_EPOCHS * total:
         yield (
             f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "
             f"{MANY_EPOCHS:,} teach nothing more; lower it, or give more text"

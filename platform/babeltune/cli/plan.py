@@ -39,7 +39,8 @@ class Sampled:
     """One trial that the sweep could propose (the real proposals also depend on results)."""
 
     params: dict[str, Scalar]
-    steps: int
+    steps: int | None
+    """None where compute says how long a trial is: a worker counts it when the trial begins."""
     student_parameters: int | None
     """About this many, without the method's own; None for a model by name and a frozen encoder."""
 
@@ -67,8 +68,10 @@ class PlanReport:
     """Distinct sentences that the teacher encodes, once for all trials."""
     words: dict[str, int]
     """Aligned words, and how many pairs have one or none; empty where no method needs them."""
-    budget_pairs: int
-    """Pairs seen by all trials together if none stops early."""
+    budget_pairs: int | None
+    """Pairs seen by all trials together if none stops early, or None, and …"""
+    budget_compute: float | None
+    """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
     """What the methods find amiss with the teacher's labels on one batch of this text."""
 
@@ -132,6 +135,7 @@ def describe(
 ) -> PlanReport:
     """The plan, from the sweep and what the corpus counted."""
     default, *trials = shown_trials(sweep, samples)
+    compute = default.training.compute
     return PlanReport(
         id=sweep_id(sweep),
         spec=spec_yaml(sweep),
@@ -144,7 +148,8 @@ def describe(
         anchors=anchors,
         teacher_sentences=teacher_sentences,
         words=dict(words or {}),
-        budget_pairs=sweep.budget.trials * default.training.pairs,
+        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
+        budget_compute=sweep.budget.trials * compute if compute else None,
     )
 
 
@@ -157,6 +162,12 @@ def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
 
 
 def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:
+    steps = None if trial.training.compute is not None else _steps_of(trial, pairs)
+    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
+    return Sampled(params=trial.params, steps=steps, student_parameters=size)
+
+
+def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
     groups = np.repeat(np.arange(len(pairs), dtype=np.int16), list(pairs.values()))
     schedule = Schedule(
         groups,
@@ -166,8 +177,7 @@ def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sample
         total_pairs=trial.training.pairs,
         seed=trial.seed,
     )
-    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
-    return Sampled(params=trial.params, steps=len(schedule), student_parameters=size)
+    return len(schedule)
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
@@ -238,11 +248,15 @@ def render(report: PlanReport) -> Group:
     def heading(text: str) -> Text:
         return Text(f"\n{text}", style="bold")
 
-    steps = [trial.steps for trial in (report.default, *report.trials)]
+    steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
+    length = (
+        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+        if steps
+        else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
+    )
     work = (
         f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
-        f"{report.teacher_sentences:,} sentences for the teacher, once; "
-        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+        f"{report.teacher_sentences:,} sentences for the teacher, once; {length}"
     )
     return Group(
         Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
@@ -279,7 +293,12 @@ def _trials_table(report: PlanReport) -> Table:
     for number, trial in enumerate((report.default, *report.trials)):
         size = "" if trial.student_parameters is None else f"{trial.student_parameters / 1e6:.1f} M"
         values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
-        table.add_row("default" if number == 0 else f"sample {number - 1}", *values, f"{trial.steps:,}", size)
+        table.add_row(
+            "default" if number == 0 else f"sample {number - 1}",
+            *values,
+            "" if trial.steps is None else f"{trial.steps:,}",
+            size,
+        )
     return table
 
 

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.method import load_method
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.judge import Decision
@@ -45,6 +46,14 @@ LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
 
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    PARAMETERS: ("size", lambda size: f"{size / 1e6:.1f} M, {4 * size / 1e6:,.0f} MB"),
+    COMPUTE: ("compute", lambda seconds: f"{seconds:.3g} s"),
+    SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
+}
+"""What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+
+
 def number(value: Scalar) -> str:
     """A value as short as it can be read."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -54,8 +63,9 @@ def minutes(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
-    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values.
+def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> Table:
+    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values; `costs` adds
+    size, compute and speed.
 
     With several objectives, a star marks the trials on the Pareto front.
     """
@@ -69,6 +79,9 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         table.add_column(title, no_wrap=True)
     for title in metrics:
         table.add_column(title.removeprefix("dev/"), justify="right")
+    costed = [name for name in COSTS if costs and any(name in row.metrics for row in rows)]
+    for name in costed:
+        table.add_column(COSTS[name][0], justify="right", no_wrap=True)
     table.add_column("settings / reason", overflow="fold")
     for row in rows:
         settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
@@ -81,6 +94,7 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None) -> Table:
         if running:
             far.append(f"{row.loss:.3f}" if row.loss is not None else "")
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
+        values += [COSTS[name][1](row.metrics[name]) if name in row.metrics else "–" for name in costed]
         notes = [row.reason.splitlines()[0][:80]] if row.reason and not row.reason.startswith("stopped by") else []
         notes += [row.warning] if row.warning else []
         name = row.name + (" ★" if row.front else "")
@@ -208,7 +222,7 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
 
 
 def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
-    console.print(table_of(standing(folder, metric), folder.sweep(), metric))
+    console.print(table_of(standing(folder, metric), folder.sweep(), metric, costs=True))
     for line in accepted_lines(folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -30,6 +30,7 @@ from babeltune.engine.courier import Courier
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.events import Tracking, close_tracker
 from babeltune.engine.lease import OvertakenError, heard, leased, only_driver, refuse_heard, this_driver
+from babeltune.engine.rates import measure_rates
 from babeltune.errors import ClusterError, DamagedError, storage_refusals
 from babeltune.models.hub import baseline_row
 from babeltune.records import Scalar, Sweep, plain, trial_from
@@ -237,6 +238,7 @@ def _run(
 ) -> bool:
     """The search; True when the budget's trials are all there."""
     board.progress("starting lanes", 0, 1)
+    measure_rates(sweep, folder, cluster, look)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
     left = max(1, sweep.budget.trials - board.ended)
     lanes = Lanes(
@@ -303,14 +305,18 @@ def payload(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, An
     """
     place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
     if prepared == folder.prepared:
-        trial = make_trial(sweep, number, params)
+        trial = make_trial(folder.with_rates(sweep), number, params)
         place.mkdir(parents=True, exist_ok=True)
         write_json(place / "trial.json", trial)
     else:
         if words := damage(prepared):
             raise DamagedError(words)
         known = read_of_trial(place, "trial.json")
-        trial = make_trial(folder.sweep_of(number), number, params) if known is None else trial_from(known)
+        trial = (
+            make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
+            if known is None
+            else trial_from(known)
+        )
     storage = folder.path.parents[1]
     return {
         "trial": plain(trial),

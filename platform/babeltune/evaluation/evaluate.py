@@ -77,7 +77,10 @@ METRICS: dict[str, tuple[str, ...]] = {
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
-"""A model's size, layers that only training has left out, and how fast one worker encoded the sets, text ids in."""
+"""A model's size, layers that only training has left out, and how many sentences of the sets one thread, or one GPU,
+encodes in a second, token ids in: measured once for each architecture."""
+COMPUTE = "train/compute"
+"""Counted seconds of one worker that a trial's training has cost, where it is as long as `training.compute` says."""
 UNTRIMMED = "model/parameters_untrimmed"
 """A model's size before `student.trim`."""
 BIAS = "same_language_bias"

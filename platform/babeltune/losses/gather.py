@@ -67,6 +67,13 @@ class Ranks:
         self.backend: str = dist.get_backend() if joined else "none"
         self.sizes: list[int] | None = None
 
+    @classmethod
+    def alone(cls) -> Ranks:
+        """This process without the others, whatever group it is in."""
+        found = cls()
+        found.rank, found.world, found.backend = 0, 1, "none"
+        return found
+
     def set_sizes(self, sizes: Sequence[int]) -> None:
         """Says how many rows each rank will hand to the following gathers; without it every gather asks first."""
         if len(sizes) != self.world:

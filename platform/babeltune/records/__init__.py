@@ -179,8 +179,14 @@ class Training(Strict):
     """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
 
     pairs: int = 200_000
+    compute: float | None = None
+    """With `budget.unit: compute`, instead of `pairs`: seconds of one worker, counted and not timed (`compute.py`). A
+    trial sees as many pairs as these pay for, so that a cheap student sees more than a dear one."""
+    rates: tuple[float, float] | None = None
+    """What `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second. Absent: the
+    sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
     reports: int = 5
-    """Evaluations and checkpoints at equal shares of `pairs`."""
+    """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
     global_batch: int = 64
     """Pairs per step over all workers."""
     chunk: int | None = None
@@ -213,6 +219,8 @@ class Training(Strict):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
+        if self.rates is not None:
+            object.__setattr__(self, "rates", tuple(self.rates))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,9 @@ class Budget(Strict):
 
     trials: int = 8
     """In all, resumed submissions included."""
+    unit: Literal["pairs", "compute"] = "pairs"
+    """By which trials are equally long: `training.pairs`, or `training.compute`, which is fair to students of unlike
+    cost. Reports, and with them the scheduler's rungs, are equal shares of it."""
     minutes: float | None = None
     """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
     workers: int | None = None

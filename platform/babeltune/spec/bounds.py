@@ -67,6 +67,8 @@ inside = Bound(INSIDE, lambda value: value != "" and is_inside(value))
 BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Training: {
         "pairs": within(1, 1e12),
+        "compute": within(1e-3, 1e9),
+        "rates": Bound("two numbers greater than 0", lambda rates: all(rate > 0 for rate in rates)),
         "reports": within(1, 1e6),
         "global_batch": within(2, 1e7),
         "chunk": at_least(1),

@@ -89,7 +89,10 @@ def _single_values(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
-    """More reports than the shortest trial has steps, and more steps than a trial can have."""
+    """More reports than the shortest trial has steps, and more steps than a trial can have. How many steps a trial's
+    compute pays for is known once it is counted."""
+    if sweep.budget.unit == "compute":
+        return
 
     def end(name: str, most: bool) -> int:
         parameter = sweep.parameters.get(f"training.{name}")

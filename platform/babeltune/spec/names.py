@@ -31,7 +31,7 @@ from babeltune.spec.space import (
     words_for,
 )
 
-COMPARED = ("training.pairs", "training.reports")
+COMPARED = ("training.pairs", "training.compute", "training.rates", "training.reports")
 """Settings by which trials are compared, so they are the same in all of them."""
 
 

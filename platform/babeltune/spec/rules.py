@@ -40,6 +40,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
         yield from parameter_problems(("parameters", name), parameter)
     if not sweep.objectives:
         yield ("objectives",), "must name at least one metric, such as {metric: dev/everyday/accuracy}"
+    yield from length_problems(sweep)
     yield from gate_problems(sweep)
     yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
@@ -49,6 +50,19 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
             ("scheduler", "grace"),
             f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
         )
+
+
+def length_problems(sweep: Sweep) -> Iterator[Problem]:
+    """How long a trial is must be said in the unit of the budget."""
+    searched = {name for name in ("pairs", "compute") if f"training.{name}" in sweep.parameters}
+    given = sweep.training.compute is not None or "compute" in searched
+    if sweep.budget.unit == "compute" and not given:
+        yield ("budget", "unit"), "compute: say how long a trial is, in seconds of a worker: training.compute: 60"
+    if sweep.budget.unit == "compute" and "pairs" in searched:
+        yield ("parameters", "training.pairs"), "trials are as long as training.compute says; remove it"
+    if sweep.budget.unit == "pairs" and given:
+        key: Key = ("parameters", "training.compute") if "compute" in searched else ("training", "compute")
+        yield key, "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
 
 
 def baseline_problems(sweep: Sweep) -> Iterator[Problem]:

@@ -141,6 +141,8 @@ ADDED: dict[str, Any] = {
     "corpus": "target",
     "cutoff": 100,
     "matryoshka": [],
+    "compute": None,
+    "rates": None,
     "trim": False,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""

@@ -1,7 +1,7 @@
 """A sweep's folder: where everything of a sweep is.
 
     <storage>/sweeps/<id>/
-        sweep.json  prepared.json  facts.json  baselines.json  state.json  driver.log
+        sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
         conditions/1/                                     sweep.json and prepared.json before an accepted change
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
         trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ NUMBERED = re.compile(r"t?([0-9]{1,9})")
 """What a trial is called: `t0007`, `t7` or `7`."""
 HEARTBEAT = "owner.json"
 """Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
+RATES = "rates.json"
+"""By what `training.compute` counts, where the sweep file does not say: `{"rates": [operations, bytes]}`."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
@@ -105,6 +107,15 @@ class SweepFolder:
     def sweep_of(self, number: int) -> Sweep:
         """The spec with which the trial began."""
         return self._sweep_at(str(self.began_with(number, "sweep.json").relative_to(self.path)))
+
+    def with_rates(self, sweep: Sweep) -> Sweep:
+        """The sweep with the rates that were measured for it, where it has none of its own."""
+        if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
+            return sweep
+        measured = self.read(RATES)
+        if measured is None:
+            raise DamagedError(f"{self.path / RATES} is gone, so no trial has a length; restore it from a copy")
+        return replace(sweep, training=replace(sweep.training, rates=tuple(measured["rates"])))
 
     def _sweep_at(self, name: str) -> Sweep:
         values = self.read(name)

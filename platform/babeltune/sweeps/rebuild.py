@@ -30,10 +30,10 @@ ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
 """A trial's state, by Optuna's word for it."""
 MADE_AGAIN = (
     *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
-    *("warm_start.json", "outcome.json", "progress.json"),
+    *("warm_start.json", "rates.json", "outcome.json", "progress.json"),
 )
 """Files that `babeltune resume` writes, or does without, where they are gone."""
-NEEDED_KEYS = {"trial.json": "params", "outcome.json": "state", "state.json": "state"}
+NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "outcome.json": "state", "state.json": "state"}
 """A key without which a file is damaged."""
 
 
@@ -71,6 +71,8 @@ def rebuilt(folder: SweepFolder, name: str) -> dict[str, Any] | None:
         return _outcome(folder, int(number))
     if file == "state.json":
         return {"state": "finished" if _is_complete(folder) else "interrupted"}
+    if file == "rates.json":
+        return _rates(folder)
     if file == "sweep.json":
         tags = told(folder, before=int(number) if place else None)
         spec: dict[str, Any] | None = json.loads(tags.get(SPEC, "null"))
@@ -132,8 +134,18 @@ def _trial(folder: SweepFolder, number: int) -> dict[str, Any] | None:
     params = [line["params"] for line in _ledger(folder, number) if line.get("event") == "propose"]
     with suppress(BabeltuneError):
         if params:
-            values: dict[str, Any] = plain(make_trial(folder.sweep_of(number), number, params[-1]))
+            sweep = folder.with_rates(folder.sweep_of(number))
+            values: dict[str, Any] = plain(make_trial(sweep, number, params[-1]))
             return values
+    return None
+
+
+def _rates(folder: SweepFolder) -> dict[str, Any] | None:
+    """Those that a trial was given."""
+    for place in folder.trials():
+        with suppress(OSError, SweepError):
+            if rates := read_json(place / "trial.json").get("training", {}).get("rates"):
+                return {"rates": rates}
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -16,10 +15,11 @@ from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.method import Method
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
-from babeltune.records import Trial
+from babeltune.records import Trial, plain
 from babeltune.training.learner import cuts_of
 from babeltune.training.reader import token_set
 from babeltune.training.sampler import local_sizes, own_rows
+from babeltune.training.speed import sentences_per_second
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +53,6 @@ def dev_scores(
     frozen = isinstance(encoder, FrozenEncoder)
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
-    speeds: list[float] = []
 
     def on_all(found: Found | None) -> Found:
         """What this rank has found, if none has left."""
@@ -71,12 +70,10 @@ def dev_scores(
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
-        started = time.perf_counter()
         encoded = None
         with contextlib.suppress(EvaluationLeftError), encoder.register_forward_pre_hook(lambda *_: look()):
             encoded = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
         own = on_all(encoded)
-        speeds.append(len(mine) / (time.perf_counter() - started))
         ranks.set_sizes(local_sizes(len(ids), ranks.world))
         with torch.no_grad():
             finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
@@ -89,7 +86,11 @@ def dev_scores(
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
     cuts = cuts_of(encoder, trial.training)
     scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, look=look_together, cuts=cuts)
-    scores |= {PARAMETERS: size} | ({SPEED: speeds[0]} if speeds else {})
+    scores[PARAMETERS] = size
+    if prepared.tasks and ranks.rank == 0:
+        texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
+        named = f"{plain(trial.student)} {size} {device}"
+        scores[SPEED] = sentences_per_second(named, encoder, tokens.take, texts, device)
     if not isinstance(encoder, FrozenEncoder) and (dropped := dropped_tokens(token_set(trial, prepared))):
         scores[UNTRIMMED] = size + dropped * encoder.word_embeddings.shape[1]
     return scores

@@ -19,6 +19,7 @@ import torch
 
 from babeltune.data.files import write_json
 from babeltune.errors import CheckpointError, StorageError, TrainingError
+from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.losses.gather import Ranks
 from babeltune.machine import give_back_memory
 from babeltune.method import load_method, make_config
@@ -39,11 +40,12 @@ from babeltune.training.checkpoint import (
     stopped_folder,
     write_reports,
 )
+from babeltune.training.compute import paid_for
 from babeltune.training.dev_scores import EvaluationLeftError, dev_scores
 from babeltune.training.learner import halvings_after, learning_rate_at, make_learner, step_seed
 from babeltune.training.meter import Interval, Meter
-from babeltune.training.reader import make_reader, token_set
-from babeltune.training.sampler import Schedule, own_rows
+from babeltune.training.reader import make_reader, make_schedule, token_set
+from babeltune.training.sampler import own_rows
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -80,6 +82,7 @@ class Run:
     def __init__(
         self, trial: Trial, prepared: Prepared, folder: Path, reporter: Reporter, ranks: Ranks, device: torch.device
     ) -> None:
+        trial = paid_for(trial, prepared, ranks, device)
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
         self.ranks, self.device = ranks, device
         self.learner = make_learner(trial, prepared, ranks, device)
@@ -88,16 +91,7 @@ class Run:
         config = make_config(method, trial.config)
         self.needs = method.needs(config)
         usable = self.reader.usable()
-        self.schedule = Schedule(
-            prepared.pair_groups(),
-            prepared.pair_weights(),
-            trial.sampling,
-            global_batch=trial.training.global_batch,
-            total_pairs=trial.training.pairs,
-            seed=trial.seed,
-            order=self.reader.target_lengths() if self.needs.order == "length" else None,
-            only=usable,
-        )
+        self.schedule = make_schedule(trial, prepared, self.reader, self.needs)
         self.names = {id(p): name for name, p in self.learner.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
@@ -265,6 +259,7 @@ class Run:
                     **metrics,
                     "train/pairs": pairs,
                     "train/pairs_per_second": (pairs - self.seen(done)) / trained,
+                    **self.spent(pairs),
                 },
                 points=points,
                 checkpoint=str(checkpoint_folder(self.folder, index)),
@@ -276,6 +271,11 @@ class Run:
             if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
+
+    def spent(self, pairs: int) -> dict[str, float]:
+        """Counted seconds of one worker that so many pairs have cost, where the trial is as long as its compute."""
+        training = self.trial.training
+        return {} if training.compute is None else {COMPUTE: training.compute * pairs / training.pairs}
 
     def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
         """Keeps where a stop met the trial: after this step. Returns all reports."""

@@ -19,7 +19,7 @@ from babeltune.errors import TrainingError
 from babeltune.losses.masked_language import Masking
 from babeltune.method import Batch, Masked, Needs, Tokens, needs_of
 from babeltune.models.encoder import TextIds
-from babeltune.training.sampler import lots
+from babeltune.training.sampler import Schedule, lots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,6 +147,20 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reade
         np.load(tokens.words or "", mmap_mode="r") if tokens and needs.words else None,
         masking(tokens, needs.masked) if tokens and needs.masked else None,
         trial.seed,
+    )
+
+
+def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs) -> Schedule:
+    """The global batches of a trial whose method has these needs."""
+    return Schedule(
+        prepared.pair_groups(),
+        prepared.pair_weights(),
+        trial.sampling,
+        global_batch=trial.training.global_batch,
+        total_pairs=trial.training.pairs,
+        seed=trial.seed,
+        order=reader.target_lengths() if needs.order == "length" else None,
+        only=reader.usable(),
     )
 
 

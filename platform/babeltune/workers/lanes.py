@@ -56,6 +56,11 @@ STOPS_WITHIN = 120.0
 a trial to hang, which a new group of ranks must not be: it has nothing to tell until it has started."""
 
 
+def lane_threads(cpus_per_worker: float) -> int:
+    """Threads of torch in a worker."""
+    return max(1, int(cpus_per_worker))
+
+
 @dataclass
 class _Lane:
     """One lane's Ray Train run."""
@@ -108,7 +113,7 @@ class Lanes:
         self._settings = {
             "desk": self.desk_name,
             "run_trial": run_trial,
-            "threads": max(1, int(cpus_per_worker)),
+            "threads": lane_threads(cpus_per_worker),
             "isolation": isolation,
         }
         self._storage = str(storage)

@@ -1,0 +1,239 @@
+"""The compute of a trial: what its training costs, counted instead of timed, so that unlike students compare.
+
+A training step is counted in operations (of matrix products and attention) and in bytes (that all kernels read and
+write). Two rates of a machine turn both into seconds of one worker: `operations / rate + bytes / rate`. The count is
+the same in every run; only the rates are measured, once for a sweep. `python -m benchmarks.compute` shows how far
+counted seconds are from measured ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from babeltune.errors import TrainingError
+from babeltune.losses.gather import Ranks
+from babeltune.method import load_method, make_config
+from babeltune.training.learner import make_learner, step_seed
+from babeltune.training.reader import make_reader, make_schedule
+from babeltune.training.row_adam import RowAdam
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from babeltune.data.prepared import Prepared
+    from babeltune.records import Trial
+
+aten = torch.ops.aten
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+"""Attention on a CPU, which torch's own table of operations lacks."""
+ROWS = (
+    aten.embedding,
+    aten.gather,
+    aten.index,
+    aten.index_add_,
+    aten.index_copy_,
+    aten.index_put_,
+    aten.index_select,
+    aten.scatter_add_,
+)
+"""Kernels that read or write some rows of their first tensor, and not all of it."""
+BAGS = (aten._embedding_bag, aten._embedding_bag_forward_only)
+"""Kernels that add up rows of their first tensor, as the second says."""
+COUNTED = 4
+"""Batches whose mean is the work of a step."""
+GIGA = 1e9
+REPEATS = 5
+"""Of a measured step, the fastest of which counts."""
+REFERENCE = (256, 384, 12, 4000)
+"""Hidden width, width of the vectors, tokens of a sentence and vocabulary of the steps that measure the rates."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What some training costs."""
+
+    operations: float = 0.0
+    """A multiplication and an addition are two."""
+    bytes: float = 0.0
+    """Read and written."""
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.operations + other.operations, self.bytes + other.bytes)
+
+    def __truediv__(self, count: float) -> Work:
+        return Work(self.operations / count, self.bytes / count)
+
+    def seconds(self, rates: tuple[float, float]) -> float:
+        """On a machine of these rates: 10^9 operations, and 10^9 bytes, in a second."""
+        return self.operations / (rates[0] * GIGA) + self.bytes / (rates[1] * GIGA)
+
+
+# --- Counting -------------------------------------------------------------------------------------------------------
+
+
+class Counter(TorchDispatchMode):
+    """Counts the work of everything that torch does within it, backward passes and optimizers included.
+
+    A view costs nothing. Results stay as they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work = Work()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if not func.is_view:
+            packet = func._overloadpacket
+            formula: Any = ATTENTION.get(packet) or flop_registry.get(packet)
+            operations = formula(*args, **kwargs, out_val=found) if formula else 0
+            self.work += Work(operations, _moved(packet, [*args, *kwargs.values()], found))
+        return found
+
+
+def _moved(packet: Any, given: list[Any], found: Any) -> int:
+    """Bytes that a kernel reads and writes."""
+    if packet in BAGS:
+        table, ids = given[:2]
+        return int(ids.numel() * table.shape[1] * table.element_size() + _bytes(found[0]))
+    if packet in ROWS:
+        return 2 * sum(_bytes(leaf) for leaf in tree_leaves((given[1:], found)) if leaf is not given[0])
+    return sum(map(_bytes, tree_leaves((given, found))))
+
+
+def _bytes(value: Any) -> int:
+    """Of a tensor; of a sparse one, its indices and values."""
+    if not isinstance(value, Tensor):
+        return 0
+    if value.is_sparse:
+        return _bytes(value._indices()) + _bytes(value._values())
+    return value.numel() * value.element_size()
+
+
+def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
+    """What training on one pair costs: the mean over the trial's first `COUNTED` global batches, all of each on this
+    rank, so that the number of ranks plays no part. Trains a student that is thrown away."""
+    learner = make_learner(trial, prepared, Ranks.alone(), device)
+    reader = make_reader(trial, prepared, device)
+    method = load_method(trial.method)
+    needs = method.needs(make_config(method, trial.config))
+    schedule = make_schedule(with_length(trial, COUNTED * trial.training.global_batch), prepared, reader, needs)
+    if needs.warm_up:
+        learner.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
+    work = Work()
+    for step in range(len(schedule)):
+        rows = schedule.rows(step)
+        torch.manual_seed(step_seed(trial.seed, step, 0))
+        pairs = reader.batch(rows, len(rows), step=step, first=0)
+        with Counter() as counter:
+            learner.step(pairs, int(schedule.seen[step]))
+        work += counter.work
+    return work / int(schedule.seen[-1])
+
+
+def with_length(trial: Trial, pairs: int) -> Trial:
+    """The trial that sees so many pairs."""
+    return replace(trial, training=replace(trial.training, pairs=pairs))
+
+
+def paid_for(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Trial:
+    """The trial with the pairs that its `training.compute` pays for; as it is where it has none. Rank 0 counts.
+
+    Raises `TrainingError`, on all ranks, where these are too few for its reports.
+    """
+    training = trial.training
+    if training.compute is None:
+        return trial
+    assert training.rates is not None
+    own = 0 if ranks.rank else training.compute / work_of_a_pair(trial, prepared, device).seconds(training.rates)
+    pairs = ranks.of_first(int(own), device)
+    if pairs < (least := 2 * training.reports * training.global_batch):
+        raise TrainingError(
+            f"training.compute {training.compute:g} s pays for {pairs:,} pairs, and {training.reports} reports of two "
+            f"steps need {least:,}; give at least {training.compute * least / max(pairs, 1):.2g}"
+        )
+    return with_length(trial, pairs)
+
+
+# --- The two rates --------------------------------------------------------------------------------------------------
+
+
+def measured_rates(device: torch.device) -> tuple[float, float]:
+    """10^9 operations and 10^9 bytes that this machine does in a second, in training steps like ours.
+
+    Four steps are counted and timed: a static student's and a one-layer Transformer's, each with a small and a large
+    batch. The rates are those by which the counts explain the times best, in relative error.
+    """
+    counts, times = [], []
+    for step in (_step(device, pairs, layers) for layers in (0, 1) for pairs in (64, 256)):
+        step()
+        with Counter() as counter:
+            step()
+        counts.append([counter.work.operations / GIGA, counter.work.bytes / GIGA])
+        times.append(min(_timed(step, device) for _ in range(REPEATS)))
+    shares = torch.tensor(counts, dtype=torch.float64) / torch.tensor(times, dtype=torch.float64)[:, None]
+    ones = torch.ones(len(times), 1, dtype=torch.float64)
+    best = torch.linalg.lstsq(shares, ones).solution.flatten().tolist()
+    if min(best) <= 0:  # one of the two explains all: then both do it alike
+        best = [1 / float(shares.sum(dim=1).mean())] * 2
+    return 1 / best[0], 1 / best[1]
+
+
+def _timed(step: Callable[[], None], device: torch.device) -> float:
+    """Seconds of one step."""
+    started = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _step(device: torch.device, pairs: int, layers: int) -> Callable[[], None]:
+    """A training step on pairs of random tokens: both sides encoded, one softmax over the batch, Adam."""
+    width, dim, length, vocabulary = REFERENCE
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        table = nn.EmbeddingBag(vocabulary, width, mode="mean", sparse=True)
+        words = nn.Embedding(vocabulary, width)
+        blocks = [
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
+            for _ in range(layers)
+        ]
+        last = nn.Linear(width, dim)
+        ids = torch.randint(0, vocabulary, (2 * pairs, length)).to(device)
+    body = nn.Sequential(words, *blocks) if layers else table
+    module = nn.Sequential(body, last).to(device)
+    dense = [*last.parameters(), *(body.parameters() if layers else ())]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(dense, fused=True)]
+    if not layers:
+        optimizers.append(RowAdam(table.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-8))
+    own = torch.arange(pairs, device=device)
+
+    def step() -> None:
+        module.zero_grad()
+        states = body(ids)
+        vectors = functional.normalize(last(states.mean(dim=1) if layers else states))
+        functional.cross_entropy(20 * vectors[:pairs] @ vectors[pairs:].T, own).backward()  # type: ignore[no-untyped-call]
+        for parameter in table.parameters() if not layers else ():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.coalesce()
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return step

@@ -1,0 +1,67 @@
+"""How fast a student encodes, measured once for each architecture: students of one shape are equally fast.
+
+On a CPU one thread encodes, and its own processor time counts, which other trials on the machine hardly change. The
+lane's process remembers what it found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from babeltune.models.encoder import StudentEncoder, encode_all
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST = 512
+"""Sentences that are encoded for a measurement, drawn from those of the dev sets."""
+LONGEST = 1.0
+"""Seconds of measuring, after which it is not repeated."""
+REPEATS = 5
+"""Measurements at most; the fastest counts."""
+
+_known: dict[str, float] = {}
+
+
+def sentences_per_second(
+    architecture: str,
+    encoder: StudentEncoder,
+    take: Callable[[Any], tuple[NDArray[Any], NDArray[Any]]],
+    ids: NDArray[np.int64],
+    device: torch.device,
+) -> float:
+    """Of these texts, token ids in, vectors out. `architecture` names what decides it; `take` as in `encode_all`."""
+    if architecture not in _known:
+        drawn = np.random.default_rng(0).permutation(ids)[:MOST]
+        seconds = min(_measured(lambda: encode_all(encoder, take, drawn, device=device), device))
+        _known[architecture] = len(drawn) / seconds
+    return _known[architecture]
+
+
+def _measured(work: Callable[[], object], device: torch.device) -> Iterator[float]:
+    """Seconds of the work, again and again for a while."""
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
+    with _one_thread():
+        began = clock()
+        for _ in range(REPEATS):
+            started = clock()
+            work()  # its vectors are on the CPU, so a GPU is done
+            yield clock() - started
+            if clock() - began > LONGEST:
+                return
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
