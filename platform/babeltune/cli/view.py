@@ -264,6 +264,8 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
         console.print(f"  {latest_note(folder)}", markup=False)
     if reason:
         console.print(f"  {reason}", markup=False)
+    if refit_of := folder.sweep().refit_of:
+        console.print(f"  trains longer the settings of {', '.join(refit_of)}", markup=False, highlight=False)
     show_leaderboard(folder, console)
     for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
         console.print(line, markup=False, highlight=False)

@@ -125,6 +125,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         "",
         f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
         f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}.",
+        *([f"That sweep trains longer the settings of {', '.join(sweep.refit_of)}."] if sweep.refit_of else []),
         "",
         "```python",
         "from sentence_transformers import SentenceTransformer",

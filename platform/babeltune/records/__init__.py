@@ -250,6 +250,8 @@ class Sweep(Strict):
     baselines: tuple[str, ...] = ()
     """Models to buy instead of training one: hub ids (`NAME@REVISION` pins one), or folders, that sentence-transformers
     loads. Each is a row of the leaderboard, and promotion says whether the winner beats it. They decide no result."""
+    refit_of: tuple[str, ...] = ()
+    """The trials whose settings this sweep trains longer, as `babeltune refit` writes them: `SWEEP/t0003`."""
     seed: int = 0
 
     @property

@@ -51,7 +51,7 @@ the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
-NOT_DECIDING = ("baselines", "budget", "description", "promotion")
+NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
 
 
 def read_sweep(

@@ -1,0 +1,96 @@
+"""The command that goes from a search to its final model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, cluster_of, folder_of, out, read
+from babeltune.cli.sweeps import Accept, Detach, Insecure, jobs_of, run_sweep
+
+if TYPE_CHECKING:
+    from babeltune.records import Sweep
+
+Write = Annotated[
+    str | None, typer.Option("--write", help="Write the sweep file here (- is the output), and submit nothing.")
+]
+
+
+@app.command()
+def refit(
+    name: SweepName = None,
+    top: Annotated[int, typer.Option(help="How many of the best settings.", min=1, max=1000)] = 3,
+    pairs: Annotated[str, typer.Option(help="How long: a multiple such as 10x, or a number of pairs.")] = "10x",
+    seeds: Annotated[int, typer.Option(help="Seeds of each setting.", min=1, max=1000)] = 3,
+    set_: Set = None,
+    write: Write = None,
+    cluster: ClusterFile = None,
+    accept_changes: Accept = False,
+    detach: Detach = False,
+    insecure: Insecure = False,
+    as_json: Json = False,
+) -> None:
+    """Train the best settings of a sweep longer, with several seeds, as a sweep of its own.
+
+    It is named `NAME-refit` and promotes under the same name, against the champion. Teacher vectors and tokens that are
+    there are used again.
+    """
+    remote = None if write else jobs_of(cluster, detach=detach, insecure=insecure)
+    if remote is not None:
+        from babeltune.cli.remote import submit_there
+
+        asked = [*((name,) if name else ()), "--top", str(top), "--pairs", pairs, "--seeds", str(seeds)]
+        code, text = remote.ask("refit", *asked, "--write", "-")
+        if code:
+            remote.tell(code, text, as_json)
+        sweep = spelled(text[text.index("version:") :], set_, cluster)
+        submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
+        return
+    from babeltune.cli.plan import spec_yaml
+    from babeltune.errors import SweepError
+    from babeltune.sweeps.board import is_driven
+    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.sweeps.refit import gain_words, gains, refit_of
+
+    folder = folder_of(name, cluster)
+    if is_driven(folder):
+        raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
+    text = spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds))
+    if write:
+        write_file(text, write)
+        return
+    sweep = spelled(text, set_, cluster)
+    run_sweep(sweep, cluster, accept_changes, as_json, insecure=insecure)
+    from babeltune.spec.sweep_file import sweep_id
+
+    made = SweepFolder(cluster_of(cluster).folder / "sweeps" / sweep_id(sweep))
+    for gain in () if as_json else gains(folder, made):
+        out.print(gain_words(gain), markup=False, highlight=False)
+
+
+def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:
+    """The sweep of this text, as if it were a file."""
+    with TemporaryDirectory() as place:
+        file = Path(place) / "refit.yaml"
+        file.write_text(text, encoding="utf-8")
+        return read(str(file), None, assignments, cluster)
+
+
+def write_file(text: str, file: str) -> None:
+    """Writes the sweep file; `SpecError` where it cannot."""
+    from babeltune.errors import SpecError
+
+    if file == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"--write {file!r} cannot be written: {error}; name a file in a folder that is there"
+        ) from error
+    out.print(f"wrote {file}; `babeltune submit {file}` runs it", markup=False, highlight=False)
