@@ -21,13 +21,17 @@ from babeltune.errors import TeacherError
 from babeltune.method import Tokens
 from babeltune.models.dense import read_dense
 from babeltune.models.hub import check_files, listed_modules, model_folder
+from babeltune.models.ngrams import TokenNgrams
 from babeltune.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from tokenizers import Tokenizer
 
 STD = 0.05
 """Of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
+FOLDED_ROWS = 8_192
+"""Tokens whose n-grams are added up at a time, which takes some megabytes."""
 USUAL = ("StaticEmbedding", "Dense", "Normalize")
 """The modules that a static student has, in order; the last two may be missing."""
 
@@ -44,13 +48,15 @@ class StaticEncoder(nn.Module):
         self,
         table: Float[Tensor, "vocabulary width"],
         *,
+        ngrams: TokenNgrams | None = None,
         projection: nn.Linear | None = None,
         dropout: float = 0.0,
         normalize: bool = True,
     ) -> None:
-        """`dropout` is of the mean, before the linear layer."""
+        """`ngrams` add to the table's vectors; `dropout` is of the mean, before the linear layer."""
         super().__init__()
         self.table = _bag(table)
+        self.ngrams = ngrams
         self.dropout = nn.Dropout(dropout)
         self.projection = projection
         self.normalize = normalize
@@ -65,6 +71,18 @@ class StaticEncoder(nn.Module):
         """The vectors of the token ids, part of the weights."""
         weight: Tensor = self.table.weight
         return weight
+
+    @torch.no_grad()
+    def folded(self) -> StaticEncoder:
+        """An encoder of the same vectors whose n-grams are part of its table."""
+        if self.ngrams is None:
+            return self
+        every = torch.arange(len(self.word_embeddings), device=self.word_embeddings.device)
+        parts = [self._vectors(rows) for rows in torch.split(every, FOLDED_ROWS)]
+        made = StaticEncoder(
+            torch.cat(parts), projection=self.projection, dropout=self.dropout.p, normalize=self.normalize
+        )
+        return made.train(self.training)
 
     def keep(self, kept: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""
@@ -85,11 +103,16 @@ class StaticEncoder(nn.Module):
         """
         starts = tokens.lengths.cumsum(0) - tokens.lengths
         starts = starts.to(tokens.ids.device)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self.ngrams is None:
             means: Tensor = self.table(tokens.ids, starts)
             return means
         rows, ids = torch.unique(tokens.ids, return_inverse=True)
-        return embedding_bag(ids, embedding(rows, self.table.weight, sparse=True), starts, mode="mean")
+        return embedding_bag(ids, self._vectors(rows), starts, mode="mean")
+
+    def _vectors(self, rows: Int[Tensor, "rows"]) -> Float[Tensor, "rows width"]:
+        """The vectors of these tokens."""
+        own = embedding(rows, self.table.weight, sparse=True)
+        return own if self.ngrams is None else own + self.ngrams(rows)
 
 
 def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
@@ -97,10 +120,13 @@ def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
     return nn.EmbeddingBag(rows, width, mode="mean", sparse=True, _weight=table)
 
 
-def build_static(student: Student, *, vocabulary_size: int, projection: int | None) -> StaticEncoder:
+def build_static(
+    student: Student, *, vocabulary_size: int, projection: int | None, tokens: Tokenizer | None = None
+) -> StaticEncoder:
     """A static student from scratch or from the folder that it names, with weights from the global random state.
 
-    `projection` is the width of its linear layer, or None for none; a named model brings its own.
+    `projection` is the width of its linear layer, or None for none; a named model brings its own. `tokens` has the
+    tokens that `student.ngrams` needs.
 
     Raises:
         TeacherError: the named model is no static one, lacks weights, or contradicts `student`.
@@ -109,7 +135,16 @@ def build_static(student: Student, *, vocabulary_size: int, projection: int | No
         return _from_folder(student, vocabulary_size, projection)
     table = torch.empty(vocabulary_size, student.width).normal_(std=STD)
     linear = None if projection is None else _linear(student.width, projection)
-    return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
+    ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary_size, tokens)
+    return StaticEncoder(table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize)
+
+
+def _ngrams(student: Student, vocabulary_size: int, tokens: Tokenizer | None) -> TokenNgrams:
+    if tokens is None:
+        raise TeacherError("student.ngrams needs the student's tokenizer; set it to 0, or give the tokenizer")
+    names = [tokens.id_to_token(i) or "" for i in range(vocabulary_size)]
+    special = [i for i, token in tokens.get_added_tokens_decoder().items() if token.special]
+    return TokenNgrams(names, width=student.width, buckets=student.ngrams, special=special)
 
 
 def _linear(width: int, projection: int) -> nn.Linear:

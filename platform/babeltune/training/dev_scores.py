@@ -19,6 +19,7 @@ from babeltune.records import Trial, plain
 from babeltune.training.learner import cuts_of
 from babeltune.training.reader import token_set
 from babeltune.training.sampler import local_sizes, own_rows
+from babeltune.models.static import StaticEncoder
 from babeltune.training.speed import sentences_per_second
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def dev_scores(
     `look` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
     one rank, all raise it."""
     frozen = isinstance(encoder, FrozenEncoder)
+    if isinstance(encoder, StaticEncoder):
+        encoder = encoder.folded()  # as it is exported
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
 
