@@ -122,9 +122,9 @@ class Student(Strict):
     vocabulary: int | Literal["teacher"] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     ngrams: int = 0
-    """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share letters
-    share these vectors, so that rare words and endings learn from common ones. Training costs about twice as much; the
-    export has one table of the sums. 0: none."""
+    """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share
+    letters share these vectors, so that rare words and endings learn from common ones. A step costs more; the export
+    has one table of the sums. 0: none."""
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
     max_tokens: int = 128

@@ -15,11 +15,11 @@ from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.method import Method
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
+from babeltune.models.static import StaticEncoder
 from babeltune.records import Trial, plain
 from babeltune.training.learner import cuts_of
 from babeltune.training.reader import token_set
 from babeltune.training.sampler import local_sizes, own_rows
-from babeltune.models.static import StaticEncoder
 from babeltune.training.speed import sentences_per_second
 
 if TYPE_CHECKING:
