@@ -10,18 +10,19 @@ from __future__ import annotations
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
-from torch.nn.functional import embedding, embedding_bag
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-LETTERS, SIGNS = (3, 6), (1, 3)
+LETTERS, SIGNS = (3, 4), (1, 2)
 """Fewest and most characters of an n-gram: of an alphabet, whose Hangul is spelled letter by letter; and of a script
-such as Han or Kana, where a character is a syllable or a word."""
+such as Han or Kana, where a character is a syllable or a word. With (3, 6) and (1, 3) a training took 1.4 times as
+long and found .849 of held-out translations instead of .855."""
 STD = 0.015
 """Of the n-grams' table from scratch: less than the tokens' own, so that tokens of equal letters start unlike."""
 
@@ -29,8 +30,8 @@ STD = 0.015
 class TokenNgrams(nn.Module):
     """The table of the n-grams' vectors, and which n-grams each token has."""
 
-    ids: Int[torch.Tensor, "ngrams"]
-    ends: Int[torch.Tensor, "vocabulary"]
+    ids: Int[Tensor, "ngrams"]
+    ends: Int[Tensor, "vocabulary"]
 
     def __init__(self, tokens: Sequence[str], *, width: int, buckets: int, special: Sequence[int] = ()) -> None:
         """`tokens` are the vocabulary by id, `special` the ids that have no n-grams."""
@@ -40,18 +41,39 @@ class TokenNgrams(nn.Module):
         self.register_buffer("ids", torch.tensor([i for row in hashed for i in row], dtype=torch.int64), False)
         self.register_buffer("ends", torch.tensor([len(row) for row in hashed]).cumsum(0), False)
 
-    def forward(self, tokens: Int[torch.Tensor, "tokens"]) -> Float[torch.Tensor, "tokens width"]:
-        """The mean vector of each token's n-grams; zeros for a token without any.
-
-        Each distinct n-gram's row is taken out of the table once: what comes back is one gradient a row.
-        """
+    def forward(self, tokens: Int[Tensor, "tokens"]) -> Float[Tensor, "tokens width"]:
+        """The mean vector of each token's n-grams; zeros for a token without any."""
         ends = self.ends[tokens]
         firsts = torch.where(tokens > 0, self.ends[tokens - 1], 0)
         counts = ends - firsts
         starts = counts.cumsum(0) - counts
         places = torch.arange(int(counts.sum()), device=tokens.device) + (firsts - starts).repeat_interleave(counts)
-        rows, ids = torch.unique(self.ids[places], return_inverse=True)
-        return embedding_bag(ids, embedding(rows, self.table.weight, sparse=True), starts, mode="mean")
+        found: Tensor = _MeanOfRows.apply(self.table.weight, self.ids[places], counts)
+        return found
+
+
+class _MeanOfRows(torch.autograd.Function):
+    """The means of some rows of a table. Its gradient names each row once, and neither pass copies the rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Float[Tensor, "rows width"], ids: Int[Tensor, "ids"], counts: Int[Tensor, "means"]
+    ) -> Float[Tensor, "means width"]:
+        """`ids` are the rows of the first mean, then those of the second; `counts` how many each has."""
+        ctx.save_for_backward(ids, counts)
+        ctx.rows = len(table)
+        return embedding_bag(ids, table.detach(), counts.cumsum(0) - counts, mode="mean")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Float[Tensor, "means width"]) -> tuple[Tensor, None, None]:
+        ids, counts = ctx.saved_tensors
+        ordered, order = ids.sort(stable=True)
+        rows, repeats = torch.unique_consecutive(ordered, return_counts=True)
+        means = torch.arange(len(counts), device=ids.device).repeat_interleave(counts)[order]
+        shares = gradients[0] / counts.clamp(min=1).unsqueeze(1)
+        values = embedding_bag(means, shares, repeats.cumsum(0) - repeats, mode="sum")
+        size = (ctx.rows, values.shape[1])
+        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None
 
 
 def ngrams(token: str) -> list[str]:
