@@ -48,7 +48,7 @@ class TokenNgrams(nn.Module):
         counts = ends - firsts
         starts = counts.cumsum(0) - counts
         places = torch.arange(int(counts.sum()), device=tokens.device) + (firsts - starts).repeat_interleave(counts)
-        found: Tensor = _MeanOfRows.apply(self.table.weight, self.ids[places], counts)
+        found: Tensor = _MeanOfRows.apply(self.table.weight, self.ids[places], counts)  # type: ignore[no-untyped-call]
         return found
 
 
