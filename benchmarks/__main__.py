@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.race import SLACK
-
 ALL = (
     *("soft_loss", "queue_loss", "gradcache", "train", "static_train", "teacher_store", "trial_start"),
     *("sweep_overhead", "thousand_trials", "tracker", "mining", "evaluation"),
@@ -33,7 +31,7 @@ def run(name: str, package: str, place: Path) -> tuple[str, bool]:
         return TABLE.format(name, "-", "-", "-", "-", f"crashed with exit code {code}"), False
     found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
     middle, least, most = (figure(found["ratios"]) for figure in (statistics.median, min, max))
-    floor = SLACK * found["goal"]
+    floor = found["floor"]
     uneven = [f"the worst round is below {floor:.3g}"] if middle >= found["goal"] and least < floor else []
     word = "; ".join(["missed" if code else "met", *uneven, *found["broken"]])
     return TABLE.format(
