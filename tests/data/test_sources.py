@@ -242,6 +242,15 @@ def test_a_broken_json_line_is_an_error_with_file_and_line_or_dropped_and_counte
     assert dropped(source, tmp_path) == {reason: 1}
 
 
+@pytest.mark.parametrize("format", ["tsv", "csv", "jsonl"])
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf16_is_named_with_the_way_to_convert_it(tmp_path, format, codec):
+    raw = "\ufeffeng\tfra\nYes\tOui\n".encode(codec)
+    source = table(put(tmp_path, "t", raw), format=format, on_error="drop")
+    words = f"{tmp_path / 't'}:1: not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {tmp_path / 't'}"
+    assert refused(source, tmp_path).startswith(words)
+
+
 def test_a_json_line_that_is_no_object_is_refused(tmp_path):
     assert "t.jsonl:1: not JSON" in refused(table(put(tmp_path, "t.jsonl", '["Yes"]\n'), format="jsonl"), tmp_path)
 

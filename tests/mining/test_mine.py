@@ -7,6 +7,8 @@ import hashlib
 import importlib
 import io
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
-from babeltune.mining import index, kept, mine, vectors
+from babeltune.mining import index, kept, mine, sentences, vectors
 from babeltune.mining.kept import Kept
 from babeltune.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.mining.spread import both_ways_by_ray
@@ -26,6 +28,7 @@ from babeltune.models.encoder import build_student
 from babeltune.promotion.export import export
 from babeltune.records import Student
 from babeltune.spec.cluster import Cluster
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = Model("toy", "digest")
@@ -102,6 +105,37 @@ def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cannot be read after line \d+"):
         read_sentences(tmp_path / "cut.gz", tmp_path / "spill")
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, codec):
+    raw = "\ufeffBonjour.\nMerci beaucoup.\n".encode(codec)
+    (tmp_path / "t").write_bytes(raw)
+    advice = r"is not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 "
+    for read in (read_sentences, read_pairs):
+        with pytest.raises(DataError, match=advice):
+            read(tmp_path / "t", tmp_path / "spill")
+    with pytest.raises(DataError, match=f"standard input {advice}"):
+        mine.encode(io.BytesIO(raw), encoded, tmp_path / "o.npy", lambda *_: None)
+
+
+def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(sentences, "SILENT_S", 0.0)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_sentences, pipe, tmp_path / "spill")
+        said = ""
+
+        def is_said():
+            nonlocal said
+            said += capfd.readouterr().err
+            return f"waiting for somebody to write to {pipe}, which is a pipe; Ctrl-C ends it" in said
+
+        try:
+            wait_until(is_said)
+        finally:
+            pipe.write_text("Bonjour.\n")
+        assert reading.result(PATIENCE_S)[1].kept == 1
 
 
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):

@@ -17,9 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune import train as alone
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.errors import StorageError, TrainingError
+from babeltune.errors import SpecError, StorageError, TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.method import available, load_method, make_config
 from babeltune.records import Training, plain
@@ -575,3 +576,28 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
     assert loaded.encode(["Good morning."]).shape == (1, 384)
     assert loaded.prompts[loaded.default_prompt_name] == "query: "
     assert Path(tmp_path / "run" / "reports.jsonl").exists()
+
+
+def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(tiny_file, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        SpecError, match=r"--out .*: the folder is not empty and holds no run of this command"
+    ) as refused:
+        alone.main([str(tiny_file), "--out", str(tmp_path)])
+    assert refused.value.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_training_alone_goes_on_in_its_folder_though_its_preparation_was_cut_off(tiny_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def cut(sweep, storage, **_):
+        (storage / "stores").mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(alone, "prepare", cut)
+        with pytest.raises(KeyboardInterrupt):
+            alone.main([str(tiny_file), "--out", str(out)])
+    alone.main([str(tiny_file), "--out", str(out)])
+    assert (out / "reports.jsonl").exists()
