@@ -18,7 +18,7 @@ import torch
 
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
-from babeltune.mining import index, kept, mine, sentences, vectors
+from babeltune.mining import index, kept, mine, vectors
 from babeltune.mining.kept import Kept
 from babeltune.mining.sentences import LONGEST, read_pairs, read_sentences
 from babeltune.mining.spread import both_ways_by_ray
@@ -116,11 +116,11 @@ def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, co
         with pytest.raises(DataError, match=advice):
             read(tmp_path / "t", tmp_path / "spill")
     with pytest.raises(DataError, match=f"standard input {advice}"):
-        mine.encode(io.BytesIO(raw), encoded, tmp_path / "o.npy", lambda *_: None)
+        mine.encode(io.BytesIO(raw), TOY, tmp_path / "o.npy", lambda *_: None)
 
 
 def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(sentences, "SILENT_S", 0.0)
+    monkeypatch.setattr("babeltune.mining.sentences.SILENT_S", 0.0)
     os.mkfifo(pipe := tmp_path / "pipe")
     with ThreadPoolExecutor() as threads:
         reading = threads.submit(read_sentences, pipe, tmp_path / "spill")
