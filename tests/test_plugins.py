@@ -270,7 +270,9 @@ def test_the_plugin_of_the_fault_tests_is_one_too(tmp_path):
     assert not any(name.startswith("chaos/faulty-1.dist-info") for name in files)
 
 
-def test_a_job_says_which_dependencies_of_a_plugin_it_does_not_ship(plugin):
+@pytest.mark.parametrize("how", [how for how in HOWS if how != "beside"], indirect=True)  # its metadata names none
+@pytest.mark.usefixtures("plugin")
+def test_a_job_says_which_dependencies_of_a_plugin_it_does_not_ship():
     assert needs_beside(distribution(NAME)) == ["a-package-that-no-index-has"], "torch is one of babeltune's"
     (words,) = about_plugins([NAME])
     assert words.startswith("the job ships distribution simcse-methods 1.0, not what it depends on: a-package-that-no-")

@@ -121,6 +121,7 @@ def run_sweep(
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
+    from babeltune.cluster.interrupts import acknowledged
     from babeltune.engine.lease import DrivenError
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
@@ -148,7 +149,7 @@ def run_sweep(
                 break
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
         try:
-            with live(err) as watch:
+            with acknowledged(), live(err) as watch:
                 folder = submit(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
