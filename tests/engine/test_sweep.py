@@ -16,7 +16,7 @@ import pytest
 import ray
 import torch
 
-from babeltune.cluster.interrupts import acknowledged, end_when_asked, interrupts
+from babeltune.cluster.interrupts import end_when_asked, interrupts
 from babeltune.data.files import sha256_of
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.engine import sweep as driver
@@ -313,18 +313,6 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     assert ended == [0, 1], "the second cuts it off"
     assert heard == [1, 2]
     assert signal.getsignal(number) is handler
-
-
-def test_each_ctrl_c_is_acknowledged_at_once(capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with acknowledged():
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert "interrupted; closing what is open" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        assert "interrupted again" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
