@@ -187,9 +187,9 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
         reports = [json.loads(line) for line in lines]
         ends[width] = reports[-1]["pairs"]
         spent = [report["metrics"]["train/compute"] for report in reports]
-        step = 0.2 * 32 / ends[width]  # on a busy machine a trial has a handful of them
-        assert spent == pytest.approx([0.1, 0.2], abs=step)
-    assert ends[16] > ends[128]
+        step = spent[-1] / reports[-1]["step"]  # a report is at the end of a step; on a busy machine these are few
+        assert spent == pytest.approx([0.1, 0.2], rel=0.1, abs=step)
+    assert ends[16] > 1.2 * ends[128]
 
     def refuse(*_):
         raise AssertionError("the rates are measured once")
