@@ -211,7 +211,7 @@ def test_make_bench_runs_every_benchmark_that_gives_a_verdict(capsys):
     texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     modules = {name for name, text in texts.items() if "    verdict(" in text or "import compare" in text}
     assert modules == set(everything.ALL)
-    assert "$(BIN)/python -m benchmarks\n" in (ROOT / "Makefile").read_text()
+    assert "$(BIN)/python -m benchmarks --json docs/measured/benchmarks.json\n" in (ROOT / "Makefile").read_text()
     assert everything.main(["nothing"]) == 2
     assert "no benchmark nothing; there are soft_loss," in capsys.readouterr().err
 
