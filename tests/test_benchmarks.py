@@ -230,7 +230,7 @@ def test_make_bench_runs_every_benchmark_that_gives_a_verdict(capsys):
     texts = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
     modules = {name for name, text in texts.items() if "    verdict(" in text or "import compare" in text}
     assert modules == set(everything.ALL)
-    assert "$(BIN)/python -m benchmarks\n" in (ROOT / "Makefile").read_text()
+    assert "$(BIN)/python -m benchmarks --json docs/measured/benchmarks.json\n" in (ROOT / "Makefile").read_text()
     assert everything.main(["nothing"]) == 2
     assert "no benchmark nothing; there are soft_loss," in capsys.readouterr().err
 
@@ -280,7 +280,7 @@ def cached(task):
     return replace(trial, training=replace(trial.training, pairs=48, global_batch=48, chunk=16)), prepared
 
 
-def test_the_chunks_and_the_cached_loss_of_sentence_transformers_have_equal_gradients(task, tmp_path):
+def test_chunks_have_the_gradients_of_sentence_transformers_cached_loss(task, tmp_path):
     task = cached(task)
     train_step.export_untrained(*task, tmp_path / "student")
     run, model = work.start(*task), train_step.load(tmp_path / "student")
@@ -410,9 +410,7 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 
 
 @pytest.mark.long
-def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial_and_shares_the_handover(
-    ray_cluster, tiny_file, tmp_path, monkeypatch
-):
+def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
     from babeltune.search.tune import search
     from benchmarks import trial_start
 
@@ -462,7 +460,7 @@ def typed(monkeypatch):
 
 
 @pytest.mark.parametrize("table", ["labels", "seeds"])
-def test_the_tables_of_the_default_settings_are_of_real_text_and_as_many_trials_as_points(typed, table):
+def test_the_default_tables_are_of_real_text_with_a_trial_for_each_point(typed, table):
     """README's figures: 40,000 pairs, batches of 256 but where the winner has its own."""
     tables.main([table])
     (_, file, *options), (_, name, *shown) = typed

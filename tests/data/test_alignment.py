@@ -133,6 +133,7 @@ def lexicon_at(path, lines, **fields):
     return Words(align="lexicon", stop_words=0, lexicon=(source,))
 
 
+@pytest.mark.trap(41)
 def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
     """D41: `art` is not in `party`, nor in `Artful`."""
     lines = [

@@ -795,7 +795,7 @@ def test_a_root_that_is_a_circle_of_links_is_one_line(tmp_path):
         data_root(sweep)
 
 
-def test_the_bundled_root_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
+def test_bundled_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
     sweep = read_sweep(written(tmp_path))
     assert data_root(sweep) == repository()
     bundled = replace(sweep, data=replace(sweep.data, root="bundled:"))
@@ -1211,6 +1211,7 @@ def test_what_a_model_costs_is_an_objective_after_the_first():
         )
 
 
+@pytest.mark.trap(40)
 @pytest.mark.parametrize("metric", ["train/loss", "train/kl", "dev/everyday/loss", "loss"])
 def test_a_loss_is_no_objective(metric):
     """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""

@@ -92,6 +92,7 @@ def same(a, b):
     return names[0] == names[1] and all(torch.equal(a[part][name], b[part][name]) for part, name in names[0])
 
 
+@pytest.mark.trap(7, 38)
 def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path):
     reports = run(*tiny, tmp_path, pairs=1920, reports=3)
     assert [r["pairs"] for r in reports] == [640, 1280, 1920]
@@ -143,6 +144,7 @@ def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkey
     assert "warning" not in reports[-1]["facts"]
 
 
+@pytest.mark.trap(10)
 def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
     reports = run(replace(sweep, config={"teacher_temperature": 5.0}), prepared, tmp_path)
@@ -178,6 +180,7 @@ def of_method(method, file, storage, *more):
     return sweep, prepare(sweep, storage)
 
 
+@pytest.mark.trap(13, 18, 37)
 @pytest.mark.parametrize(
     ("method", "more"),
     [
@@ -242,6 +245,7 @@ def test_a_used_process_trains_like_a_fresh_one(tiny, tmp_path):
     assert same(weights(tmp_path / "a", 2), weights(tmp_path / "b", 2))
 
 
+@pytest.mark.trap(7)
 def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny):
     sweep, prepared = tiny
     trial = make_trial(sweep, 0, {})
@@ -471,6 +475,7 @@ LEFT = {"left as it encodes": 1, "left as it scores": 3}
 """At which look of its first evaluation rank 0 is told to stop."""
 
 
+@pytest.mark.trap(1, 37)
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
     """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
     a stop in an evaluation, of which rank 0 alone hears and which all leave."""
