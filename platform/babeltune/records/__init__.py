@@ -175,6 +175,19 @@ class Evaluation(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Average(Strict):
+    """An average of the weights over a training's steps, which is evaluated and exported in their place."""
+
+    kind: Literal["ema", "last"] = "ema"
+    """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
+    (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
+    decay: float = 0.999
+    """Of `ema`, at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+    share: float = 0.25
+    """Of `last`: the share of the training's pairs, at its end. Earlier reports are of the weights themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training(Strict):
     """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
 
@@ -216,9 +229,13 @@ class Training(Strict):
     with equal weights, and each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
+    average: Average | None = None
+    """An average of the weights that is evaluated, checkpointed and exported in their place. Absent: the weights."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
+        if isinstance(self.average, dict):  # as `plain` wrote it
+            object.__setattr__(self, "average", Average(**self.average))
         if self.rates is not None:
             object.__setattr__(self, "rates", tuple(self.rates))
 

@@ -14,6 +14,7 @@ from babeltune.data.translation import Translation
 from babeltune.errors import nearest
 from babeltune.models.presets import NO_PRESET, PRESETS
 from babeltune.records import (
+    Average,
     Budget,
     Data,
     Gate,
@@ -85,6 +86,10 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
             "whole numbers of at least 2, none of them twice",
             lambda dims: all(dim >= 2 for dim in dims) and len(set(dims)) == len(dims),
         ),
+    },
+    Average: {
+        "decay": Bound("above 0 and below 1", lambda value: 0 < value < 1),
+        "share": Bound("above 0 and at most 1", lambda value: 0 < value <= 1),
     },
     Student: {
         "model": place,
@@ -166,6 +171,8 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
             yield (*key, name), "must not be empty" if empty else f"{shown(value)} must be {bound.words}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
+    if isinstance(record, Training) and record.average is not None:
+        yield from record_problems((*key, "average"), record.average)
     for language, path in (getattr(record, "paths", None) or {}).items():
         if not place.holds(path):
             yield (*key, "paths", language), f"{shown(path)} must be {place.words}"

@@ -144,6 +144,9 @@ ADDED: dict[str, Any] = {
     "compute": None,
     "rates": None,
     "trim": False,
+    "average": None,
+    "start": None,
+    "embeddings_from": None,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

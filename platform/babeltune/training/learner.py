@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, bui
 from babeltune.training.reader import token_set
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
+from babeltune.training.weight_average import WeightAverage, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -170,6 +172,12 @@ class Learner:
         self.cuts = cuts_of(self.encoder, self.training)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
+        average, total = self.training.average, self.training.pairs
+        self.average = WeightAverage(average, weights_of(self.module), self.by_row, total) if average else None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
+        return self.average.in_place() if self.average else nullcontext()
 
     def backward(self, batch: Batch) -> dict[str, float]:
         """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
@@ -198,10 +206,14 @@ class Learner:
         """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
         norm = clip(self.parameters, self.training.clip or math.inf)
         rate = learning_rate_at(self.training, seen, self.halvings)
+        if self.average:
+            self.average.before_update()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group[RATE]
             optimizer.step()
+        if self.average:
+            self.average.after_update(seen)
         return norm
 
     def step(self, batch: Batch, seen: int) -> dict[str, float]:

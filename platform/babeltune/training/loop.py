@@ -46,6 +46,7 @@ from babeltune.training.learner import halvings_after, learning_rate_at, make_le
 from babeltune.training.meter import Interval, Meter
 from babeltune.training.reader import make_reader, make_schedule, token_set
 from babeltune.training.sampler import own_rows
+from babeltune.training.weight_average import tensors_of
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -132,6 +133,8 @@ class Run:
         weights = {f"student.{k}": v for k, v in tensors["student"].items()}
         weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
         self.learner.module.load_state_dict(weights)
+        if self.learner.average and "average" in tensors:
+            self.learner.average.restore(tensors["average"], tensors["weights"])
         for optimizer in self.learner.optimizers:
             restore_optimizer(optimizer, self.learner.module, tensors["optimizer"])
         if cut:
@@ -189,12 +192,13 @@ class Run:
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """A checkpoint of this moment."""
-        tensors = {
-            "student": dict(self.learner.encoder.state_dict()),
-            "optimizer": optimizer_tensors(self.learner.optimizers, self.names),
-        }
-        if method_state := dict(self.learner.method.state_dict()):
-            tensors["method"] = method_state
+        tensors = {"optimizer": optimizer_tensors(self.learner.optimizers, self.names)}
+        if self.learner.average:
+            tensors |= tensors_of(self.learner.average)
+        with self.learner.averaged():
+            tensors["student"] = dict(self.learner.encoder.state_dict())
+            if method_state := dict(self.learner.method.state_dict()):
+                tensors["method"] = method_state
         save_checkpoint(folder, tensors, {**self.identity(), **state})
 
     def halvings(self) -> int:
@@ -236,15 +240,7 @@ class Run:
                     return self.leave(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
             try:
-                metrics = dev_scores(
-                    self.learner.encoder,
-                    self.learner.method,
-                    trial,
-                    self.prepared,
-                    self.ranks,
-                    self.device,
-                    self.look_up,
-                )
+                metrics = self.scores()
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
             spent += time.perf_counter() - started
@@ -271,6 +267,16 @@ class Run:
             if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
+
+    def scores(self) -> dict[str, float]:
+        """All dev metrics, with the averages of the weights where there are some."""
+        learner = self.learner
+        if learner.average:
+            learner.average.settle()
+        with learner.averaged():
+            return dev_scores(
+                learner.encoder, learner.method, self.trial, self.prepared, self.ranks, self.device, self.look_up
+            )
 
     def spent(self, pairs: int) -> dict[str, float]:
         """Counted seconds of one worker that so many pairs have cost, where the trial is as long as its compute."""
