@@ -22,6 +22,7 @@ from filelock import FileLock
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
+from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
@@ -343,10 +344,13 @@ def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]
 
 def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
     """The registered model that the candidate's training started from; None where it was another, or none."""
-    from babeltune.tracking.registry import version_in
+    from babeltune.tracking.registry import registered_folder, version_in
 
-    folder = candidate.trial.student.model
-    return None if folder is None else version_in(cluster.mlflow, Path(folder))
+    student = candidate.trial.student
+    if (start := start_name(student)) is not None:
+        kept = keep_start(cluster.folder, start)
+        return version_in(cluster.mlflow, Path(registered_folder(kept)))
+    return None if student.model is None else version_in(cluster.mlflow, Path(student.model))
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:

@@ -105,6 +105,13 @@ class Student(Strict):
     model: str | None = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    start: str | None = None
+    """The exported model whose weights and tokenizer the student begins with: a folder, `models:/NAME@ALIAS`, or a
+    trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
+    leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
+    embeddings_from: str | None = None
+    """A static model whose tokenizer and token table a Transformer from scratch begins with, named as in `start`.
+    `width` is that of its table or of its dense layer."""
     trim: bool = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
     Text whose tokens are kept has the same vectors."""
@@ -142,7 +149,7 @@ class Student(Strict):
         keeps the width alone."""
         shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
         if fields.get("kind") == "static":
-            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width}
+            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
         return replace(self, **{**shape, **fields})
 
 

@@ -94,6 +94,8 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Student: {
         "model": place,
         "revision": inside,
+        "start": place,
+        "embeddings_from": place,
         "layers": within(1, 1000),
         "width": within(1, 1e5),
         "heads": within(1, 1e5),
@@ -196,10 +198,19 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:
         yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    for name, others in EXCLUDED.items():
+        taken = [other for other in others if getattr(student, other) not in (None, False)]
+        if getattr(student, name) is not None and taken:
+            yield (*key, name), f"{getattr(student, name)!r} and student.{taken[0]} do not go together; keep one"
+    if student.embeddings_from is not None and student.kind == "static":
+        words = "a static student begins from another one with student.start"
+        yield (*key, "embeddings_from"), f"{student.embeddings_from!r}: {words}"
     if student.pooling == "pooler" and student.projection is not None:
         yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
 
 
+EXCLUDED = {"start": ("model", "revision", "trim", "embeddings_from"), "embeddings_from": ("model", "revision", "trim")}
+"""Fields of a student that say where its weights or tokens come from, and the others that a file cannot give beside."""
 ATTENTION = ("preset", "layers", "heads", "feed_forward")
 """The fields of a student that only a Transformer has."""
 

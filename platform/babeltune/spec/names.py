@@ -168,6 +168,8 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
     elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
         yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
+    elif name in FROM_SCRATCH and sweep.student.start is not None and "student.start" not in sweep.parameters:
+        yield key, f"the start ({sweep.student.start}) brings its own {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
 

@@ -33,6 +33,8 @@ TOKENIZED = (
     "student.kind",
     "student.model",
     "student.revision",
+    "student.start",
+    "student.embeddings_from",
     "student.trim",
     "student.vocabulary",
     "student.max_tokens",

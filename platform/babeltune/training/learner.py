@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from babeltune.losses.gradcache import CachedEncode
 from babeltune.losses.matryoshka import cuts_below, matryoshka_loss
 from babeltune.method import Batch, Cut, Method, Tokens, load_method, make_config, needs_of
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
+from babeltune.models.start import take_embeddings
 from babeltune.training.reader import token_set
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
@@ -247,9 +248,11 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
     if needs.frozen:
         assert prepared.teacher is not None
         return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
-    tokens = token_set(trial, prepared)
-    return build_student(
-        trial.student,
+    tokens, student = token_set(trial, prepared), trial.student
+    if student.start is not None:  # the folder of its tokenizer holds its weights, too
+        student = replace(student, model=tokens.tokenizer, start=None)
+    encoder = build_student(
+        student,
         vocabulary_size=tokens.vocabulary,
         pad_token_id=tokens.pad,
         teacher_dim=prepared.teacher_dim,
@@ -257,6 +260,10 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
         projected=needs.vectors,
         kept=None if tokens.kept is None else np.load(tokens.kept),
     )
+    if student.embeddings_from is not None:
+        assert isinstance(encoder, Encoder)
+        take_embeddings(encoder, Path(tokens.tokenizer))
+    return encoder
 
 
 def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Method:
