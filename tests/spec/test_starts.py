@@ -178,7 +178,10 @@ def test_an_unknown_alias_is_one_line(tiny_file):
 
 def test_a_searched_shape_beside_a_start_is_one_line(tiny_file, models):
     for searched, words in (
-        ("student.width={choice: [16, 32]}", r"student.width: 32: the start .*narrow' has 16; set that, or leave it out"),
+        (
+            "student.width={choice: [16, 32]}",
+            r"student.width: 32: the start .*narrow' has 16; set that, or leave it out",
+        ),
         ("student.width={choice: [16]}", r"student.width: the start .* brings its own width; leave one of the two out"),
     ):
         with pytest.raises(SpecError, match=words) as caught:
