@@ -45,8 +45,8 @@ CPU = torch.device("cpu")
 DROPOUT = "student.dropout=0.1"
 STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
 MATRYOSHKA = "training.matryoshka=[64, 16]"
-AVERAGE = "training.average={kind: ema, decay: 0.9}"
-LAST = "training.average={kind: last, share: 0.7}"
+AVERAGE = "training.average={kind: ema, decay: 0.9, every: 3}"
+LAST = "training.average={kind: last, share: 0.7, every: 1}"
 FROZEN = ("bilingual_aligner", "dimension_reduction")
 """Methods on a frozen encoder, which train no student."""
 

@@ -1,9 +1,7 @@
-"""Averages of the weights: lazy rows equal whole tables, reports and checkpoints hold the average, bad settings are
-refused."""
+"""Averages of the weights: reports and checkpoints hold them, a trial resumes bit for bit, bad settings are refused."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from babeltune.method import needs_of
 from babeltune.records import Average, Training, plain, trial_from
 from babeltune.spec.space import default_params, make_trial, sample
 from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.training import weight_average
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
 from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_learner, make_method, make_student
@@ -25,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
 CPU = torch.device("cpu")
 STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
-EMA = "training.average={kind: ema, decay: 0.9}"
-LAST = "training.average={kind: last, share: 0.4}"
+EMA = "training.average={kind: ema, decay: 0.9, every: 2}"
+LAST = "training.average={kind: last, share: 0.4, every: 2}"
 
 
 class Collect:
@@ -66,29 +63,27 @@ def checkpoint(folder, index=2):
 
 
 @pytest.mark.parametrize("setting", [EMA, LAST])
-def test_rows_that_are_averaged_when_they_change_equal_a_table_averaged_at_every_step(averaged, setting, monkeypatch):
-    """The definition, on whole tables: twenty steps, of which each changes some of 500 rows."""
-    monkeypatch.setattr(weight_average, "CACHED", 1000)  # several blocks of rows
+def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     trial, prepared = averaged(STATIC, setting)
     learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
     schedule = make_schedule(trial, prepared, reader, needs_of(trial.method, trial.config))
-    average, expected, steps = trial.training.average, None, 0
-    untouched = set(range(len(learner.encoder.word_embeddings)))
+    kept, steps = [], 0
     for step in range(len(schedule)):
         rows, seen = schedule.rows(step), int(schedule.seen[step])
-        batch = reader.batch(rows, len(rows), step=step)
-        untouched -= set(batch.source.ids.tolist()) | set(batch.target.ids.tolist())
-        learner.step(batch, seen)
-        weights = [parameter.detach().double().clone() for parameter in learner.module.parameters()]
-        if average.kind == "last" and seen < 0.6 * trial.training.pairs:
+        learner.step(reader.batch(rows, len(rows), step=step), seen)
+        if setting == LAST and seen < 0.6 * trial.training.pairs:
             continue
         steps += 1
-        decay = min(0.9, (1 + steps) / (10 + steps)) if average.kind == "ema" else (steps - 1) / steps
-        expected = weights if expected is None else expected
-        expected = [decay * old + (1 - decay) * new for old, new in zip(expected, weights, strict=True)]
-    assert untouched
-    assert steps == (20 if average.kind == "ema" else 9)
-    learner.average.settle()
+        if steps % 2 == 0:
+            kept.append([parameter.detach().double().clone() for parameter in learner.module.parameters()])
+    assert (steps, len(kept)) == ((20, 10) if setting == EMA else (9, 4))
+    expected = kept[0]
+    for times, weights in enumerate(kept[1:], 2):
+        rate = min(0.9, (1 + 2 * times) / (10 + 2 * times)) ** 2 if setting == EMA else (times - 1) / times
+        expected = [rate * old + (1 - rate) * new for old, new in zip(expected, weights, strict=True)]
+    if setting == LAST:
+        means = [torch.stack(parts).mean(0) for parts in zip(*kept, strict=True)]
+        assert all(torch.allclose(mean, found) for mean, found in zip(means, expected, strict=True))
     with learner.averaged():
         for found, wanted in zip(learner.module.parameters(), expected, strict=True):
             torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-5, atol=1e-7)
@@ -122,7 +117,9 @@ def test_before_the_last_share_reports_are_of_the_weights_themselves(averaged, t
     assert found[1].metrics["dev/sts/spearman"] != without[1].metrics["dev/sts/spearman"]
 
 
-@pytest.mark.parametrize("settings", [(STATIC, EMA), (EMA,), (STATIC, "training.average={kind: last, share: 0.9}")])
+@pytest.mark.parametrize(
+    "settings", [(STATIC, EMA), (EMA,), (STATIC, "training.average={kind: last, share: 0.9, every: 3}")]
+)
 def test_a_trial_stopped_between_reports_goes_on_bit_for_bit(averaged, tmp_path, monkeypatch, settings):
     monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
     trial, prepared = averaged(*settings)
@@ -155,6 +152,7 @@ def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
         (["training.average={decay: 1.0}"], r"training.average.decay: 1.0 must be above 0 and below 1"),
         (["training.average={decay: 0}"], r"training.average.decay: 0.0 must be above 0 and below 1"),
         (["training.average={kind: last, share: 1.5}"], r"training.average.share: 1.5 must be above 0 and at most 1"),
+        (["training.average={every: 0}"], r"training.average.every: 0 must be from 1 to 1,000,000"),
         (["training.average={kind: mean}"], r"training.average.kind: .*'ema' or 'last'"),
         (
             ["parameters.training.average.decay={float: [0.9, 0.99]}"],
@@ -170,15 +168,3 @@ def test_a_decay_or_share_out_of_bounds_is_one_line(tiny_file, settings, message
     with pytest.raises(SpecError, match=message) as caught:
         read_sweep(tiny_file, assignments=settings)
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_step_touches_the_averages_of_the_rows_of_its_batch_alone(averaged):
-    trial, prepared = averaged(STATIC, EMA)
-    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-    for step in range(2):
-        learner.step(reader.batch(np.arange(8), 8, step=step), 0)
-    table = learner.average.settled["student.table.weight"]
-    batch = reader.batch(np.arange(8), 8)
-    touched = set(batch.source.ids.tolist()) | set(batch.target.ids.tolist())
-    assert set(torch.nonzero(table != table[-1]).flatten().tolist()) <= touched
-    assert len(touched) < len(table)

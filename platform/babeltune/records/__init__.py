@@ -190,6 +190,8 @@ class Average(Strict):
     (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
     decay: float = 0.999
     """Of `ema`, at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+    every: int = 10
+    """Steps from one reading of all weights to the next. More costs less: a table is long."""
     share: float = 0.25
     """Of `last`: the share of the training's pairs, at its end. Earlier reports are of the weights themselves."""
 

@@ -90,6 +90,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
     Average: {
         "decay": Bound("above 0 and below 1", lambda value: 0 < value < 1),
         "share": Bound("above 0 and at most 1", lambda value: 0 < value <= 1),
+        "every": within(1, 1e6),
     },
     Student: {
         "model": place,

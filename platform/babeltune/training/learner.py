@@ -174,7 +174,7 @@ class Learner:
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
         average, total = self.training.average, self.training.pairs
-        self.average = WeightAverage(average, weights_of(self.module), self.by_row, total) if average else None
+        self.average = WeightAverage(average, weights_of(self.module), total) if average else None
 
     def averaged(self) -> AbstractContextManager[None]:
         """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
@@ -207,8 +207,6 @@ class Learner:
         """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
         norm = clip(self.parameters, self.training.clip or math.inf)
         rate = learning_rate_at(self.training, seen, self.halvings)
-        if self.average:
-            self.average.before_update()
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group[RATE]

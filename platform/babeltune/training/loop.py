@@ -46,7 +46,6 @@ from babeltune.training.learner import halvings_after, learning_rate_at, make_le
 from babeltune.training.meter import Interval, Meter
 from babeltune.training.reader import make_reader, make_schedule, token_set
 from babeltune.training.sampler import own_rows
-from babeltune.training.weight_average import tensors_of
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -133,8 +132,8 @@ class Run:
         weights = {f"student.{k}": v for k, v in tensors["student"].items()}
         weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
         self.learner.module.load_state_dict(weights)
-        if self.learner.average and "average" in tensors:
-            self.learner.average.restore(tensors["average"], tensors["weights"])
+        if self.learner.average:
+            self.learner.average.restore(tensors)
         for optimizer in self.learner.optimizers:
             restore_optimizer(optimizer, self.learner.module, tensors["optimizer"])
         if cut:
@@ -194,7 +193,7 @@ class Run:
         """A checkpoint of this moment."""
         tensors = {"optimizer": optimizer_tensors(self.learner.optimizers, self.names)}
         if self.learner.average:
-            tensors |= tensors_of(self.learner.average)
+            tensors |= self.learner.average.tensors()
         with self.learner.averaged():
             tensors["student"] = dict(self.learner.encoder.state_dict())
             if method_state := dict(self.learner.method.state_dict()):
@@ -271,8 +270,6 @@ class Run:
     def scores(self) -> dict[str, float]:
         """All dev metrics, with the averages of the weights where there are some."""
         learner = self.learner
-        if learner.average:
-            learner.average.settle()
         with learner.averaged():
             return dev_scores(
                 learner.encoder, learner.method, self.trial, self.prepared, self.ranks, self.device, self.look_up
