@@ -356,6 +356,10 @@ REFUSED = {
         ("student={kind: static, model: somewhere/static, ngrams: 500}",),
         r"student\.ngrams: 500: a named model \(somewhere/static\) brings its own table",
     ),
+    "n-grams of a start": (
+        ("student={kind: static, start: somewhere/static, ngrams: 500}",),
+        r"student\.ngrams: 500: a named model \(somewhere/static\) brings its own table",
+    ),
     "searched with n-grams": (
         ("parameters={student.kind: {choice: [transformer, static]}, student.ngrams: {choice: [0, 500]}}",),
         r"parameters\.student\.ngrams: 500: only a static student's .* add `when: \{student\.kind: static\}`",
