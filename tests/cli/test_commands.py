@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app, main, view
 from babeltune.cli.advice import about_memory, about_precision, about_queue
-from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import driven_folder, only_driver
 from babeltune.method import load_method
 from babeltune.records import plain
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.spec.written import spec_yaml
 from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held

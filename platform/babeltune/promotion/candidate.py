@@ -153,12 +153,17 @@ def selection_of(candidate: Candidate) -> Selection | None:
     values = [row.metrics[metric] for row in rows if metric in row.metrics]
     if value is None or not values:
         return None
-    named = metric.split("/")[1:-1]
-    tasks = [t for t in candidate.prepared.tasks if named in ([t.name], [t.group], [t.name, t.subset])]
-    error = standard_error(metric, value, distinct_rows(tasks))
+    error = error_of(metric, value, candidate.prepared)
     if error is None:
         return None
     return selection(metric, value, values, error, among=chosen_among(candidate), goal=goal)
+
+
+def error_of(metric: str, value: float, prepared: Prepared) -> float | None:
+    """The standard error of a dev metric with this value; None for a metric whose error is not known."""
+    named = metric.split("/")[1:-1]
+    tasks = [t for t in prepared.tasks if named in ([t.name], [t.group], [t.name, t.subset])]
+    return standard_error(metric, value, distinct_rows(tasks))
 
 
 def distinct_rows(tasks: Sequence[IdTask]) -> int:

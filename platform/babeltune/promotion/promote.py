@@ -40,6 +40,7 @@ from babeltune.promotion.candidate import (
 )
 from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare, words_of
+from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
@@ -101,13 +102,17 @@ def promote(
     places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     if dry_run:
         with places.openings():
-            return decided(candidate, cluster, alias)
+            decision = decided(candidate, cluster, alias)
+        record_decision(places, candidate.folder, decision, dry_run=True)
+        return decision
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # A second promotion compares with what the first one has made the champion.
     with FileLock(lock), places.openings():
-        return decided(candidate, cluster, alias, run_id=run_id, out=out)
+        decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
+    record_decision(places, candidate.folder, decision, dry_run=False)
+    return decision
 
 
 def decided(
