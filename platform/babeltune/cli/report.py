@@ -48,7 +48,7 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster) -> Path | None:
     """
     path, ended = folder.path / "report.html", folder.path / "state.json"
     try:
-        if path.exists() and path.stat().st_mtime >= ended.stat().st_mtime:
+        if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
             return path
         from babeltune.report.write import write_report
         from babeltune.sweeps.places import Places
@@ -60,4 +60,4 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster) -> Path | None:
     except Exception as error:  # the sweep has finished, whatever its report lacks
         words = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         err.print(f"report: {words}", markup=False, highlight=False, soft_wrap=True)
-    return path if path.exists() else None
+    return path if path.is_file() else None

@@ -14,8 +14,8 @@ from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
 from babeltune.evaluation.evaluate import COMPUTE, METRICS, PARAMETERS, SPEED
-from babeltune.promotion.candidate import error_of
 from babeltune.promotion.decisions import read_decisions
+from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.records import Report, Sweep
 from babeltune.report.record import (
