@@ -91,7 +91,7 @@ def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_on
     made = path.stat().st_mtime_ns
     assert report_at_the_end(folder, cluster) == path
     assert path.stat().st_mtime_ns == made
-    later = (folder.path / "state.json").stat().st_mtime + 60
+    later = path.stat().st_mtime + 60
     os.utime(folder.path / "state.json", (later, later))
     report_at_the_end(folder, cluster)
     assert path.stat().st_mtime_ns > made, "a sweep that went on gets a new one"

@@ -256,7 +256,7 @@ def parallel_chart(
         (name, [each.row.params.get(name) for each in shown]) for name in searched
     ]
     columns.append((short(metric), [each.value for each in shown]))
-    with drawing(WIDTH, 4.2) as figure:
+    with drawing(max(WIDTH, 1.2 * len(columns)), 4.2) as figure:
         axes = figure.subplots()
         axes.set_axis_off()
         heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]

@@ -34,6 +34,7 @@ from babeltune.report.record import (
 )
 from babeltune.search.importance import Scored, parameter_importance
 from babeltune.spec.rules import kind_of
+from babeltune.spec.space import proposable_methods
 from babeltune.spec.sweep_file import sweep_id
 from babeltune.spec.written import spec_yaml
 from babeltune.sweeps.board import is_driven, standing
@@ -76,7 +77,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         sweep=folder.id,
         name=sweep.name,
         description=sweep.description,
-        method=sweep.method,
+        methods=tuple(sorted(proposable_methods(sweep))),
         state="interrupted" if state == "running" and not is_driven(folder) else state,
         made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         objectives=sweep.objectives,

@@ -143,7 +143,7 @@ class SweepReport:
     sweep: str
     name: str
     description: str
-    method: str
+    methods: tuple[str, ...]
     state: str
     made: str
     """When this report was made: UTC, such as `2026-01-31 12:00`."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.report.charts import (
+    BARS,
     Caption,
     Paired,
     Priced,
@@ -49,7 +50,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
     ]
     return Document(
         title=f"Sweep {report.name}",
-        subtitle=f"{report.sweep} · {report.state} · method {report.method}",
+        subtitle=f"{report.sweep} · {report.state} · {', '.join(report.methods)}",
         verdict=verdict(report),
         facts=tuple(_facts(report)),
         sections=tuple(section for section in sections if section is not None),
@@ -233,6 +234,8 @@ def languages(report: SweepReport) -> Section | None:
         return None
     models = list(dict.fromkeys(name for score_ in report.languages for name, _ in score_.values))
     description = f"{report.winner.row.name} as bars in each subset of the dev sets; marks: {', '.join(models[1:])}."
+    if (hidden := len(report.languages) - BARS) > 0:
+        description += f" {hidden} more are in the table."
     rows = tuple((short(each.metric), *_values(each.values, models)) for each in report.languages)
     table = Table(caption="Dev scores by language", columns=("metric", *models), rows=rows)
     title = "Languages"

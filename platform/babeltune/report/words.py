@@ -62,9 +62,12 @@ def _next(report: SweepReport) -> str:
         when = f"on {record.time[:10]}"
         if decision.registered:
             return f"{decision.trial} was promoted {when} as {decision.registered}."
-        words = {"promote": "would be promoted", "tie": "is a tie with the champion", "refuse": "was refused"}
-        why = f": {decision.reasons[0]}" if decision.reasons else ""
-        return f"At the promotion {when}, {decision.trial} {words[decision.verdict]}{why}."
+        if decision.verdict == "refuse":
+            why = f": {decision.reasons[0]}" if decision.reasons else ""
+            return f"Its promotion {when} refused {decision.trial}{why}."
+        if decision.verdict == "tie":
+            return f"Its promotion {when} found {decision.trial} as good as the champion, whose alias stays."
+        return f"A dry run {when} would promote {decision.trial}; `babeltune promote {report.sweep}` does."
     command = f"babeltune promote {shlex.quote(report.sweep)}"
     return f"{_lead(report)}; `{command}` scores it once more and registers it."
 
