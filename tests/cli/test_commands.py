@@ -56,7 +56,19 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     sweeps = ["doctor", "extend", "logs", "plan", "refit", "resume", "runs", "status", "stop", "submit"]
-    models = ["encode", "evaluate", "filter", "methods", "mine", "promote", "retrieve", "score", "transfer", "ui"]
+    models = [
+        "encode",
+        "evaluate",
+        "filter",
+        "methods",
+        "mine",
+        "promote",
+        "report",
+        "retrieve",
+        "score",
+        "transfer",
+        "ui",
+    ]
     assert sorted([*sweeps, *models]) == COMMANDS
 
 

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 import pytest
 
 from babeltune.errors import SweepError
+from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.promotion.decisions import read_decisions, record_decision
 from babeltune.promotion.judge import Decision
+from babeltune.records import Objective
 from babeltune.report.gather import gather
 from babeltune.report.render import markdown, render
 from babeltune.report.sections import document
@@ -19,6 +21,7 @@ from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.sweeps.folder import outcome
 from babeltune.sweeps.leaderboard import leaderboard
 from babeltune.sweeps.places import Places
+from babeltune.training.checkpoint import read_reports, write_reports
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 FETCHING = ("src", "href", "xlink:href", "action", "data", "poster", "srcset", "background")
@@ -295,6 +298,27 @@ def test_a_damaged_trial_is_a_row_and_a_note(copied):
     assert [each.row.state for each in found.trials if each.row.name == "t0001"] == ["damaged"]
     assert any("t0001" in note and "is damaged" in note for note in found.notes)
     Tree(page(found, "html"))
+
+
+def test_two_objectives_over_counted_compute_have_a_front_and_curves_over_seconds(copied):
+    sweep, folder, _ = copied
+    objectives = (*sweep.objectives, Objective(metric="dev/sts/spearman"))
+    training = replace(sweep.training, compute=30.0, rates=(50.0, 5.0))
+    budget = replace(sweep.budget, unit="compute")
+    folder.write("sweep.json", replace(sweep, objectives=objectives, training=training, budget=budget))
+    for place in folder.trials():
+        reports = read_reports(place)
+        write_reports(place, [replace(r, metrics={**r.metrics, COMPUTE: 15.0 * r.index}) for r in reports])
+    found = gather(folder)
+    assert found.curves[0].x == (15.0, 30.0)
+    assert [name for name, _ in found.front_metrics][:2] == ["dev/everyday/accuracy", "dev/sts/spearman"]
+    text = page(found, "md")
+    assert "| everyday/accuracy | 95 % interval | sts/spearman | parameters | sentences/s | compute (s) |" in (
+        text.replace("\\_", "_")
+    )
+    assert f"{found.winner.row.name} ★" in text
+    assert "in brackets: counted seconds of compute" in text
+    assert found.cost.compute_s == 30.0 * sum(each.row.best is not None for each in found.trials)
 
 
 def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(copied):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.report.charts import (
     BARS,
@@ -89,9 +90,45 @@ def _millions(size: float) -> str:
 def leaderboard(report: SweepReport, most: int) -> Section:
     """All trials and baselines with their intervals, the best first."""
     metric, shown = report.objective.metric, report.standings[:most]
-    others = [o.metric for o in report.objectives[1:]]
-    costs = [name for name in (PARAMETERS, SPEED, COMPUTE) if any(name in each.row.metrics for each in shown)]
-    titles = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
+    chart = leaderboard_chart(
+        Caption(
+            name="leaderboard",
+            title=f"{short(metric)} by trial",
+            description=f"Value and 95 % interval of each trial and baseline; {better(report.objective.goal)}. "
+            f"{report.winner.row.name} leads with {score(report.winner.value)}.",
+        ),
+        shown,
+        metric,
+    )
+    description = "Circles are trials, diamonds are baselines. Hollow circles did not finish. Lines are 95 % intervals."
+    blocks: list[Block] = [
+        _intervals(report),
+        _figure("Scores and their intervals", description, chart, _scores_table(shown, metric)),
+        _leaderboard_table(report, shown),
+    ]
+    if any(each.row.front for each in shown):
+        blocks.append(Text(text="★: on the Pareto front of the objectives."))
+    if (cut := len(report.standings) - len(shown)) > 0:
+        blocks.append(Text(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
+    if report.selection is not None and report.selection.among > 1:
+        found = report.selection
+        blocks.append(
+            Text(
+                text=f"The best of {found.among} equally good trials looks {found.inflation:.4f} better than it is, "
+                f"through luck alone. Drawn towards the mean of all trials, {report.winner.row.name} has "
+                f"{found.shrunken:.4f}."
+            )
+        )
+    return Section(anchor="leaderboard", title="Leaderboard", blocks=tuple(blocks))
+
+
+COSTS = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
+"""What a model costs, and the title of its column."""
+
+
+def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
+    metric, others = report.objective.metric, [o.metric for o in report.objectives[1:]]
+    costs = [name for name in COSTS if any(name in each.row.metrics for each in shown)]
     rows = tuple(
         (
             each.row.name + (" ★" if each.row.front else ""),
@@ -106,41 +143,15 @@ def leaderboard(report: SweepReport, most: int) -> Section:
         )
         for each in shown
     )
-    columns = ("trial", "state", short(metric), "95 % interval", *map(short, others), *(titles[name] for name in costs))
+    columns = ("trial", "state", short(metric), "95 % interval", *map(short, others), *(COSTS[name] for name in costs))
     columns += ("pairs", "time", "settings")
-    chart = leaderboard_chart(
-        Caption(
-            name="leaderboard",
-            title=f"{short(metric)} by trial",
-            description=f"Value and 95 % interval of each trial and baseline; {better(report.objective.goal)}. "
-            f"{report.winner.row.name} leads with {score(report.winner.value)}.",
-        ),
-        shown,
-        metric,
-    )
-    table = Table(
+    return Table(
         caption=f"Trials and baselines by {short(metric)}, {better(report.objective.goal)}",
         columns=columns,
         rows=rows,
         left=frozenset({0, 1, len(columns) - 1}),
         marked=next((i for i, each in enumerate(shown) if each is report.winner), None),
     )
-    blocks: list[Block] = [_intervals(report)]
-    description = "Circles are trials, diamonds are baselines. Hollow circles did not finish. Lines are 95 % intervals."
-    blocks.append(_figure("Scores and their intervals", description, chart, _scores_table(shown, metric)))
-    blocks.append(table)
-    if (cut := len(report.standings) - len(shown)) > 0:
-        blocks.append(Text(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
-    if report.selection is not None and report.selection.among > 1:
-        found = report.selection
-        blocks.append(
-            Text(
-                text=f"The best of {found.among} equally good trials looks {found.inflation:.4f} better than it is, "
-                f"through luck alone. Drawn towards the mean of all trials, {report.winner.row.name} has "
-                f"{found.shrunken:.4f}."
-            )
-        )
-    return Section(anchor="leaderboard", title="Leaderboard", blocks=tuple(blocks))
 
 
 def _intervals(report: SweepReport) -> Text:
@@ -387,23 +398,27 @@ def _comparison(record: DecisionRecord) -> Iterator[Block]:
     caption = Caption(name="sealed", title="Dev against sealed tests", description=description)
     yield _figure("", description, sealed_chart(caption, pairs), table)
     if decision.contest is not None:
-        found = decision.contest
-        yield Table(
-            caption=f"Against the champion {found.champion}",
-            columns=("metric", "items", "champion", "this model", "difference", "95 % interval", "p"),
-            rows=tuple(
-                (
-                    cell.name,
-                    str(cell.items),
-                    score(cell.champion),
-                    score(cell.challenger),
-                    f"{cell.difference:+.4f}",
-                    f"{cell.low:+.4f} to {cell.high:+.4f}",
-                    f"{cell.p:.2g}",
-                )
-                for cell in (*found.cells, *found.overall)
-            ),
-        )
+        yield _contest_table(decision.contest)
+
+
+def _contest_table(contest: Contest) -> Table:
+    """Challenger against champion, subset by subset."""
+    return Table(
+        caption=f"Against the champion {contest.champion}",
+        columns=("metric", "items", "champion", "this model", "difference", "interval", "p"),
+        rows=tuple(
+            (
+                cell.name,
+                str(cell.items),
+                score(cell.champion),
+                score(cell.challenger),
+                f"{cell.difference:+.4f}",
+                f"{cell.low:+.4f} to {cell.high:+.4f}",
+                f"{cell.p:.2g}",
+            )
+            for cell in (*contest.cells, *contest.overall)
+        ),
+    )
 
 
 def _decisions_table(records: Sequence[DecisionRecord]) -> Table:
@@ -449,7 +464,13 @@ def data(report: SweepReport) -> Section | None:
                 caption="Contamination: dev and test texts with a near-duplicate in the training text",
                 columns=("set", "texts", "near-duplicates", "share", "judgement"),
                 rows=tuple(
-                    (each.name, f"{each.texts:,}", f"{each.near:,}", f"{each.share:.1%}", each.judged or "clean enough")
+                    (
+                        each.name,
+                        f"{each.texts:,}",
+                        f"{each.near:,}",
+                        f"{each.share:.1%}",
+                        each.judged or "low",
+                    )
                     for each in facts.overlaps
                 ),
                 left=frozenset({0, 4}),
