@@ -62,6 +62,10 @@ ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
 """What MLflow takes for an alias."""
 
 
+BASELINE = "baseline "
+"""Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
+
+
 def promote(
     name: str | None,
     cluster: Cluster,
@@ -271,12 +275,14 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
 
 
 def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:
-    """The folders of the sweep's `baselines` by their rows, and a warning for each that cannot be had now."""
+    """The folders of the sweep's `baselines` by their keys, and a warning for each that cannot be had now.
+
+    A key is the row after `BASELINE`: a folder may be called `model`, as the candidate is."""
     folders: dict[str, str] = {}
     lost: list[str] = []
     for name in candidate.sweep.baselines:
         try:
-            folders[baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
+            folders[BASELINE + baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
         except TeacherError as error:
             lost.append(f"warning: not compared with a baseline: {error}")
     return folders, lost
@@ -291,8 +297,9 @@ def against_baselines(
     """Whether training beat each model that could be had without, in the means of the sealed tests. It decides nothing:
     who reads it chooses between both."""
     rules, lines = candidate.sweep.promotion, []
-    for row in baselines:
-        found = compare(scored[row][1], scored["model"][1], tasks, rules, name=row, on="test")
+    for key in baselines:
+        row = key.removeprefix(BASELINE)
+        found = compare(scored[key][1], scored["model"][1], tasks, rules, name=row, on="test")
         for mean in found.overall:
             sure = mean.p <= 1 - rules.confidence
             word = (

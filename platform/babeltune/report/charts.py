@@ -85,7 +85,7 @@ def curves_chart(
         for curve in curves[NAMED:]:
             axes.plot(curve.x, curve.y, color=FAINT, linewidth=1, marker=".", markersize=3)
         _named_lines(axes, curves[:NAMED], named)
-        for name, value in levels:
+        for name, value in _merged(levels):
             axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
             axes.annotate(
                 clipped(name),
@@ -102,6 +102,17 @@ def curves_chart(
         _thousands(axes)
         axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), handlelength=3)
         return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def _merged(levels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Levels that are too near to one another for two labels, as one."""
+    found: list[tuple[str, float]] = []
+    for name, value in sorted(levels, key=lambda level: level[1]):
+        if found and value - found[-1][1] < 0.015:
+            found[-1] = f"{found[-1][0]}, {name}", found[-1][1]
+        else:
+            found.append((name, value))
+    return found
 
 
 def _named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> None:
