@@ -117,7 +117,7 @@ def _merged(levels: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
 
 def _named_lines(axes: Axes, curves: Sequence[Curve], named: Sequence[str]) -> None:
     """The curves of the named trials; each has the colour of its place among them, in every chart."""
-    for curve in curves:
+    for curve in (each for each in curves if each.trial in named[:NAMED]):
         index = named.index(curve.trial)
         axes.plot(
             curve.x,
