@@ -1,0 +1,147 @@
+"""Trains the settings that `benchmarks.search_replay` searches among, and writes them into one small table.
+
+Each corpus is short sentences of one language with English; the same random settings of `space.yaml` are trained on
+each. A setting is one small file in the storage, so a run goes on where an earlier one ended; `--part 0/2` lets two
+processes share a corpus. `--write` gathers all files into `table.json.gz`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from babeltune.data.files import write_json
+from babeltune.data.prepare import prepare
+from babeltune.data.prepared import Prepared
+from babeltune.errors import TrainingError
+from babeltune.losses.gather import Ranks
+from babeltune.records import Report, Sweep, plain
+from babeltune.spec.space import make_trial, sample
+from babeltune.spec.sweep_file import read_sweep, repository, sweep_id
+from babeltune.training.compute import measured_rates, work_of_a_pair
+from babeltune.training.loop import Run
+from benchmarks.race import one_thread
+from benchmarks.search_replay.table import TABLE, Setting
+from benchmarks.work import Silent
+
+CORPORA = ("deu", "jpn", "tur")
+"""Languages whose sentences with English are a corpus each."""
+SETTINGS = 66
+"""Random settings, the same for each corpus."""
+JUDGED = 1000
+"""Held-out pairs that each report is scored on."""
+SPACE = "benchmarks/search_replay/space.yaml"
+
+
+class Unsaved(Run):
+    """A trial that writes no checkpoint."""
+
+    def save(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+def sweep_of(corpus: str, space: str = SPACE) -> Sweep:
+    """The sweep of one corpus."""
+    columns = f"{{{corpus}: {corpus}, eng: eng}}"
+    path = f"tatoeba_challenge/{corpus}-eng.tsv.gz"
+    assignments = [f"data.train.0.path={path}", f"data.train.0.columns={columns}"]
+    return read_sweep(space, assignments=assignments)
+
+
+def train_setting(sweep: Sweep, number: int, prepared: Prepared, folder: Path) -> Setting:
+    """One setting's reports. One that cannot be trained to its end keeps those that it made."""
+    device = torch.device("cpu")
+    trial = make_trial(sweep, number, sample(sweep, number))
+    work = work_of_a_pair(trial, prepared, device)
+    run = Unsaved(trial, prepared, folder, Silent(), Ranks(), device)
+    started = time.process_time()
+    try:
+        run.train()
+    except TrainingError as error:
+        print(f"setting {number}: {error}", flush=True)
+    metric = sweep.objectives[0].metric
+    return Setting(
+        number=number,
+        params=trial.params,
+        objective=tuple(round(report.metrics[metric], 5) for report in run.reports),
+        pairs=tuple(report.pairs for report in run.reports),
+        operations=work.operations,
+        bytes=work.bytes,
+        cpu_seconds=round(time.process_time() - started, 2),
+    )
+
+
+def record(corpus: str, storage: Path, part: tuple[int, int], until: float, settings: int = SETTINGS) -> int:
+    """Trains the settings of this part that are not recorded, until so many CPU seconds are spent; how many remain."""
+    sweep = sweep_of(corpus)
+    prepared = prepare(sweep, storage)
+    missing = [n for n in range(part[0], settings, part[1]) if not recorded(storage, corpus, n).exists()]
+    for done, number in enumerate(missing):
+        if time.process_time() > until:
+            return len(missing) - done
+        found = train_setting(sweep, number, prepared, storage / "no-trial")
+        recorded(storage, corpus, number).parent.mkdir(parents=True, exist_ok=True)
+        write_json(recorded(storage, corpus, number), plain(found))
+        shown = " ".join(f"{value:.3f}" for value in found.objective)
+        print(f"{corpus} {number}: {shown}; {found.cpu_seconds} CPU s", flush=True)
+    return 0
+
+
+def recorded(storage: Path, corpus: str, number: int) -> Path:
+    """The file of one setting."""
+    return storage / "settings" / corpus / f"{number:03d}.json"
+
+
+def write(storage: Path, target: Path) -> None:
+    """Gathers what is recorded into the table, with what it was made of."""
+    sweeps = {corpus: sweep_of(corpus) for corpus in CORPORA}
+    rates = measured_rates(torch.device("cpu"))
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=repository(), capture_output=True, text=True, check=True
+    ).stdout.strip()
+    corpora = {
+        corpus: {
+            "sweep": sweep_id(sweep),
+            "seed": sweep.seed,
+            "judged": JUDGED,
+            "settings": [
+                json.loads(path.read_text()) for path in sorted((storage / "settings" / corpus).glob("*.json"))
+            ],
+        }
+        for corpus, sweep in sweeps.items()
+    }
+    table = {"commit": commit, "rates": rates, "corpora": corpora}
+    target.write_bytes(gzip.compress(json.dumps(table).encode(), mtime=0))
+    counts = ", ".join(f"{corpus} {len(one['settings'])}" for corpus, one in corpora.items())
+    print(f"{target}: {counts} settings, {target.stat().st_size:,} bytes")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Records, or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpora", nargs="*", metavar="CORPUS", help=f"of {', '.join(CORPORA)}")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="every Nth setting from the Ith on")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no setting after these CPU seconds")
+    parser.add_argument("--storage", type=Path, default=Path(".babeltune/search_replay"))
+    parser.add_argument("--write", action="store_true", help="gather what is recorded into table.json.gz")
+    given = parser.parse_args(arguments)
+    one_thread()
+    first, of = map(int, given.part.split("/"))
+    for corpus in given.corpora:
+        if left := record(corpus, given.storage, (first, of), given.seconds):
+            print(f"{corpus}: {left} settings are left", flush=True)
+    if given.write:
+        write(given.storage, TABLE)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
