@@ -1,17 +1,38 @@
-"""The recorded table: settings, their reports and what they cost."""
+"""The recorded table, and a surrogate that gives the reports of settings between the recorded ones.
+
+A sampler proposes points that nobody trained. A Gaussian process, fitted to a corpus's settings, says what their
+reports would be. `rank_correlation` is how far it can be trusted, by cross-validation.
+"""
 
 from __future__ import annotations
 
 import gzip
 import json
 import math
-from dataclasses import dataclass
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from babeltune.records import Scalar
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.model_selection import KFold
+
+from babeltune.records import Parameter, Scalar, Sweep
+from babeltune.spec.rules import RANGES, kind_of
+from babeltune.spec.space import ordered, sample
 from babeltune.training.compute import Work
 
 TABLE = Path(__file__).with_name("table.json.gz")
+FOLDS = 10
+DRAWN = 2000
+"""Random settings among which the surrogate's best is sought, beside the recorded ones."""
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -30,3 +51,143 @@ class Setting:
     """Moved by training on one pair."""
     cpu_seconds: float
     """Of its training, reports included."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The settings of one corpus."""
+
+    name: str
+    sweep: str
+    """The id of the sweep that they are trials of."""
+    seed: int
+    judged: int
+    """Pairs that each report is scored on."""
+    rates: tuple[float, float]
+    """10^9 operations and bytes a second, by which compute is counted."""
+    settings: tuple[Setting, ...]
+
+    @property
+    def reports(self) -> int:
+        return max(len(setting.objective) for setting in self.settings)
+
+    def curves(self) -> Floats:
+        """Reports of each setting; one that ended early keeps its last value."""
+        made = [setting.objective or (0.0,) for setting in self.settings]
+        return np.array([[*one, *[one[-1]] * (self.reports - len(one))] for one in made])
+
+    def standard_error(self, accuracy: float) -> float:
+        """Of an accuracy on the pairs that reports are scored on."""
+        return math.sqrt(accuracy * (1 - accuracy) / self.judged)
+
+
+def read_table(path: Path = TABLE) -> dict[str, Corpus]:
+    """The corpora of a table by name."""
+    table = json.loads(gzip.decompress(path.read_bytes()))
+    return {
+        name: Corpus(
+            name=name,
+            sweep=one["sweep"],
+            seed=one["seed"],
+            judged=one["judged"],
+            rates=tuple(table["rates"]),
+            settings=tuple(
+                Setting(**{**each, "objective": tuple(each["objective"]), "pairs": tuple(each["pairs"])})
+                for each in one["settings"]
+            ),
+        )
+        for name, one in table["corpora"].items()
+    }
+
+
+def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) -> list[float]:
+    """The setting as numbers from 0 to 1, logarithms where the range has one and of choices."""
+    found = []
+    for name in ordered(parameters):
+        parameter, value = parameters[name], params[name]
+        kind = kind_of(parameter)
+        bounds = getattr(parameter, kind) if kind in RANGES else sorted(parameter.choice or ())
+        scale: Callable[[float], float] = float if kind in ("float", "int") else math.log
+        low, high, here = (scale(float(number)) for number in (bounds[0], bounds[-1], value))
+        found.append((here - low) / (high - low))
+    return found
+
+
+def fitted(points: Floats, curves: Floats) -> GaussianProcessRegressor:
+    """A process whose kernel explains the last report, for all reports."""
+    kernel = ConstantKernel(1.0) * Matern(np.ones(points.shape[1]), (0.05, 20), nu=2.5) + WhiteKernel(1e-3, (1e-6, 0.3))
+    last = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=1, random_state=0)
+    chosen = last.fit(points, curves[:, -1]).kernel_
+    return GaussianProcessRegressor(chosen, optimizer=None, normalize_y=True).fit(points, curves)
+
+
+class Surrogate:
+    """What a corpus's settings, recorded or not, report and cost."""
+
+    def __init__(self, corpus: Corpus, sweep: Sweep) -> None:
+        self.corpus, self.sweep = corpus, sweep
+        self._points = np.array([features(sweep.parameters, setting.params) for setting in corpus.settings])
+        self._process = fitted(self._points, corpus.curves())
+
+    def curves(self, settings: Sequence[Mapping[str, Scalar]]) -> Floats:
+        """The reports of these settings, `[settings, reports]`."""
+        points = np.array([features(self.sweep.parameters, params) for params in settings])
+        return np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
+
+    def seconds(self, params: Mapping[str, Scalar]) -> list[float]:
+        """Counted seconds from one report to the next: of recorded settings with as many pairs a batch, as wide."""
+        settings = self.corpus.settings
+        sizes = [name for name in params if name in ("student.width", "training.global_batch")]
+        alike = [one for one in settings if all(one.params[name] == params[name] for name in sizes)] or settings
+        a_pair = statistics.median(Work(one.operations, one.bytes).seconds(self.corpus.rates) for one in alike)
+        pairs = max((one.pairs for one in settings), key=len)
+        return [a_pair * (after - before) for before, after in zip((0, *pairs), pairs, strict=False)]
+
+    @cached_property
+    def best(self) -> float:
+        """The best last report, of recorded settings and of many random ones."""
+        drawn = [sample(replace(self.sweep, seed=self.corpus.seed + 1), number) for number in range(DRAWN)]
+        return float(self.curves([*(one.params for one in self.corpus.settings), *drawn])[:, -1].max())
+
+    @property
+    def enough(self) -> float:
+        """One standard error below the best."""
+        return self.best - self.corpus.standard_error(self.best)
+
+    def share_enough(self) -> float:
+        """The share of random settings that are good enough."""
+        drawn = [sample(replace(self.sweep, seed=self.corpus.seed + 2), number) for number in range(DRAWN)]
+        return float((self.curves(drawn)[:, -1] >= self.enough).mean())
+
+    def rank_correlation(self) -> tuple[float, float]:
+        """Spearman's, of predicted and recorded values of settings left out: at the last report, and at all reports."""
+        curves = self.corpus.curves()
+        predicted = np.empty_like(curves)
+        for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(self._points):
+            predicted[test] = fitted(self._points[train], curves[train]).predict(self._points[test])
+        last = spearmanr(predicted[:, -1], curves[:, -1]).statistic
+        return float(last), float(spearmanr(predicted.ravel(), curves.ravel()).statistic)
+
+
+def portfolio(corpora: Sequence[Corpus], count: int) -> list[dict[str, Scalar]]:
+    """Recorded settings that are good on these corpora together, the most useful first.
+
+    Each is the one that brings the best of the chosen nearest to each corpus's best, on average over the corpora, in
+    standard errors.
+    """
+    numbers = sorted(set.intersection(*({one.number for one in corpus.settings} for corpus in corpora)))
+    regrets = []
+    for corpus in corpora:
+        last = {one.number: value for one, value in zip(corpus.settings, corpus.curves()[:, -1], strict=True)}
+        best = max(last.values())
+        regrets.append([(best - last[number]) / corpus.standard_error(best) for number in numbers])
+    table, chosen = np.array(regrets), list[int]()
+    left = np.full(len(corpora), np.inf)
+    for _ in range(min(count, len(numbers))):
+        place = int(np.minimum(left[:, None], table).mean(axis=0).argmin())
+        if place in chosen:
+            break
+        chosen.append(place)
+        left = np.minimum(left, table[:, place])
+    params = {one.number: one.params for one in corpora[0].settings}
+    return [params[numbers[place]] for place in chosen]

@@ -144,6 +144,11 @@ ADDED: dict[str, Any] = {
     "compute": None,
     "rates": None,
     "trim": False,
+    "multivariate": False,
+    "group": False,
+    "first_points": None,
+    "regret": 0.001,
+    "finished": 3,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

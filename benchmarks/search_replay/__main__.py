@@ -1,0 +1,139 @@
+"""Replays samplers and schedulers over the recorded table; prints what each spends to find a setting good enough.
+
+Good enough is a last report within one standard error of the corpus's best. `today` is what sweeps without the new
+options do: TPE and ASHA. Portfolios hold settings that were good on the other corpora, never on the one searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+
+from babeltune.data.files import write_json
+from babeltune.records import Sampler, Scheduler
+from benchmarks.search_replay.record import sweep_of
+from benchmarks.search_replay.replay import Contestant, Outcome, contest
+from benchmarks.search_replay.table import TABLE, Corpus, Surrogate, portfolio, read_table
+
+SEEDS = 100
+SLOW_SEEDS = 10
+"""Of the Gaussian process."""
+GOALS = {"today": 3.0, "random": 10.0}
+"""The winner is to spend at most this part of what these spend."""
+
+NONE, ASHA, PASHA = Scheduler(kind="none"), Scheduler(kind="asha"), Scheduler(kind="pasha")
+REGRET = Scheduler(kind="expected_regret")
+RANDOM, TPE, GP = Sampler(kind="random"), Sampler(kind="tpe"), Sampler(kind="gp")
+TOGETHER = Sampler(kind="tpe", multivariate=True, group=True)
+CONTESTANTS = (
+    Contestant("random", RANDOM, NONE),
+    Contestant("random + asha", RANDOM, ASHA),
+    Contestant("today", TPE, ASHA),
+    Contestant("tpe + pasha", TPE, PASHA),
+    Contestant("tpe + regret", TPE, REGRET),
+    Contestant("multivariate + asha", TOGETHER, ASHA),
+    Contestant("multivariate + pasha", TOGETHER, PASHA),
+    Contestant("multivariate + regret", TOGETHER, REGRET),
+    Contestant("gp + asha", GP, ASHA, seeds=SLOW_SEEDS),
+    Contestant("gp + regret", GP, REGRET, seeds=SLOW_SEEDS),
+    Contestant("today + portfolio 1", TPE, ASHA, portfolio=1),
+    Contestant("today + portfolio 4", TPE, ASHA, portfolio=4),
+    Contestant("multivariate + asha + portfolio 4", TOGETHER, ASHA, portfolio=4),
+    Contestant("multivariate + regret + portfolio 4", TOGETHER, REGRET, portfolio=4),
+)
+
+Rows = dict[str, dict[str, list[Outcome]]]
+"""Contestant -> corpus -> outcomes by seed."""
+
+
+def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int) -> Rows:
+    """All searches."""
+    rows: Rows = {one.name: {} for one in contestants}
+    for name, corpus in corpora.items():
+        surrogate = Surrogate(corpus, sweep_of(name))
+        last, everywhere = surrogate.rank_correlation()
+        print(
+            f"{name}: {len(corpus.settings)} settings, best {surrogate.best:.3f}, enough {surrogate.enough:.3f}, which "
+            f"{surrogate.share_enough():.1%} of random settings reach; the surrogate's rank correlation for settings "
+            f"left out: {last:.2f} at the last report, {everywhere:.2f} at all",
+            flush=True,
+        )
+        others = [other for other in corpora.values() if other.name != name]
+        for one in contestants:
+            points = portfolio(others, one.portfolio) if one.portfolio else []
+            count = min(seeds, one.seeds or seeds)
+            rows[one.name][name] = [contest(surrogate, one, points, seed) for seed in range(count)]
+    return rows
+
+
+def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
+    """Of the compute; a search that found nothing counts as infinite."""
+    low, middle, high = np.percentile([one.seconds for one in outcomes], [25, 50, 75], method="nearest")
+    return float(low), float(middle), float(high)
+
+
+def ratio(rows: Rows, name: str, other: str) -> float:
+    """What the other spends over what this one spends: medians, and their geometric mean over the corpora."""
+    parts = [quartiles(rows[other][corpus])[1] / quartiles(rows[name][corpus])[1] for corpus in rows[name]]
+    return math.exp(sum(map(math.log, parts)) / len(parts))
+
+
+def show(rows: Rows, corpora: Sequence[str]) -> None:
+    """Prints the table."""
+    width = max(map(len, rows)) + 2
+    print("\ncounted seconds until good enough: median (quartiles); and how many times less than random and than today")
+    print(f"{'':<{width}}" + "".join(f"{corpus:>22}" for corpus in corpora) + f"{'random':>9}{'today':>8}{'seeds':>7}")
+    for name, found in rows.items():
+        cells = ""
+        for corpus in corpora:
+            low, middle, high = quartiles(found[corpus])
+            cells += f"{f'{middle:.1f} ({low:.1f} {high:.1f})':>22}"
+        compared = "".join(
+            f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
+            for other, size in (("random", 9), ("today", 8))
+        )
+        print(f"{name:<{width}}{cells}{compared}{len(found[corpora[0]]):>7}")
+
+
+def verdict(rows: Rows) -> bool:
+    """Prints the winner and its goals; whether they are met."""
+    if not set(GOALS) <= rows.keys():
+        return True
+    winner = max(rows, key=lambda name: ratio(rows, name, "today"))
+    found = {other: ratio(rows, winner, other) for other in GOALS}
+    words = ", ".join(f"{value:.2f} times less than {other} (goal {GOALS[other]:g})" for other, value in found.items())
+    print(f"\nwinner: {winner}: {words}")
+    return all(found[other] >= goal for other, goal in GOALS.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the replay; the exit code is 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants; all by default")
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to this file")
+    given = parser.parse_args(arguments)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    corpora = read_table(given.table)
+    chosen = [one for one in CONTESTANTS if not given.only or one.name in given.only]
+    rows = run(corpora, chosen, given.seeds)
+    show(rows, list(corpora))
+    if given.json:
+        write_json(
+            given.json,
+            {
+                name: {corpus: [[one.seconds, one.trials] for one in outcomes] for corpus, outcomes in found.items()}
+                for name, found in rows.items()
+            },
+        )
+    return 0 if verdict(rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
