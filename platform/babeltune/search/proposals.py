@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,13 @@ def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
     if sweep.sampler.kind == "nsga2":
         return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
+    startup = sweep.sampler.startup
     if sweep.sampler.kind == "gp":
-        return optuna.samplers.GPSampler(
-            seed=seed, n_startup_trials=sweep.sampler.startup, deterministic_objective=True
-        )
-    return optuna.samplers.TPESampler(
-        seed=seed,
-        n_startup_trials=sweep.sampler.startup,
-        constant_liar=True,
-        multivariate=sweep.sampler.multivariate,
-        group=sweep.sampler.group,
-    )
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+    joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
+    with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
 
 
 def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
