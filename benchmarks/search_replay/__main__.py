@@ -26,6 +26,9 @@ SLOW_SEEDS = 10
 GOALS = {"today": 3.0, "random": 10.0}
 """The winner is to spend at most this part of what these spend."""
 
+FIRST = 4
+"""Points of a portfolio."""
+
 NONE, ASHA, PASHA = Scheduler(kind="none"), Scheduler(kind="asha"), Scheduler(kind="pasha")
 REGRET = Scheduler(kind="expected_regret")
 RANDOM, TPE, GP = Sampler(kind="random"), Sampler(kind="tpe"), Sampler(kind="gp")
@@ -41,10 +44,9 @@ CONTESTANTS = (
     Contestant("multivariate + regret", TOGETHER, REGRET),
     Contestant("gp + asha", GP, ASHA, seeds=SLOW_SEEDS),
     Contestant("gp + regret", GP, REGRET, seeds=SLOW_SEEDS),
-    Contestant("today + portfolio 1", TPE, ASHA, portfolio=1),
-    Contestant("today + portfolio 4", TPE, ASHA, portfolio=4),
-    Contestant("multivariate + asha + portfolio 4", TOGETHER, ASHA, portfolio=4),
-    Contestant("multivariate + regret + portfolio 4", TOGETHER, REGRET, portfolio=4),
+    Contestant("portfolio", TPE, ASHA, portfolio=FIRST),
+    Contestant("multivariate + asha + portfolio", TOGETHER, ASHA, portfolio=FIRST),
+    Contestant("multivariate + regret + portfolio", TOGETHER, REGRET, portfolio=FIRST),
 )
 
 Rows = dict[str, dict[str, list[Outcome]]]

@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
 
 from babeltune.records import Parameter, Scalar, Sweep
@@ -113,12 +115,18 @@ def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) 
     return found
 
 
-def fitted(points: Floats, curves: Floats) -> GaussianProcessRegressor:
-    """A process whose kernel explains the last report, for all reports."""
-    kernel = ConstantKernel(1.0) * Matern(np.ones(points.shape[1]), (0.05, 20), nu=2.5) + WhiteKernel(1e-3, (1e-6, 0.3))
-    last = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=1, random_state=0)
-    chosen = last.fit(points, curves[:, -1]).kernel_
-    return GaussianProcessRegressor(chosen, optimizer=None, normalize_y=True).fit(points, curves)
+def kernel_for(points: Floats, last: Floats) -> Kernel:
+    """The kernel that explains the last report best."""
+    kernel = ConstantKernel(1.0) * Matern(np.ones(points.shape[1]), (0.2, 20), nu=2.5) + WhiteKernel(1e-3, (1e-6, 0.3))
+    process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=1, random_state=0)
+    with warnings.catch_warnings():  # a setting without effect has its length at the bound
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return process.fit(points, last).kernel_
+
+
+def fitted(kernel: Kernel, points: Floats, curves: Floats) -> GaussianProcessRegressor:
+    """A process with this kernel for all reports."""
+    return GaussianProcessRegressor(kernel, optimizer=None, normalize_y=True).fit(points, curves)
 
 
 class Surrogate:
@@ -127,7 +135,8 @@ class Surrogate:
     def __init__(self, corpus: Corpus, sweep: Sweep) -> None:
         self.corpus, self.sweep = corpus, sweep
         self._points = np.array([features(sweep.parameters, setting.params) for setting in corpus.settings])
-        self._process = fitted(self._points, corpus.curves())
+        self._kernel = kernel_for(self._points, corpus.curves()[:, -1])
+        self._process = fitted(self._kernel, self._points, corpus.curves())
 
     def curves(self, settings: Sequence[Mapping[str, Scalar]]) -> Floats:
         """The reports of these settings, `[settings, reports]`."""
@@ -160,11 +169,12 @@ class Surrogate:
         return float((self.curves(drawn)[:, -1] >= self.enough).mean())
 
     def rank_correlation(self) -> tuple[float, float]:
-        """Spearman's, of predicted and recorded values of settings left out: at the last report, and at all reports."""
+        """Spearman's, of predicted and recorded values of settings left out: at the last report, and at all reports.
+        The kernel is that of all settings."""
         curves = self.corpus.curves()
         predicted = np.empty_like(curves)
         for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(self._points):
-            predicted[test] = fitted(self._points[train], curves[train]).predict(self._points[test])
+            predicted[test] = fitted(self._kernel, self._points[train], curves[train]).predict(self._points[test])
         last = spearmanr(predicted[:, -1], curves[:, -1]).statistic
         return float(last), float(spearmanr(predicted.ravel(), curves.ravel()).statistic)
 

@@ -17,7 +17,7 @@ def shown(rule, curves):
     made = []
     for number, curve in enumerate(curves):
         report = 0
-        for report, value in enumerate(curve, 1):  # noqa: B007
+        for report, value in enumerate(curve, 1):
             if rule.stops(number, report, value):
                 break
         made.append(report)
