@@ -17,7 +17,7 @@ from babeltune.search.tune import scheduler_for
 from babeltune.spec.space import suggest
 from benchmarks.search_replay.table import Surrogate
 
-MOST_TRIALS = 60
+MOST_TRIALS = 40
 """After so many a search that has found nothing ends."""
 
 

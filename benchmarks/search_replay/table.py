@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, Whi
 from sklearn.model_selection import KFold
 
 from babeltune.records import Parameter, Scalar, Sweep
-from babeltune.spec.rules import RANGES, kind_of
+from babeltune.spec.rules import kind_of
 from babeltune.spec.space import ordered, sample
 from babeltune.training.compute import Work
 
@@ -108,9 +109,9 @@ def features(parameters: Mapping[str, Parameter], params: Mapping[str, Scalar]) 
     for name in ordered(parameters):
         parameter, value = parameters[name], params[name]
         kind = kind_of(parameter)
-        bounds = getattr(parameter, kind) if kind in RANGES else sorted(parameter.choice or ())
+        values: Any = getattr(parameter, kind)
         scale: Callable[[float], float] = float if kind in ("float", "int") else math.log
-        low, high, here = (scale(float(number)) for number in (bounds[0], bounds[-1], value))
+        low, high, here = (scale(number) for number in (min(values), max(values), cast(float, value)))
         found.append((here - low) / (high - low))
     return found
 
@@ -141,7 +142,8 @@ class Surrogate:
     def curves(self, settings: Sequence[Mapping[str, Scalar]]) -> Floats:
         """The reports of these settings, `[settings, reports]`."""
         points = np.array([features(self.sweep.parameters, params) for params in settings])
-        return np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
+        found: Floats = np.clip(self._process.predict(points).reshape(len(points), -1), 0, 1)
+        return found
 
     def seconds(self, params: Mapping[str, Scalar]) -> list[float]:
         """Counted seconds from one report to the next: of recorded settings with as many pairs a batch, as wide."""

@@ -61,7 +61,7 @@ class Pasha:
             self.top = min(self.top + 1, len(rungs) - 1)
         if place >= self.top:
             return True
-        return bool(others) and value < np.percentile(others, 100 * (1 - 1 / self.reduction))
+        return bool(others and value < np.percentile(others, 100 * (1 - 1 / self.reduction)))
 
     def _agree(self, rungs: list[int]) -> bool:
         """Whether the last two rungs rank their trials alike."""
