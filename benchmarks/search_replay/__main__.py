@@ -18,16 +18,13 @@ from babeltune.data.files import write_json
 from babeltune.records import Sampler, Scheduler
 from benchmarks.search_replay.record import sweep_of
 from benchmarks.search_replay.replay import Contestant, Outcome, contest
-from benchmarks.search_replay.table import TABLE, Corpus, Surrogate, portfolio, read_table
+from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table
 
 SEEDS = 100
 SLOW_SEEDS = 10
 """Of the Gaussian process."""
 GOALS = {"today": 3.0, "random": 10.0}
 """The winner is to spend at most this part of what these spend."""
-
-FIRST = 4
-"""Points of a portfolio."""
 
 NONE, ASHA, PASHA = Scheduler(kind="none"), Scheduler(kind="asha"), Scheduler(kind="pasha")
 REGRET = Scheduler(kind="expected_regret")

@@ -2,7 +2,8 @@
 
 Each corpus is short sentences of one language with English; the same random settings of `space.yaml` are trained on
 each. A setting is one small file in the storage, so a run goes on where an earlier one ended; `--part 0/2` lets two
-processes share a corpus. `--write` gathers all files into `table.json.gz`.
+processes share a corpus. `--write` gathers all files into `table.json.gz`. `--portfolio NAME` writes the settings that
+are good on all corpora as a portfolio for `sampler.first_points`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from babeltune.data.prepared import Prepared
 from babeltune.errors import TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.records import Report, Sweep, plain
+from babeltune.spec.portfolio import FOLDER
 from babeltune.spec.space import make_trial, sample
 from babeltune.spec.sweep_file import read_sweep, repository, sweep_id
 from babeltune.training.compute import measured_rates, work_of_a_pair
 from babeltune.training.loop import Run
 from benchmarks.race import one_thread
-from benchmarks.search_replay.table import TABLE, Setting
+from benchmarks.search_replay.table import FIRST, TABLE, Setting, portfolio, read_table
 from benchmarks.work import Silent
 
 CORPORA = ("deu", "jpn", "tur")
@@ -117,6 +119,20 @@ def write(storage: Path, target: Path) -> None:
     print(f"{target}: {target.stat().st_size:,} bytes")
 
 
+def write_portfolio(name: str, count: int) -> None:
+    """Writes the settings that are good on all corpora of the table as the portfolio of this name."""
+    target = FOLDER / f"{name}.json"
+    if target.exists():
+        raise SystemExit(f"{target} is there, and a portfolio is never changed; give another name")
+    corpora = list(read_table().values())
+    points = [
+        {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in point.items()}
+        for point in portfolio(corpora, count)
+    ]
+    write_json(target, {"learnt_from": [corpus.sweep for corpus in corpora], "points": points})
+    print(f"{target}: {len(points)} points")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Records, or writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -125,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no setting after these CPU seconds")
     parser.add_argument("--storage", type=Path, default=Path(".babeltune/search_replay"))
     parser.add_argument("--write", action="store_true", help="gather what is recorded into table.json.gz")
+    parser.add_argument("--portfolio", metavar="NAME", help="write the table's portfolio under a new name")
+    parser.add_argument("--points", type=int, default=FIRST, help="of the portfolio (default: %(default)s)")
     given = parser.parse_args(arguments)
     one_thread()
     first, of = map(int, given.part.split("/"))
@@ -133,6 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{corpus}: {left} settings are left", flush=True)
     if given.write:
         write(given.storage, TABLE)
+    if given.portfolio:
+        write_portfolio(given.portfolio, given.points)
     return 0
 
 

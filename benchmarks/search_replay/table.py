@@ -32,6 +32,8 @@ from babeltune.training.compute import Work
 
 TABLE = Path(__file__).with_name("table.json.gz")
 FOLDS = 10
+FIRST = 4
+"""Points of a portfolio."""
 DRAWN = 2000
 """Random settings among which the surrogate's best is sought, beside the recorded ones."""
 
