@@ -177,6 +177,11 @@ class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
         stops = self._rule.stops(number, result["reports"], value)
         return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tune brings a trial's last report here alone."""
+        if "objective" in result:
+            self.on_trial_result(controller, trial, result)
+
 
 def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
     """What judges reports, which come at equal shares of the pairs seen, by the first objective. `lanes` counts the
