@@ -45,17 +45,37 @@ def table(tmp_path_factory):
     return path
 
 
-def test_a_replay_prints_the_same_figures_twice(table, tmp_path, capsys):
+@pytest.fixture
+def short(monkeypatch):
+    """Searches of a few trials."""
+    monkeypatch.setattr("benchmarks.search_replay.replay.MOST_TRIALS", 10)
+
+
+def test_a_replay_prints_the_same_figures_twice(short, table, tmp_path, capsys):
     names = ["random", "today", "multivariate + regret + portfolio"]
     arguments = ["--table", str(table), "--seeds", "2", "--only", *names, "--json", str(tmp_path / "rows.json")]
     code = replay.main(arguments)
     first = capsys.readouterr().out
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert {name: list(found) for name, found in rows.items()} == {name: list(CORPORA) for name in names}
-    assert all(len(outcomes) == 2 for found in rows.values() for outcomes in found.values())
+    kept = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {name: list(found) for name, found in kept.items()} == {name: list(CORPORA) for name in names}
+    assert all(len(outcomes) == 2 for found in kept.values() for outcomes in found.values())
     assert "winner: " in first
+    (tmp_path / "rows.json").unlink()
     assert replay.main(arguments) == code
     assert capsys.readouterr().out == first
+
+
+def test_kept_outcomes_are_not_run_again_unless_the_table_is_another(short, table, tmp_path, capsys, monkeypatch):
+    arguments = ["--table", str(table), "--seeds", "1", "--only", "random", "--json", str(tmp_path / "rows.json")]
+    replay.main(arguments)
+    first = capsys.readouterr().out
+    monkeypatch.setattr(replay, "contest", None)
+    replay.main(arguments)
+    assert capsys.readouterr().out == first
+    other = tmp_path / "other.json.gz"
+    other.write_bytes(gzip.compress(gzip.decompress(table.read_bytes()) + b" "))
+    with pytest.raises(TypeError):
+        replay.main([*arguments[2:], "--table", str(other)])
 
 
 def test_the_surrogate_gives_back_what_was_recorded_and_its_best_is_no_less(table):

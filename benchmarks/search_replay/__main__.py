@@ -7,6 +7,8 @@ options do: TPE and ASHA. Portfolios hold settings that were good on the other c
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from babeltune.data.files import write_json
-from babeltune.records import Sampler, Scheduler
+from babeltune.records import Sampler, Scheduler, plain
 from benchmarks.search_replay.record import sweep_of
 from benchmarks.search_replay.replay import Contestant, Outcome, contest
 from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table
@@ -50,28 +51,51 @@ Rows = dict[str, dict[str, list[Outcome]]]
 """Contestant -> corpus -> outcomes by seed."""
 
 
-def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int) -> Rows:
-    """All searches."""
-    rows: Rows = {one.name: {} for one in contestants}
+def describe(surrogate: Surrogate) -> str:
+    """How good the best setting is, how rare are those good enough, and how far the surrogate can be trusted."""
+    corpus, (last, everywhere) = surrogate.corpus, surrogate.rank_correlation()
+    return (
+        f"{corpus.name}: {len(corpus.settings)} settings, best {surrogate.best:.3f}, enough {surrogate.enough:.3f}, "
+        f"which {surrogate.share_enough():.1%} of random settings reach; the surrogate's rank correlation for "
+        f"settings left out: {last:.2f} at the last report, {everywhere:.2f} at all"
+    )
+
+
+def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int, kept: Kept) -> Rows:
+    """All searches that are not kept already."""
     for name, corpus in corpora.items():
         surrogate = Surrogate(corpus, sweep_of(name))
-        last, everywhere = surrogate.rank_correlation()
-        print(
-            f"{name}: {len(corpus.settings)} settings, best {surrogate.best:.3f}, enough {surrogate.enough:.3f}, which "
-            f"{surrogate.share_enough():.1%} of random settings reach; the surrogate's rank correlation for settings "
-            f"left out: {last:.2f} at the last report, {everywhere:.2f} at all",
-            flush=True,
-        )
+        print(describe(surrogate), flush=True)
         others = [other for other in corpora.values() if other.name != name]
         for one in contestants:
             points = portfolio(others, one.portfolio) if one.portfolio else []
-            count = min(seeds, one.seeds or seeds)
-            rows[one.name][name] = [contest(surrogate, one, points, seed) for seed in range(count)]
-    return rows
+            found = kept.rows.setdefault(one.name, {}).setdefault(name, [])
+            found += [contest(surrogate, one, points, n) for n in range(len(found), min(seeds, one.seeds or seeds))]
+            kept.write()
+    return {one.name: kept.rows[one.name] for one in contestants}
+
+
+class Kept:
+    """Outcomes in a file, or in memory alone. Those of another table do not count."""
+
+    def __init__(self, path: Path | None, table: Path) -> None:
+        self._path, self._digest = path, hashlib.sha256(table.read_bytes()).hexdigest()
+        self.rows: Rows = {}
+        if path is not None and path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["table"] == self._digest:
+                self.rows = {
+                    name: {corpus: [Outcome(**one) for one in outcomes] for corpus, outcomes in found.items()}
+                    for name, found in kept["rows"].items()
+                }
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps({"table": self._digest, "rows": plain(self.rows)}), encoding="utf-8")
 
 
 def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
-    """Of the compute; a search that found nothing counts as infinite."""
+    """Of the compute; a search that found nothing good enough counts what it spent."""
     low, middle, high = np.percentile([one.seconds for one in outcomes], [25, 50, 75], method="nearest")
     return float(low), float(middle), float(high)
 
@@ -86,7 +110,11 @@ def show(rows: Rows, corpora: Sequence[str]) -> None:
     """Prints the table."""
     width = max(map(len, rows)) + 2
     print("\ncounted seconds until good enough: median (quartiles); and how many times less than random and than today")
-    print(f"{'':<{width}}" + "".join(f"{corpus:>22}" for corpus in corpora) + f"{'random':>9}{'today':>8}{'seeds':>7}")
+    print(
+        f"{'':<{width}}"
+        + "".join(f"{corpus:>22}" for corpus in corpora)
+        + f"{'random':>9}{'today':>8}{'found':>7}{'seeds':>7}"
+    )
     for name, found in rows.items():
         cells = ""
         for corpus in corpora:
@@ -96,7 +124,8 @@ def show(rows: Rows, corpora: Sequence[str]) -> None:
             f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
             for other, size in (("random", 9), ("today", 8))
         )
-        print(f"{name:<{width}}{cells}{compared}{len(found[corpora[0]]):>7}")
+        share = np.mean([one.found for outcomes in found.values() for one in outcomes])
+        print(f"{name:<{width}}{cells}{compared}{f'{share:.0%}':>7}{len(found[corpora[0]]):>7}")
 
 
 def verdict(rows: Rows) -> bool:
@@ -116,21 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants; all by default")
     parser.add_argument("--table", type=Path, default=TABLE)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes to this file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes here, and run none of them again")
     given = parser.parse_args(arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     corpora = read_table(given.table)
     chosen = [one for one in CONTESTANTS if not given.only or one.name in given.only]
-    rows = run(corpora, chosen, given.seeds)
+    rows = run(corpora, chosen, given.seeds, Kept(given.json, given.table))
     show(rows, list(corpora))
-    if given.json:
-        write_json(
-            given.json,
-            {
-                name: {corpus: [[one.seconds, one.trials] for one in outcomes] for corpus, outcomes in found.items()}
-                for name, found in rows.items()
-            },
-        )
     return 0 if verdict(rows) else 1
 
 

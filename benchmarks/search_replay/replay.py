@@ -39,9 +39,11 @@ class Outcome:
     """What a search spent until its incumbent was good enough."""
 
     seconds: float
-    """Counted; infinite where it was not."""
+    """Counted."""
     trials: int
     """Begun until then."""
+    found: bool
+    """Whether it ever was."""
 
 
 def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str, Scalar]], seed: int) -> Outcome:
@@ -64,13 +66,13 @@ def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str,
             if value > incumbent:
                 incumbent = value
                 if curve[-1] >= surrogate.enough:
-                    return Outcome(spent + sum(costs[report:]), trial)
+                    return Outcome(spent + sum(costs[report:]), trial, True)
             if judged(proposals, scheduler, number, report, value) and report < len(curve):
                 proposals.tell(number, TrialState.PRUNED, None)
                 break
         else:
             proposals.tell(number, TrialState.COMPLETE, [curve[-1]])
-    return Outcome(math.inf, MOST_TRIALS)
+    return Outcome(spent, MOST_TRIALS, False)
 
 
 def judged(proposals: Proposals, scheduler: TrialScheduler, number: int, report: int, value: float) -> bool:
