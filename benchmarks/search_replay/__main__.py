@@ -63,10 +63,10 @@ def describe(surrogate: Surrogate) -> str:
 
 def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int, kept: Kept) -> Rows:
     """All searches that are not kept already."""
-    for name, corpus in corpora.items():
-        surrogate = Surrogate(corpus, sweep_of(name))
+    surrogates = {name: Surrogate(corpus, sweep_of(name)) for name, corpus in corpora.items()}
+    for name, surrogate in surrogates.items():
         print(describe(surrogate), flush=True)
-        others = [other for other in corpora.values() if other.name != name]
+        others = [other for other in surrogates.values() if other is not surrogate]
         for one in contestants:
             points = portfolio(others, one.portfolio) if one.portfolio else []
             found = kept.rows.setdefault(one.name, {}).setdefault(name, [])

@@ -30,7 +30,7 @@ from babeltune.spec.sweep_file import read_sweep, repository, sweep_id
 from babeltune.training.compute import measured_rates, work_of_a_pair
 from babeltune.training.loop import Run
 from benchmarks.race import one_thread
-from benchmarks.search_replay.table import FIRST, TABLE, Setting, portfolio, read_table
+from benchmarks.search_replay.table import FIRST, TABLE, Setting, Surrogate, portfolio, read_table
 from benchmarks.work import Silent
 
 CORPORA = ("deu", "jpn", "tur")
@@ -124,12 +124,13 @@ def write_portfolio(name: str, count: int) -> None:
     target = FOLDER / f"{name}.json"
     if target.exists():
         raise SystemExit(f"{target} is there, and a portfolio is never changed; give another name")
-    corpora = list(read_table().values())
+    corpora = read_table()
+    surrogates = [Surrogate(corpus, sweep_of(name)) for name, corpus in corpora.items()]
     points = [
         {key: float(f"{value:.3g}") if isinstance(value, float) else value for key, value in point.items()}
-        for point in portfolio(corpora, count)
+        for point in portfolio(surrogates, count)
     ]
-    write_json(target, {"learnt_from": [corpus.sweep for corpus in corpora], "points": points})
+    write_json(target, {"learnt_from": [corpus.sweep for corpus in corpora.values()], "points": points})
     print(f"{target}: {len(points)} points")
 
 

@@ -156,11 +156,15 @@ class Surrogate:
         pairs = max((one.pairs for one in settings), key=len)
         return [a_pair * (after - before) for before, after in zip((0, *pairs), pairs, strict=False)]
 
+    def drawn(self, stream: int) -> list[dict[str, Scalar]]:
+        """Many random settings; other ones for another stream."""
+        sweep = replace(self.sweep, seed=self.corpus.seed + stream)
+        return [sample(sweep, number) for number in range(DRAWN)]
+
     @cached_property
     def best(self) -> float:
         """The best last report, of recorded settings and of many random ones."""
-        drawn = [sample(replace(self.sweep, seed=self.corpus.seed + 1), number) for number in range(DRAWN)]
-        return float(self.curves([*(one.params for one in self.corpus.settings), *drawn])[:, -1].max())
+        return float(self.curves([*(one.params for one in self.corpus.settings), *self.drawn(1)])[:, -1].max())
 
     @property
     def enough(self) -> float:
@@ -169,8 +173,7 @@ class Surrogate:
 
     def share_enough(self) -> float:
         """The share of random settings that are good enough."""
-        drawn = [sample(replace(self.sweep, seed=self.corpus.seed + 2), number) for number in range(DRAWN)]
-        return float((self.curves(drawn)[:, -1] >= self.enough).mean())
+        return float((self.curves(self.drawn(2))[:, -1] >= self.enough).mean())
 
     def rank_correlation(self) -> tuple[float, float]:
         """Spearman's, of predicted and recorded values of settings left out: at the last report, and at all reports.
@@ -183,25 +186,21 @@ class Surrogate:
         return float(last), float(spearmanr(predicted.ravel(), curves.ravel()).statistic)
 
 
-def portfolio(corpora: Sequence[Corpus], count: int) -> list[dict[str, Scalar]]:
-    """Recorded settings that are good on these corpora together, the most useful first.
+def portfolio(surrogates: Sequence[Surrogate], count: int) -> list[dict[str, Scalar]]:
+    """Settings that are good on these corpora together, the most useful first, of recorded and many random ones.
 
     Each is the one that brings the best of the chosen nearest to each corpus's best, on average over the corpora, in
     standard errors.
     """
-    numbers = sorted(set.intersection(*({one.number for one in corpus.settings} for corpus in corpora)))
-    regrets = []
-    for corpus in corpora:
-        last = {one.number: value for one, value in zip(corpus.settings, corpus.curves()[:, -1], strict=True)}
-        best = max(last.values())
-        regrets.append([(best - last[number]) / corpus.standard_error(best) for number in numbers])
-    table, chosen = np.array(regrets), list[int]()
-    left = np.full(len(corpora), np.inf)
-    for _ in range(min(count, len(numbers))):
+    recorded = {one.number: one.params for surrogate in surrogates for one in surrogate.corpus.settings}
+    candidates = [*recorded.values(), *surrogates[0].drawn(3)]
+    regrets = [(one.best - one.curves(candidates)[:, -1]) / one.corpus.standard_error(one.best) for one in surrogates]
+    table, chosen = np.maximum(regrets, 0), list[int]()
+    left = np.full(len(surrogates), np.inf)
+    for _ in range(min(count, len(candidates))):
         place = int(np.minimum(left[:, None], table).mean(axis=0).argmin())
         if place in chosen:
             break
         chosen.append(place)
         left = np.minimum(left, table[:, place])
-    params = {one.number: one.params for one in corpora[0].settings}
-    return [params[numbers[place]] for place in chosen]
+    return [candidates[place] for place in chosen]
