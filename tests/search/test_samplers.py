@@ -158,7 +158,7 @@ CONDITIONAL = {
     [Sampler(kind="tpe", startup=3, multivariate=True, group=True), Sampler(kind="gp", startup=3)],
     ids=["multivariate", "gp"],
 )
-def test_a_joint_model_proposes_conditional_settings_and_the_same_after_every_stop(tmp_path, sampler):
+def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
     sweep = a_sweep(parameters=CONDITIONAL, sampler=sampler)
     score = lambda params: [params["x"] - params.get("tau", 0.5)]  # noqa: E731
     found = proposed(tmp_path / "a", sweep, 9, score)

@@ -24,7 +24,7 @@ def shown(rule, curves):
     return made
 
 
-def test_pasha_keeps_its_rung_while_the_ranking_does_and_moves_it_up_when_it_changes():
+def test_pasha_moves_its_last_rung_up_only_when_rankings_differ():
     steady = [[level * report for report in range(1, 10)] for level in (0.5, 0.6, 0.7)]
     assert shown(Pasha(grace=1, reduction=3, reports=9), steady) == [3, 3, 3]
     crossing = [[0.1, 0.2, 0.9, *[0.9] * 6], [0.2, 0.3, 0.4, *[0.5] * 6], [0.3, 0.4, 0.95, *[0.99] * 6]]
@@ -42,7 +42,7 @@ def a_curve(last):
     return [last * (1 - 0.5**report) for report in range(1, 6)]
 
 
-def test_expected_regret_stops_what_cannot_gain_and_lets_the_first_trials_end():
+def test_expected_regret_stops_a_trial_that_cannot_gain():
     rule = ExpectedRegret(reports=5, grace=1, regret=0.001)
     assert shown(rule, map(a_curve, (0.5, 0.2, 0.6, 0.1, 0.61, 0.9))) == [5, 5, 5, 1, 5, 5]
     assert shown(ExpectedRegret(5, 3, 0.001), map(a_curve, (0.5, 0.2, 0.6, 0.1)))[-1] == 3, "grace"
@@ -72,7 +72,7 @@ def test_where_a_report_leads_is_a_line_of_at_most_the_slope_of_one():
 
 @pytest.mark.parametrize("goal", ["maximize", "minimize"])
 @pytest.mark.parametrize("kind", ["pasha", "expected_regret"])
-def test_a_sweeps_scheduler_follows_its_rule_and_a_primed_one_goes_on_alike(kind, goal):
+def test_a_primed_scheduler_follows_the_rule_of_its_kind(kind, goal):
     sweep = Sweep(
         name="toy",
         method="toy",

@@ -59,7 +59,7 @@ def test_a_conditional_setting_is_given_only_where_it_exists():
     assert within_space(fixed, {"tau": 0.1, "labels": "hard"}) == {"tau": 0.1}
 
 
-def test_a_portfolio_is_proposed_after_the_given_points_and_then_the_sampler_draws(kept):
+def test_a_portfolio_is_proposed_after_the_given_points(kept):
     given = {"weight": 1.0}
     sweep = a_sweep(first_points="mine", points=(given,))
 

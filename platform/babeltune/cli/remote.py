@@ -113,9 +113,9 @@ def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | Non
 
 
 def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: bool, as_json: bool) -> None:
-    from babeltune.cli.plan import spec_yaml
     from babeltune.spec.space import within_grid
     from babeltune.spec.sweep_file import sweep_id
+    from babeltune.spec.written import spec_yaml
 
     file = sent_as(sweep)
     arguments = ["submit", file, *_accepting(accept_changes)]
@@ -135,7 +135,7 @@ def continue_there(
     as_json: bool,
 ) -> None:
     """`resume`, with this spec where one is given, and `extend`."""
-    from babeltune.cli.plan import spec_yaml
+    from babeltune.spec.written import spec_yaml
 
     sweep, plugins = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []
@@ -174,6 +174,9 @@ def run_there(
     plugins: Sequence[str],
 ) -> None:
     """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
+    from babeltune.cli.advice import about_plugins
+
+    warn(about_plugins(plugins))
     command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
     job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()}, plugins)
     said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"

@@ -53,12 +53,15 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.cli.advice import about_corpus, about_queue, about_sweep
+    from babeltune.cli.advice import about_corpus, about_plugins, about_queue, about_sweep
     from babeltune.cli.plan import make_plan, render
+    from babeltune.cli.remote import plugins_of
     from babeltune.records import plain
 
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
+    if any_cluster(cluster).by_jobs:
+        warn(about_plugins(plugins_of(sweep)))
     report = make_plan(sweep, samples=samples)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev), *report.warnings])
     say(plain(report), as_json, lambda: out.print(render(report)))
@@ -117,7 +120,9 @@ def run_sweep(
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
+    from babeltune.cli.report import report_at_the_end
     from babeltune.cli.view import attach, live, show_leaderboard
+    from babeltune.cluster.interrupts import acknowledged
     from babeltune.engine.lease import DrivenError
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
@@ -145,7 +150,7 @@ def run_sweep(
                 break
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
         try:
-            with live(err) as watch:
+            with acknowledged(), live(err) as watch:
                 folder = submit(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )
@@ -156,8 +161,9 @@ def run_sweep(
         except KeyboardInterrupt:
             err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
-    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     state = folder.state()
+    made = report_at_the_end(folder, cluster) if state == "finished" else None
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         if state in ("stopped", "interrupted"):
             out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
@@ -166,6 +172,8 @@ def run_sweep(
             if rest.get("unsent_bytes"):
                 again = f"babeltune resume {folder.id}{where}"
                 out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+            if made is not None:
+                out.print(f"report: {made}", markup=False, highlight=False, soft_wrap=True)
             out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
     if state == "interrupted":  # while it was watched; as its driver ends
         raise typer.Exit(INTERRUPTED)

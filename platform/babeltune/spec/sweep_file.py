@@ -28,6 +28,7 @@ from babeltune.spec.files import expand_open, find_file, repository
 from babeltune.spec.goals import dev_metrics
 from babeltune.spec.reach import Hub, data_problems, reach_problems
 from babeltune.spec.rules import KINDS, problems
+from babeltune.spec.starts import pin_starts, start_problems
 
 __all__ = [
     "check_method",
@@ -45,10 +46,12 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
-PATHS = ("path", "paths", "gold", "model", "dataset", "baselines")
+PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
+REQUIRED = frozenset({"method", "name", "objectives", "data"})
+"""Keys that every sweep file has. An overlay lacks `method` and another one."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
@@ -68,7 +71,7 @@ def read_sweep(
 
     `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
     and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
-    stands in the sweep in place of `models:/NAME@ALIAS`. Raises `SpecError` naming every problem.
+    stands in the sweep in place of `models:/NAME@ALIAS`, and that of a start. Raises `SpecError` naming every problem.
     """
     file = find_file(path)
     document = read_document(file)
@@ -78,10 +81,18 @@ def read_sweep(
         _overlay(document, read_document(find_file(overlay)))
     for assignment in assignments:
         assign(document, assignment)
+    missing = REQUIRED - document.values.keys()
+    if "method" in missing and len(missing) > 1 and document.values:
+        raise SpecError(
+            f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
+            f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
+        )
     _fetch_models(document, fetch)
+    starts = pin_starts(document, fetch, environ)
     sweep = _typed(document, environ)
     _refuse(problems(sweep), document.error)
     if check:
+        _refuse(start_problems(sweep, starts), document.error)
         _refuse(method_problems(sweep), document.error)
     if reach:
         _refuse(_reach(sweep, environ), document.error)
@@ -149,6 +160,9 @@ ADDED: dict[str, Any] = {
     "first_points": None,
     "regret": 0.001,
     "finished": 3,
+    "average": None,
+    "start": None,
+    "embeddings_from": None,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 
