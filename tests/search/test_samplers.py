@@ -144,3 +144,32 @@ def test_nsga2_comes_nearer_to_the_front_than_chance():
     sweep = two_goals()
     random = a_sweep(parameters=sweep.parameters, objectives=sweep.objectives, sampler=Sampler(kind="random"))
     assert volume(sweep) > volume(random)
+
+
+CONDITIONAL = {
+    "kind": Parameter(choice=("a", "b")),
+    "x": Parameter(float=(0, 1)),
+    "tau": Parameter(log_float=(0.01, 1), when={"kind": "b"}),
+}
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Sampler(kind="tpe", startup=3, multivariate=True, group=True), Sampler(kind="gp", startup=3)],
+    ids=["multivariate", "gp"],
+)
+def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
+    sweep = a_sweep(parameters=CONDITIONAL, sampler=sampler)
+    score = lambda params: [params["x"] - params.get("tau", 0.5)]  # noqa: E731
+    found = proposed(tmp_path / "a", sweep, 9, score)
+    assert all(("tau" in params) == (params["kind"] == "b") for params in found)
+    assert {params["kind"] for params in found} == {"a", "b"}
+    lines = [
+        line
+        for number, params in enumerate(found)
+        for line in (
+            {"event": "propose", "number": number, "params": params},
+            {"event": "end", "number": number, "state": "COMPLETE", "values": score(params)},
+        )
+    ]
+    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))

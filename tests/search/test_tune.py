@@ -150,6 +150,17 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
 
 
+def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_lane, tmp_path):
+    points = tuple({"x": x, "kind": "a"} for x in (0.5, 0.6, 0.7, 0.1, 0.9))
+    sweep = a_sweep(sampler=Sampler(kind="random", points=points), scheduler=Scheduler(kind="expected_regret"))
+    assert run(tmp_path, one_lane, sweep, 5)
+    trials = open_study(tmp_path, sweep).get_trials()
+    pruned = [trial.number for trial in trials if trial.state == TrialState.PRUNED]
+    assert pruned == [3]
+    assert trials[3].user_attrs["reason"] == "stopped by expected_regret at report 1"
+    assert trials[4].value == pytest.approx(0.9)
+
+
 def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_lane, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))

@@ -41,25 +41,38 @@ class Objective(Strict):
 class Scheduler(Strict):
     """Which trials are stopped early."""
 
-    kind: Literal["asha", "none"] = "asha"
-    """`asha` stops, at its rungs, those whose first objective is not among the best; `none` stops nothing."""
+    kind: Literal["asha", "pasha", "expected_regret", "none"] = "asha"
+    """`asha` stops, at its rungs, those whose first objective is not among the best. `pasha` is ASHA whose last rung
+    moves up only while the rungs rank the trials differently. `expected_regret` stops a trial whose last report is
+    expected to gain less than `regret`. `none` stops nothing."""
     grace: int = 1
     """Reports that every trial may make."""
     reduction: int = 3
-    """One in so many goes on at each rung."""
+    """Of `asha` and `pasha`: one in so many goes on at each rung."""
+    regret: float = 0.001
+    """Of `expected_regret`: the expected gain over the best trial, in the first objective's unit, that is given up."""
+    finished: int = 3
+    """Of `expected_regret`: trials that make all their reports before any is stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler(Strict):
     """How settings are proposed."""
 
-    kind: Literal["tpe", "random", "grid", "nsga2"] = "tpe"
-    """Optuna's tree-structured Parzen estimator; draws at random; every combination of choices and whole numbers, in
-    order; or NSGA-II (Deb et al. 2002), for several objectives."""
+    kind: Literal["tpe", "gp", "random", "grid", "nsga2"] = "tpe"
+    """Optuna's tree-structured Parzen estimator; its Gaussian process, for one objective; draws at random; every
+    combination of choices and whole numbers, in order; or NSGA-II (Deb et al. 2002), for several objectives."""
+    multivariate: bool = False
+    """Whether TPE models the settings together instead of one by one."""
+    group: bool = False
+    """Whether a `multivariate` TPE also models settings that exist under a condition, those that occur together in one
+    model. Otherwise it draws these one by one."""
     population: int = 8
     """NSGA-II's trials in one generation."""
     startup: int = 8
-    """Random trials before TPE models the results."""
+    """Random trials before TPE or the Gaussian process models the results."""
+    first_points: str | None = None
+    """A portfolio, such as `static`: settings that were good on other text, proposed after `points`."""
     points: tuple[dict[str, Scalar], ...] = ()
     """Proposed first, in order; what a point leaves out is drawn."""
     warm_start: str | None = None

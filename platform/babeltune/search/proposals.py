@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from babeltune.errors import SweepError
 from babeltune.records import Scalar, Sweep
 from babeltune.search.warm_start import STUDY, WARM, Suggest, fitting, like
 from babeltune.spec.files import sqlite_url
+from babeltune.spec.portfolio import portfolio_points
 from babeltune.spec.space import grid
 
 LOCKED = 60.0
@@ -37,7 +39,20 @@ def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
     if sweep.sampler.kind == "nsga2":
         return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
-    return optuna.samplers.TPESampler(seed=seed, n_startup_trials=sweep.sampler.startup, constant_liar=True)
+    startup = sweep.sampler.startup
+    if sweep.sampler.kind == "gp":
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+    joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
+    with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
+
+
+def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
+    """What is proposed before the sampler is asked: the grid's points, or the sweep's own and then its portfolio's."""
+    if sweep.sampler.kind == "grid":
+        return grid(sweep.parameters)
+    return [*map(dict, sweep.sampler.points), *portfolio_points(sweep)]
 
 
 def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
@@ -111,7 +126,7 @@ class Proposals:
 
     def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
         self._study, self._sweep, self._suggest = study, sweep, suggest
-        self._points = grid(sweep.parameters) if sweep.sampler.kind == "grid" else sweep.sampler.points
+        self._points = given_points(sweep)
         for point in self._points:
             fitting(dict(point), suggest)
         trials = study.get_trials(deepcopy=False)

@@ -24,10 +24,11 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.errors import SweepError
-from babeltune.records import Scalar, Sweep
+from babeltune.records import Goal, Scalar, Sweep
 from babeltune.search.proposals import Ledger, Proposals
 from babeltune.search.recovery import catch_up, sound_study
 from babeltune.search.searcher import ENDED, OnEvent, OptunaSearcher
+from babeltune.search.stopping import Stopping, rule_of
 from babeltune.search.warm_start import Suggest, warm_trials
 from babeltune.search.watcher import LaneTrainable
 from babeltune.workers.lanes import Lanes
@@ -164,10 +165,32 @@ class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
         super().on_trial_remove(controller, _numbered(trial))
 
 
+class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+    """Stops a trial when a rule says so."""
+
+    def __init__(self, lanes: Callable[[], int], rule: Stopping, goal: Goal) -> None:
+        super().__init__(lanes)
+        self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        number, value = int(_numbered(trial).trial_id), self._sign * result["objective"]
+        stops = self._rule.stops(number, result["reports"], value)
+        return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tune brings a trial's last report here alone."""
+        if "objective" in result:
+            self.on_trial_result(controller, trial, result)
+
+
 def scheduler_for(sweep: Sweep, lanes: Callable[[], int]) -> TrialScheduler:
-    """ASHA over reports, which come at equal shares of the pairs seen, by the first objective. `lanes` counts them."""
+    """What judges reports, which come at equal shares of the pairs seen, by the first objective. `lanes` counts the
+    lanes."""
     if sweep.scheduler.kind == "none":
         return _Fifo(lanes)
+    if sweep.scheduler.kind != "asha":
+        rule = rule_of(sweep.scheduler, sweep.training.reports)
+        return _ByRule(lanes, rule, sweep.objectives[0].goal)
     return _Asha(
         lanes,
         time_attr="reports",

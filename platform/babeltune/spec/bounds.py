@@ -148,7 +148,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "train": not_empty,
         "anchor_priority": not_empty,
     },
-    Scheduler: {"grace": at_least(1), "reduction": at_least(2)},
+    Scheduler: {"grace": at_least(1), "reduction": at_least(2), "regret": at_least(0), "finished": at_least(3)},
     Sampler: {"startup": at_least(0), "population": at_least(2)},
     Promotion: {
         "margin": share,

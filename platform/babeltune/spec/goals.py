@@ -12,6 +12,7 @@ from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED, me
 from babeltune.records import Objective, Sweep, Task
 from babeltune.spec.bounds import Problem
 from babeltune.spec.data_rules import languages, source_pairs
+from babeltune.spec.portfolio import portfolio_points, portfolios
 from babeltune.spec.space import check_point, same
 
 
@@ -46,6 +47,21 @@ def goal_problems(sweep: Sweep) -> Iterator[Problem]:
     ]
     for index in earlier:
         yield ("sampler", "points", index), "is given twice; keep one"
+    yield from _first_points(sweep)
+
+
+def _first_points(sweep: Sweep) -> Iterator[Problem]:
+    """A portfolio that is not there, or has no setting that this sweep searches."""
+    name, known = sweep.sampler.first_points, portfolios()
+    if name is None:
+        return
+    if name not in known:
+        yield (
+            ("sampler", "first_points"),
+            f"{name!r} is not a portfolio; allowed: {', '.join(known) or 'none'}{nearest(name, known)}",
+        )
+    elif not portfolio_points(sweep):
+        yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"
 
 
 def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]:

@@ -78,8 +78,9 @@ def _grid(sweep: Sweep) -> Iterator[Problem]:
         except SpecError as error:
             yield ("parameters", name, kind_of(parameter)), str(error)
             return
-    if sweep.sampler.points:
-        yield ("sampler", "points"), "a grid proposes every combination by itself; remove the points"
+    for field in ("points", "first_points"):
+        if getattr(sweep.sampler, field):
+            yield ("sampler", field), "a grid proposes every combination by itself; remove the points"
     if len(grid(sweep.parameters)) >= MANY:
         yield ("sampler", "kind"), f"the grid has {MANY} points or more; search fewer settings, or take another sampler"
 
@@ -164,8 +165,9 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
         yield key, f"needs {prefix}, which the file does not have; add {prefix}: {{kind: ema}}"
     elif name in TOKENIZED and kind_of(parameter) in RANGES:
         yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
-    elif name in COMPARED and sweep.scheduler.kind == "asha" and kind_of(parameter) != "const":
-        yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
+    elif name in COMPARED and sweep.scheduler.kind != "none" and kind_of(parameter) != "const":
+        kind = sweep.scheduler.kind
+        yield key, f"must be the same in all trials, which `scheduler: {{kind: {kind}}}` compares report by report"
     elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
         yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
     elif name in FROM_SCRATCH and sweep.student.start is not None and "student.start" not in sweep.parameters:

@@ -45,11 +45,24 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
-    if sweep.scheduler.kind == "asha" and sweep.scheduler.grace > sweep.training.reports:
+    yield from sampler_problems(sweep)
+    if sweep.scheduler.kind != "none" and sweep.scheduler.grace > sweep.training.reports:
         yield (
             ("scheduler", "grace"),
             f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
         )
+
+
+def sampler_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Options of the sampler that its kind does not have."""
+    sampler = sweep.sampler
+    for name in ("multivariate", "group"):
+        if getattr(sampler, name) and sampler.kind != "tpe":
+            yield ("sampler", name), f"is an option of `kind: tpe`, and this sampler is {sampler.kind}; remove it"
+    if sampler.group and not sampler.multivariate and sampler.kind == "tpe":
+        yield ("sampler", "group"), "groups settings that are modelled together; set multivariate to true, or remove it"
+    if sampler.kind == "gp" and len(sweep.objectives) > 1:
+        yield ("sampler", "kind"), f"gp: is for one objective, and there are {len(sweep.objectives)}; take nsga2 or tpe"
 
 
 def length_problems(sweep: Sweep) -> Iterator[Problem]:
