@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import embedding, embedding_bag, normalize
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding_bag, normalize
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
 from babeltune.models.dense import read_dense
 from babeltune.models.hub import check_files, listed_modules, model_folder
+from babeltune.products import linear
 from babeltune.records import Student
 
 if TYPE_CHECKING:
@@ -75,21 +77,42 @@ class StaticEncoder(nn.Module):
         with torch.autocast(tokens.ids.device.type, enabled=False):
             vectors = self.dropout(self._means(tokens))
             if self.projection is not None:
-                vectors = self.projection(vectors)
+                vectors = linear(vectors, self.projection.weight, self.projection.bias)
             return normalize(vectors, dim=-1) if self.normalize else vectors
 
     def _means(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
-        """The mean token vector of each sentence.
+        """The mean token vector of each sentence."""
+        means: Tensor = _Means.apply(  # type: ignore[no-untyped-call]
+            self.table.weight, tokens.ids, tokens.lengths.to(tokens.ids.device)
+        )
+        return means
 
-        In training each distinct token's row is taken out of the table once: what comes back is one gradient a row.
-        """
-        starts = tokens.lengths.cumsum(0) - tokens.lengths
-        starts = starts.to(tokens.ids.device)
-        if not torch.is_grad_enabled():
-            means: Tensor = self.table(tokens.ids, starts)
-            return means
-        rows, ids = torch.unique(tokens.ids, return_inverse=True)
-        return embedding_bag(ids, embedding(rows, self.table.weight, sparse=True), starts, mode="mean")
+
+class _Means(torch.autograd.Function):
+    """The mean table row of each sentence's tokens. The table's gradient is sparse and has each touched row once."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
+        ctx.save_for_backward(ids, lengths)
+        ctx.shape = table.shape
+        return embedding_bag(ids, table, lengths.cumsum(0) - lengths, mode="mean")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """With the tokens in the order of their ids, a row's gradient is a sum over neighbours: no row is written
+        twice, and the order of the sum is the batch's."""
+        ids, lengths = ctx.saved_tensors
+        shares = gradients[0] / lengths.clamp(min=1).unsqueeze(1)
+        ordered, places = ids.sort(stable=True)
+        sentences = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), lengths)[places]
+        rows, counts = ordered.unique_consecutive(return_counts=True)
+        sums = embedding_bag(sentences, shares, counts.cumsum(0) - counts, mode="sum")
+        return (
+            torch.sparse_coo_tensor(rows[None], sums, ctx.shape, is_coalesced=True, check_invariants=False),
+            None,
+            None,
+        )
 
 
 def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
