@@ -1,4 +1,4 @@
-# make sweep | make test | make chaos | make long | make lint | make bench        each makes the environment that it needs
+# make sweep | test | chaos | long | lint | docs | bench     each makes the environment that it needs
 # make table TABLE=paper1                                a table of a paper on real text, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test chaos long lint bench table format clean
+.PHONY: sweep test chaos long lint docs bench table format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -68,7 +68,7 @@ test: $(DEVELOPED)
 
 # Every fault of the matrix, and what each cost as a table.
 chaos: $(DEVELOPED)
-	@$(BIN)/python -m pytest -m chaos --dist=worksteal
+	@BABELTUNE_FAULT_TABLE=docs/measured/faults.json $(BIN)/python -m pytest -m chaos --dist=worksteal
 
 # What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
 long: $(DEVELOPED)
@@ -78,6 +78,11 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+# The site, with the reference that is generated from the code, in build/site.
+docs: $(DEVELOPED)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "build/site/index.html"
 
 format: $(DEVELOPED)
 	@$(BIN)/ruff format .
@@ -85,7 +90,7 @@ format: $(DEVELOPED)
 
 # Each compares ours with a named peer. One table at the end; it fails if a goal was missed or a benchmark crashed.
 bench: $(DEVELOPED)
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks --json docs/measured/benchmarks.json
 
 # A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
 table: $(DEVELOPED)

@@ -272,7 +272,11 @@ def main(left: int = LEFT, right: int = RIGHT) -> None:
         broken.append(f"memory grows with n: {bytes_above}")
     if text and text["recall"] < RECALL_GOAL * text["reference"]:
         broken.append(f"recall of real text is {text['recall']:.4f}, that of LASER's steps {text['reference']:.4f}")
-    facts = {"threads": THREADS, "margins": loop_ratio, "memory": {str(n): b for n, b in bytes_above.items()}}
+    facts: dict[str, Any] = {
+        "threads": THREADS,
+        "margins": loop_ratio,
+        "memory": {str(n): b for n, b in bytes_above.items()},
+    }
     verdict("mining", rows, GOAL, chosen, broken=broken, left=left, right=right, dim=DIM, text=text, **facts)
 
 

@@ -1,8 +1,8 @@
 """Races ours against a peer on the same work: rounds in turn, one thread, ratios round by round.
 
-The last line is `NAME ratio <median> min <min> max <max> goal <goal>`; the exit code is 1 when the median is below the
-goal or the worst round below 0.85 of it, or when something else that the benchmark promises does not hold. `--json
-FILE` keeps the rows.
+The last line is `NAME ratio <median> min <min> max <max> goal <goal> floor <floor>`. The exit code is 1 when the median
+is below the goal, the worst round is below the floor, or a promise of the benchmark is broken. `--json FILE` keeps the
+rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any, NoReturn
 import torch
 
 SLACK = 0.85
-"""The worst round may fall this far below the goal."""
+"""Floor of the worst round, as a share of the goal. It suits CPU seconds, which other work on the machine hardly moves;
+a benchmark of wall time gives its own."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +125,26 @@ def own_peak() -> int:
 
 
 def verdict(
-    name: str, rows: Sequence[Row], goal: float, given: Options, *, broken: Sequence[str] = (), **facts: Any
+    name: str,
+    rows: Sequence[Row],
+    goal: float,
+    given: Options,
+    *,
+    broken: Sequence[str] = (),
+    slack: float = SLACK,
+    **facts: Any,
 ) -> NoReturn:
-    """Prints what is `broken` and the last line, keeps the rows, and ends the process: with 0 if nothing is amiss."""
+    """Prints what is `broken` and the last line, keeps the rows, and ends the process: with 0 if nothing is amiss.
+
+    The floor of the worst round is `slack` of the goal.
+    """
     ratios = [row.ratio for row in rows]
+    middle, least, most, floor = statistics.median(ratios), min(ratios), max(ratios), slack * goal
     if given.json:
-        values = {"name": name, "goal": goal, "ratios": ratios, "rows": [vars(row) for row in rows]}
+        values = {"name": name, "goal": goal, "floor": floor, "ratios": ratios, "rows": [vars(row) for row in rows]}
         values |= {"broken": list(broken), "load": os.getloadavg(), **facts}
         given.json.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     for fault in broken:
         print(f"{name}: {fault}", file=sys.stderr, flush=True)
-    print(f"{name} ratio {statistics.median(ratios):.3g} min {min(ratios):.3g} max {max(ratios):.3g} goal {goal:g}")
-    sys.exit(1 if broken or statistics.median(ratios) < goal or min(ratios) < SLACK * goal else 0)
+    print(f"{name} ratio {middle:.3g} min {least:.3g} max {most:.3g} goal {goal:g} floor {floor:.3g}")
+    sys.exit(1 if broken or middle < goal or least < floor else 0)

@@ -140,7 +140,13 @@ def main() -> None:
         losses = work.difference()
     print(f"largest difference of the losses of all steps, relative: {losses:.2g}")
     broken = [f"the losses differ by more than {TOLERANCE:g}"] if losses > TOLERANCE else []
-    facts = {"text": text, "lengths": lengths, "anchors": len(work.asked), "trials": TRIALS, "loss_difference": losses}
+    facts: dict[str, Any] = {
+        "text": text,
+        "lengths": lengths,
+        "anchors": len(work.asked),
+        "trials": TRIALS,
+        "loss_difference": losses,
+    }
     verdict("teacher_store", rows, GOAL, given, broken=broken, **facts)
 
 

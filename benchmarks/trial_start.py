@@ -39,6 +39,10 @@ from babeltune.workers.trial import run as run_trial
 from benchmarks.race import Row, options, race, verdict
 
 GOAL = 60.0
+"""The median's."""
+SLACK = 0.5
+"""Floor of the worst round, as a share of the goal. Ours lasts about 0.16 s of wall time, so one stall of 0.16 s on a
+busy machine halves a round's ratio. The worst of five rounds measures the machine; the median measures the code."""
 WORKERS = 2
 TRIALS = 4
 """In each round of ours."""
@@ -197,7 +201,7 @@ def main() -> None:
         starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), lanes)
         rows = race(starts.ours, starts.peer, given.rounds)
     print(seconds(rows, starts.cold))
-    verdict("trial_start", rows, GOAL, given, unit="wall seconds", first_of_sweep=starts.cold)
+    verdict("trial_start", rows, GOAL, given, slack=SLACK, unit="wall seconds", first_of_sweep=starts.cold)
 
 
 if __name__ == "__main__":

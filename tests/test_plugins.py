@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from packaging.tags import sys_tags
 
+from babeltune.cli.advice import about_plugins
 from babeltune.cluster.wheel import build_plugins
 from babeltune.engine.environment import deciding_facts
 from babeltune.errors import ClusterError, MethodError, SweepError
 from babeltune.method import GROUP, load_method
-from babeltune.plugins import plugins
+from babeltune.plugins import needs_beside, plugins
 from babeltune.spec.space import methods_used
 from babeltune.spec.sweep_file import read_sweep
 from babeltune.sweeps.changes import check_unchanged
@@ -267,3 +268,24 @@ def test_the_plugin_of_the_fault_tests_is_one_too(tmp_path):
         forget()
     assert "chaos/faulty.py" in files
     assert not any(name.startswith("chaos/faulty-1.dist-info") for name in files)
+
+
+@pytest.mark.parametrize("how", [how for how in HOWS if how != "beside"], indirect=True)  # its metadata names none
+@pytest.mark.usefixtures("plugin")
+def test_a_job_says_which_dependencies_of_a_plugin_it_does_not_ship():
+    assert needs_beside(distribution(NAME)) == ["a-package-that-no-index-has"], "torch is one of babeltune's"
+    (words,) = about_plugins([NAME])
+    assert words.startswith("the job ships distribution simcse-methods 1.0, not what it depends on: a-package-that-no-")
+    assert not list(about_plugins(["babeltune", "not-installed"]))
+
+
+@pytest.mark.parametrize("how", HOWS[:1], indirect=True)
+@pytest.mark.usefixtures("plugin")
+def test_plan_says_it_for_a_cluster_that_takes_jobs_alone(tiny_file, tmp_path, command):
+    there = tmp_path / "there.yaml"
+    there.write_text(f"address: http://localhost:1\nstorage: {tmp_path}\nmlflow: http://localhost:2\n")
+    arguments = ["plan", tiny_file, "--set", "method=simcse", "--set", "config={}", "--set", "parameters={}"]
+    code, _, err = command(*arguments, "--cluster", there)
+    assert code == 0, err
+    assert "a-package-that-no-index-has" in err
+    assert "a-package-that-no-index-has" not in command(*arguments)[2]

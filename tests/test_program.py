@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from babeltune import __version__
+from babeltune.cluster.interrupts import acknowledged
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +124,18 @@ def test_two_interrupts_while_preparing_end_with_130(gap, tmp_path):
     assert process.returncode == 130, "".join(lines) + rest
     assert "Traceback" not in rest
     assert "KeyboardInterrupt" not in rest
+
+
+def test_each_ctrl_c_is_acknowledged_at_once(capfd):
+    before = signal.getsignal(signal.SIGINT)
+    with acknowledged():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert "interrupted; closing what is open" in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert "interrupted again" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_interrupt_within_a_callback_is_not_lost():

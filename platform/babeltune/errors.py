@@ -14,6 +14,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a file in UTF-16 begins: the byte order mark. No UTF-8 text has these bytes."""
+
+
+def to_utf8(beginning: bytes, file: object = "FILE") -> str:
+    """What to do about a file that is not UTF-8 and begins with these bytes."""
+    if beginning.startswith(UTF_16):
+        return f"the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {file} > NEW`"
+    return "save the file as UTF-8"
+
 
 class BabeltuneError(Exception):
     """Anything that babeltune refuses or gives up on, in words for its user."""

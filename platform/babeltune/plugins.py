@@ -11,14 +11,16 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.metadata import Distribution, packages_distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from babeltune.errors import MethodError
@@ -35,6 +37,32 @@ def plugins(methods: Iterable[str]) -> dict[str, Distribution]:
     """The distributions of these methods by name, babeltune left out."""
     found = [dist for name in methods if (dist := entry_of(name).dist) is not None]
     return {name: dist for dist in found if (name := canonicalize_name(dist.name)) != OWN}
+
+
+def needs_beside(plugin: Distribution) -> list[str]:
+    """What the plugin depends on and babeltune does not, as its metadata says it: `einops>=0.7`.
+
+    A job ships no dependencies, so its cluster has only babeltune's."""
+    own = _closure(OWN)
+    return sorted({str(need) for need in _needs(plugin) if canonicalize_name(need.name) not in own})
+
+
+def _needs(plugin: Distribution) -> list[Requirement]:
+    """The dependencies that apply to this machine, extras left out."""
+    needs = map(Requirement, plugin.requires or ())
+    return [need for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+@lru_cache(maxsize=1)
+def _closure(name: str) -> frozenset[str]:
+    """The distribution, what it depends on, what that depends on, and so on, as far as it is installed."""
+    waiting, found = [name], set()
+    while waiting:
+        if (one := canonicalize_name(waiting.pop())) not in found:
+            found.add(one)
+            with suppress(PackageNotFoundError):
+                waiting += [need.name for need in _needs(distribution(one))]
+    return frozenset(found)
 
 
 def digest_of(plugin: Distribution) -> str:

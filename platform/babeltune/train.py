@@ -16,6 +16,7 @@ from babeltune.data.files import write_json
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.data.store import key_of
+from babeltune.errors import SpecError
 from babeltune.losses.gather import Ranks
 from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
@@ -79,12 +80,19 @@ def with_rates(sweep: Sweep, out: Path, device: str) -> Sweep:
 def train_alone(
     file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str
 ) -> tuple[Run, Sweep]:
-    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there."""
+    """Trains the default configuration of a sweep file into the folder `out`, resuming what is there.
+
+    Raises `SpecError` before anything is prepared if the folder holds something else."""
     sweep = read_sweep(file, overlays=overlays, assignments=assignments, reach=True)
-    prepared = prepare(sweep, out, progress=progress)
-    write_prepared(prepared, out / "prepared.json")
+    if out.exists() and any(out.iterdir()) and not (out / "trial.json").exists():
+        raise SpecError(
+            f"--out {out}: the folder is not empty and holds no run of this command; name a new or empty one"
+        )
+    out.mkdir(parents=True, exist_ok=True)
     trial = make_trial(with_rates(sweep, out, device), 0, default_params(sweep))
     write_json(out / "trial.json", trial)
+    prepared = prepare(sweep, out, progress=progress)
+    write_prepared(prepared, out / "prepared.json")
     printer = Printer([objective.metric for objective in sweep.objectives])
     run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))
     run.train()

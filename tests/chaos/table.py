@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 TABLE = "BABELTUNE_FAULT_TABLE"
-"""Names the file that the table is also written to."""
+"""Names the file that the table is also written to, as JSON."""
 COLUMNS = ("fault", "seconds to recover", "steps repeated", "lost")
 
 
@@ -23,4 +24,6 @@ def show(terminalreporter):
     lines = [f"| {' | '.join(row)} |" for row in (COLUMNS, ["---"] * len(COLUMNS), *sorted(rows))]
     terminalreporter.write_line("\n".join(["", *lines]))
     if TABLE in os.environ:
-        Path(os.environ[TABLE]).write_text("\n".join([*lines, ""]), encoding="utf-8")
+        run = f"One run: {len(rows)} faults in {terminalreporter._session_start.elapsed().seconds:.0f} s."
+        text = json.dumps({"run": run, "rows": sorted(rows)}, ensure_ascii=False, indent=0)
+        Path(os.environ[TABLE]).write_text(text + "\n", encoding="utf-8")

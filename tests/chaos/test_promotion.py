@@ -12,9 +12,7 @@ from chaos.arena import CLUSTER, opened
 pytestmark = pytest.mark.chaos
 
 
-def test_of_two_promotions_at_once_one_promotes_and_the_other_finds_the_champion_that_it_would_make(
-    undisturbed, tmp_path, note
-):
+def test_of_two_promotions_at_once_the_second_finds_its_own_champion(undisturbed, tmp_path, note):
     place = tmp_path / "arena"
     shutil.copytree(undisturbed.place, place)
     values = yaml.safe_load((place / CLUSTER).read_text(encoding="utf-8"))

@@ -57,7 +57,7 @@ def test_a_server_that_is_dead_for_ten_seconds_loses_nothing(make_arena, server,
     note(arena, "MLflow dead for 10 s", seconds=arena.pause())
 
 
-def test_a_server_that_is_dead_for_the_whole_run_gets_everything_with_the_next_submission(
+def test_a_server_dead_for_the_whole_run_gets_everything_with_the_next_submission(
     make_arena, postgres, tmp_path, note, monkeypatch
 ):
     monkeypatch.setattr(events, "LAST_WAIT", 2.0)

@@ -41,7 +41,7 @@ def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
     return kind(run_trial="chaos.silent:run", **settings)
 
 
-def test_a_sweep_in_which_every_trial_fails_ends_early_with_the_three_commonest_reasons(make_arena, note):
+def test_a_sweep_of_failing_trials_ends_early_with_the_three_commonest_reasons(make_arena, note):
     arena = make_arena(budget__trials=40)
     for at, kind in ((3, "raise"), (5, "gpu_memory"), (7, "nan_loss")):
         arena.order(kind, at=at, times=2 if at < 7 else 99, any=True)

@@ -21,7 +21,7 @@ def reasons(arena):
     return [row["reason"] for row in arena.rows() if row["state"] == "failed"]
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_trial_goes_on_from_its_checkpoint(arena, note):
+def test_a_killed_worker_is_replaced_and_its_trial_goes_on_from_its_checkpoint(arena, note):
     arena.order("kill", at=50)
     arena.submit()
     arena.check()
@@ -40,7 +40,7 @@ def test_one_rank_of_two_is_killed_and_both_go_on(make_arena, note):
     note(arena, "one of two workers SIGKILL at step 50", seconds=arena.recovered(killed), most=20)
 
 
-def test_a_trial_that_kills_its_worker_again_and_again_fails_after_three_restarts_without_progress(arena, note):
+def test_a_trial_fails_after_killing_its_worker_three_times_without_progress(arena, note):
     arena.order("kill", at=50, times=99)
     arena.submit()
     arena.check(failed=1)

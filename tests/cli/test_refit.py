@@ -22,7 +22,7 @@ def cluster_file(cluster, tmp_path):
     return str(file)
 
 
-def test_a_refit_trains_the_best_settings_longer_and_is_promoted_under_the_sweeps_name(copied, command, tmp_path):
+def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_name(copied, command, tmp_path):
     sweep, folder, cluster = copied
     file = cluster_file(cluster, tmp_path)
     stores = {path.name for path in (folder.path.parents[1] / "stores").rglob("*") if "teacher" in str(path)}

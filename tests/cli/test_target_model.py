@@ -199,3 +199,12 @@ def test_one_file_on_both_sides_is_refused_for_two_models_too(command, place, mo
     code, _, err = command("mine", "fra", "fra", "model", "--target-model", "teacher", "--out", tmp_path / "out")
     assert code == 2
     assert "fra and fra hold the same sentences, so each would find itself" in err
+
+
+@pytest.mark.parametrize("name", ["mine", "evaluate"])
+def test_a_target_model_that_is_not_there_is_named_as_the_target_model(command, place, tmp_path, tiny_file, name):
+    texts = [place / "fra", place / "eng"] if name == "mine" else []
+    more = ["--out", tmp_path / "out"] if name == "mine" else ["--with", tiny_file]
+    code, _, err = command(name, *texts, place / "model", *more, "--target-model", place / "nothing")
+    assert code == 2
+    assert "error: --target-model '" in err

@@ -276,7 +276,7 @@ def test_the_secrets_of_mlflow_lie_outside_of_the_checkout_in_every_instruction(
     assert "otate all three" in text
 
 
-def test_mlflow_on_kubernetes_is_the_server_of_the_compose_file_where_the_cluster_file_looks():
+def test_mlflow_on_kubernetes_is_where_the_cluster_file_looks():
     """Its script finds the secrets that are mounted and the database by the name that it knows."""
     manifests = {(m["kind"], m["metadata"]["name"]): m["spec"] for m in documents(CLUSTERS / "kuberay" / "mlflow.yaml")}
     port = manifests["Service", "mlflow"]["ports"][0]["port"]

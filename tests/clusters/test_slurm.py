@@ -98,7 +98,7 @@ def nothing_is_left(home):
     wait_until(lambda: not left(str(home)), lambda: left(str(home)), every=0.2)
 
 
-def test_a_job_is_stopped_before_its_time_is_over_and_goes_on_when_it_is_submitted_again(slurm, tiny_file, tmp_path):
+def test_a_job_stops_before_its_time_limit_and_goes_on_when_submitted_again(slurm, tiny_file, tmp_path):
     sets = ("--set", "training.pairs=19200")
     folder = SweepFolder(tmp_path / "home" / "sweeps" / sweep_id(read_sweep(tiny_file, assignments=sets[1:])))
     with slurm(7001, str(tiny_file), *sets) as (batch, said):

@@ -133,6 +133,7 @@ def lexicon_at(path, lines, **fields):
     return Words(align="lexicon", stop_words=0, lexicon=(source,))
 
 
+@pytest.mark.trap(41)
 def test_a_lexicons_terms_are_found_once_whole_and_in_any_case(tmp_path):
     """D41: `art` is not in `party`, nor in `Artful`."""
     lines = [
@@ -164,6 +165,16 @@ def test_stop_words_of_a_lexicon_and_broken_lexicons(tmp_path):
     settings = lexicon_at(tmp_path / "l.tsv", ["fr\tparty"])
     with pytest.raises(DataError, match=r"l\.tsv:2: column count"):
         word_samples(corpus, settings, tmp_path, tmp_path, 0)
+
+
+def test_max_line_bytes_bounds_the_lines_of_a_lexicon(tmp_path):
+    corpus = corpus_of(("eng", "fra", PAIRS))
+    long = "fr\tlong\t" + 40 * "long "
+    with pytest.raises(DataError, match=r"l\.tsv:2: too long: .* at most 100 \(data\.max_line_bytes\)"):
+        build_words(corpus, lexicon_at(tmp_path / "l.tsv", [long]), tmp_path, tmp_path, 0, longest=100)
+    dropping = lexicon_at(tmp_path / "l.tsv", [long, "fr\tparty\tfête"], on_error="drop", max_dropped=0.9)
+    found = in_words(corpus, word_samples(corpus, dropping, tmp_path, tmp_path, 0, longest=100))
+    assert {word for _, word, _ in found} == {"party"}
 
 
 def test_language_pairs_do_not_share_statistics_and_text_without_blanks_is_cut(tmp_path):

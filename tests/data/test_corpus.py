@@ -106,7 +106,7 @@ def test_pairs_without_english_come_through_a_pivot_wherever_it_stands(tmp_path)
         assert set(corpus.counts) == {"b", "p"}
 
 
-def test_the_corpus_is_the_same_in_every_process_and_depends_on_the_seed_where_it_draws(tmp_path):
+def test_the_corpus_is_the_same_in_every_process_with_the_same_seed(tmp_path):
     rows = source(tmp_path, "s", "eng fra", numbered("x", 100), cap=20)
     first, second, other = (build(tmp_path, rows, seed=seed) for seed in (3, 3, 4))
     assert pairs(first) == pairs(second) != pairs(other)
@@ -206,6 +206,7 @@ def test_repeating_rows_and_sources_adds_nothing(rows, times):
 # --- overlap (D35) -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.trap(35)
 @pytest.mark.parametrize(("kind", "place"), [("dev", "eng"), ("dev", "fra"), ("test", "eng"), ("test", "fra")])
 def test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set(tmp_path, kind, place):
     row = {"eng": ("IS it  sealed", "Autre chose."), "fra": ("Something else.", "est-ce scellé")}[place]
@@ -216,6 +217,7 @@ def test_a_training_pair_goes_when_either_side_is_in_a_dev_or_test_set(tmp_path,
     assert corpus.overlap == {"s": {f"{kind}/t": 1}}
 
 
+@pytest.mark.trap(35)
 def test_english_as_the_second_language_is_filtered_too(tmp_path):
     """METHODS D35: neither the order of columns nor the anchor priority decides which side is compared."""
     train = source(tmp_path, "s", "fra eng", [("Autre.", "is it sealed"), ("Gardé.", "Kept.")])
@@ -225,6 +227,7 @@ def test_english_as_the_second_language_is_filtered_too(tmp_path):
     assert pairs(corpus) == [("Gardé.", "Kept.")]
 
 
+@pytest.mark.trap(35)
 def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(tmp_path):
     a = source(tmp_path, "a", "fra eng", [("Oui", "Yes"), ("Non", "No")], train=False)
     b = source(tmp_path, "b", "kor eng", [("네", "Yes"), ("아니", "No")], train=False)
@@ -236,6 +239,7 @@ def test_the_english_through_which_a_pivot_joined_is_filtered_in_its_own_pairs(t
     assert pairs(corpus, "fra-kor") == [("Non", "아니")], "its English is sealed"
 
 
+@pytest.mark.trap(35)
 def test_sentences_of_graded_pairs_and_of_rows_beyond_a_limit_are_sealed_too(tmp_path):
     (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\nFirst one.\tSecond one.\t3\n")
     sts = Task(name="sts", task="sts", path="sts.tsv", language="eng")
@@ -261,6 +265,7 @@ def heldout_share(corpus: Corpus) -> dict[str, int]:
     return {task.subset: len(task.left) for task in corpus.tasks if task.name == "heldout"}
 
 
+@pytest.mark.trap(36)
 def test_a_split_holds_out_rows_of_every_language_pair_without_sharing_a_sentence(tmp_path):
     """METHODS D36: the same English stands in eng-fra and eng-kor, so it is held out in both or in neither."""
     fra = source(tmp_path, "a", "eng fra", [(f"English {i}", f"français {i}") for i in range(400)])
@@ -304,6 +309,7 @@ def test_a_split_that_can_hold_nothing_out_is_an_error(tmp_path):
 NODES = st.integers(0, 12)
 
 
+@pytest.mark.trap(36)
 @given(st.lists(st.tuples(NODES, NODES), max_size=30))
 @settings(max_examples=150, deadline=None)
 def test_components_are_those_of_plain_search(edges):
@@ -322,6 +328,7 @@ def test_components_are_those_of_plain_search(edges):
         assert found[i] == min(reached)
 
 
+@pytest.mark.trap(36)
 @given(st.lists(st.tuples(NODES, NODES, st.sampled_from(["fra", "kor"])), min_size=1, max_size=40), st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_a_split_never_shares_a_sentence_with_training(rows, seed):

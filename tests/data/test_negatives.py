@@ -27,6 +27,7 @@ def search(vectors, anchors, targets, groups, k, below):
     return found
 
 
+@pytest.mark.trap(27)
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 1)), min_size=1, max_size=25),

@@ -47,6 +47,7 @@ def test_similarity_is_that_of_the_sets_of_trigrams():
     assert jaccard("ab", "abc") == 0
 
 
+@pytest.mark.trap(35)
 def test_near_duplicates_are_those_of_brute_force():
     known = [*sentences(150), "猫は窓のそばで静かに眠っている", "hm"]
     others = ["猫は窓のそばで静かに眠っていた", "hm", "h", known[0]]
@@ -121,6 +122,7 @@ def corpus_of(sweep, tmp_path, *assignments, **more):
     return build_corpus(read.data, data_root(read), read.seed, **more)
 
 
+@pytest.mark.trap(35)
 def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_told(sweep, tmp_path):
     near = lambda digests: find_near_once(tmp_path / "stores", digests)  # noqa: E731
     corpus = corpus_of(sweep, tmp_path, near=near)

@@ -93,6 +93,7 @@ def test_equal_sentences_of_two_languages_are_asked_once(tmp_path, tiny):
     assert asked_of_teacher(corpus, frozen, copy_anchor=True)[0] == asked, "an encoder is asked for every text"
 
 
+@pytest.mark.trap(30)
 def test_another_teacher_prompt_or_other_data_is_another_digest(tiny, tiny_storage):
     sweep, prepared = tiny
     prompted = prepare(replace(sweep, teacher=replace(sweep.teacher, prompt="query: ")), tiny_storage)
@@ -145,6 +146,7 @@ def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_
     assert batch.teacher_source.shape == (8, prepared.teacher_dim)
 
 
+@pytest.mark.trap(4)
 def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storage):
     import torch
 

@@ -55,6 +55,7 @@ def tiny_teacher(folder, **settings):
     return Teacher(**{"model": str(folder), "pooling": "mean", "max_tokens": 16, **settings})
 
 
+@pytest.mark.trap(9, 23)
 def test_the_bundled_teacher_equals_sentence_transformers_in_order(bundled):
     found = load_teacher(Teacher()).encode(TEXTS)
     assert found.dtype == np.float32
@@ -69,11 +70,13 @@ def test_half_precision_changes_the_third_digit_at_most(bundled):
     assert cosines.min() > 0.999
 
 
+@pytest.mark.trap(21)
 def test_an_explicit_prompt_is_put_before_every_sentence(bundled):
     found = load_teacher(Teacher(prompt="query: ")).encode(TEXTS[:9])
     assert np.abs(found - bundled.encode([f"query: {t}" for t in TEXTS[:9]])).max() < 1e-5
 
 
+@pytest.mark.trap(21)
 def test_e5_in_a_path_does_nothing(tiny, tmp_path):
     named = tmp_path / "intfloat" / "multilingual-e5-base"
     shutil.copytree(tiny, named)
@@ -81,6 +84,7 @@ def test_e5_in_a_path_does_nothing(tiny, tmp_path):
     assert np.array_equal(plain_name, e5_name)
 
 
+@pytest.mark.trap(21)
 def test_the_models_own_default_prompt_does_nothing(tiny, tmp_path):
     model = load_teacher(tiny_teacher(tiny))._model
     model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
@@ -89,6 +93,7 @@ def test_the_models_own_default_prompt_does_nothing(tiny, tmp_path):
     assert np.array_equal(found, load_teacher(tiny_teacher(tiny)).encode(TEXTS))
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_pooling_is_as_the_record_says(tiny, pooling):
     teacher = tiny_teacher(tiny, pooling=pooling, normalize=False)
@@ -125,6 +130,7 @@ def test_normalisation_is_as_the_record_says(bundled):
     assert np.allclose(np.linalg.norm(load_teacher(Teacher()).encode(TEXTS[:4]), axis=1), 1, atol=1e-6)
 
 
+@pytest.mark.trap(22)
 def test_max_tokens_cuts_a_sentence_and_must_fit_the_model(tiny):
     long = "boats " * 50
     cut = load_teacher(tiny_teacher(tiny, max_tokens=8)).encode([long, long + "today", TEXTS[0]])
@@ -206,6 +212,7 @@ def small_shards(monkeypatch):
     monkeypatch.setattr(module, "SHARD_ROWS", (16, 16))
 
 
+@pytest.mark.trap(22)
 def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small_shards):
     steps = []
     folder = build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), progress=lambda *step: steps.append(step))

@@ -102,6 +102,7 @@ def test_a_tokenizer_store_is_trained_once(tmp_path, monkeypatch):
     assert folder.is_dir()
 
 
+@pytest.mark.trap(21)
 def test_tokenizer_keys_differ_where_tokens_would():
     base = tokenizer_key(Student(), "corpus")
     assert base == tokenizer_key(Student(layers=6, width=64), "corpus")
@@ -124,6 +125,7 @@ def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
         load_tokenizer(Student(), None)
 
 
+@pytest.mark.trap(22)
 @pytest.mark.parametrize("prompt", ["", "query: "])
 def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeypatch):
     monkeypatch.setattr(tokens, "CHUNK", 4)

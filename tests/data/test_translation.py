@@ -223,6 +223,7 @@ def test_translations_are_training_pairs_marked_synthetic_and_counted(how, root)
     assert split.counts["back"]["heldout"] == 0 < split.counts["pairs"]["heldout"]
 
 
+@pytest.mark.trap(35)
 def test_a_pair_of_which_a_dev_set_has_either_side_is_removed(how, root):
     made = translator(root / "stores")(source(how), TEXTS)
     rows = [(made.originals[0], "unseen"), ("nowhere", made.translations[1])]

@@ -20,6 +20,7 @@ def found_in(text, cut=None):
     return [text[a:b] for a, b in found.spans.tolist()]
 
 
+@pytest.mark.trap(41)
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -90,6 +91,7 @@ def tokenizer(tmp_path_factory):
     return load_tokenizer(Student(), folder)
 
 
+@pytest.mark.trap(41)
 @pytest.mark.parametrize("prompt", ["", "query: "])
 def test_a_span_is_the_tokens_that_reach_into_the_word(tokenizer, prompt, monkeypatch):
     monkeypatch.setattr(words, "CHUNK", 2)
@@ -111,6 +113,7 @@ def test_a_span_is_the_tokens_that_reach_into_the_word(tokenizer, prompt, monkey
         assert not set(encoding["input_ids"][first:last]) & set(tokenizer.all_special_ids)
 
 
+@pytest.mark.trap(41)
 def test_a_word_that_is_cut_off_has_no_span(tokenizer):
     backend = bare_tokenizer(tokenizer)
     text = TEXTS[1]

@@ -22,7 +22,7 @@ BUNDLED = "bundled:all-MiniLM-L6-v2"
 ROW = "all-MiniLM-L6-v2"
 
 
-def test_a_baselines_scores_are_those_of_the_model_alone_and_its_size_and_speed_are_known(tiny):
+def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
     found = bought_scores(BUNDLED, prepared)
     from babeltune.models.hub import model_folder

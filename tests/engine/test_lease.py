@@ -60,7 +60,7 @@ def other_driver(ray_cluster, monkeypatch):
         process.stdout.close()
 
 
-def test_a_second_driver_with_another_storage_learns_who_runs_the_sweep_and_changes_nothing(other_driver, copied):
+def test_a_second_driver_with_another_storage_learns_who_runs_the_sweep(other_driver, copied):
     sweep, folder, cluster = copied
     first = other_driver(folder.id)
     elsewhere = replace(cluster, storage=f"{cluster.storage}-of-another-host")

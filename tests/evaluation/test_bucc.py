@@ -52,6 +52,7 @@ def laser_candidates(x, y, k):
     return {how: {(int(i), int(j)): score(i, j) for i, j in pairs} for how, pairs in chosen.items()}
 
 
+@pytest.mark.trap(26)
 @pytest.mark.parametrize(("k", "seed"), [(1, 0), (4, 1), (4, 2), (100, 3)])
 def test_candidates_and_scores_are_those_of_the_published_algorithm(k, seed):
     """D26: k may be larger than either side."""
@@ -72,6 +73,7 @@ def best_f1(pairs, gold):
 SCORED = st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 4)), st.sampled_from([0.5, 1.0, 1.25, 2.0]))
 
 
+@pytest.mark.trap(28)
 @settings(max_examples=100, deadline=None)
 @given(SCORED, st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1))
 def test_the_threshold_gives_the_highest_f1_of_all_cuts_with_equal_scores_together(pairs, gold):
@@ -79,7 +81,8 @@ def test_the_threshold_gives_the_highest_f1_of_all_cuts_with_equal_scores_togeth
     assert bucc.mining_f1(pairs, list(gold), threshold) == pytest.approx(best_f1(pairs, list(gold)))
 
 
-def test_the_threshold_is_halfway_to_the_next_score_and_the_last_score_where_all_are_kept():
+@pytest.mark.trap(28)
+def test_the_threshold_is_halfway_to_the_next_score_or_the_last_score():
     """D28: the published code reads beyond the last item."""
     pairs = {(0, 0): 3.0, (1, 1): 2.0, (2, 5): 1.0}
     assert bucc.fitted_threshold(pairs, [(0, 0), (1, 1)]) == 1.5
@@ -116,6 +119,7 @@ def scores_of(table, task):
     return evaluate([task], lambda ids: np.asarray(table, np.float32)[ids])
 
 
+@pytest.mark.trap(28)
 def test_the_threshold_of_the_fit_is_applied_to_the_test():
     """D28: fitted on what it is scored on, it stands under another name."""
     table = []
@@ -132,6 +136,7 @@ def test_the_threshold_of_the_fit_is_applied_to_the_test():
     assert any(scores[f"dev/bucc/f1_{how}"] < scores[f"dev/bucc/f1_{how}_oracle"] for how in bucc.RETRIEVALS)
 
 
+@pytest.mark.trap(28)
 def test_without_a_fit_there_are_oracles_only():
     """D28: a threshold that was fitted on what it scores has no plain name."""
     table = []
@@ -139,6 +144,7 @@ def test_without_a_fit_there_are_oracles_only():
     assert named == {f"f1_{how}_oracle" for how in bucc.RETRIEVALS}
 
 
+@pytest.mark.trap(29)
 def test_a_repeated_sentence_is_no_candidate_and_takes_no_place_among_the_neighbours():
     """D29: no id could be given to it; gold keeps its pairs, which count as missed."""
     table = []

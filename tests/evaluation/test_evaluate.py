@@ -73,6 +73,7 @@ def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
     assert ready.count(np.ndarray) == 42
 
 
+@pytest.mark.trap(30)
 def test_metrics_say_task_subset_and_direction():
     scores = evaluate([bitext(), sts()], Embed())
     forward, backward = metrics.bitext_accuracy(TABLE[:100], TABLE[100:200])
@@ -86,6 +87,7 @@ def test_metrics_say_task_subset_and_direction():
     assert scores["dev/stsb/eng/spearman"] == metrics.spearman(range(50), cosines)
 
 
+@pytest.mark.trap(31)
 def test_a_task_has_its_macro_mean_even_with_one_subset():
     easy = bitext(subset="deu-eng", left=range(10), right=range(10))
     one = evaluate([bitext()], Embed())
@@ -98,6 +100,7 @@ def test_a_task_has_its_macro_mean_even_with_one_subset():
     assert both["dev/stsb/spearman"] == both["dev/stsb/eng/spearman"]
 
 
+@pytest.mark.trap(31)
 def test_pooled_errors_count_rows_and_macro_means_count_subsets():
     small = bitext(subset="deu-eng", left=range(10), right=range(100, 110))
     scores = evaluate([bitext(), small], Embed())
@@ -137,6 +140,7 @@ def test_changed_sentences_are_candidates_of_xsimpp_alone():
         assert harder[f"dev/ntrex/{metric}"] == plain[f"dev/ntrex/{metric}"]
 
 
+@pytest.mark.trap(25)
 def test_an_equal_text_is_no_xsim_error_in_either_direction():
     twice = bitext(left=[*range(50), *range(50)], right=[*range(50), *range(50)])
     scores = evaluate([twice], Embed())
@@ -149,6 +153,7 @@ def test_the_tasks_k_is_used():
     assert len(set(values.values())) > 1
 
 
+@pytest.mark.trap(32)
 def test_a_constant_encoder_fails_the_trial_and_names_the_metric():
     with pytest.raises(TrainingError, match=r"'dev/stsb/eng/spearman' is NaN: .* alike"):
         evaluate([sts()], Embed(np.ones((400, 4), dtype=np.float32)))
@@ -161,16 +166,19 @@ def test_vectors_that_are_not_finite_fail_the_trial():
         evaluate([bitext()], Embed(table))
 
 
+@pytest.mark.trap(31)
 def test_vectors_missing_for_some_texts_are_refused():
     with pytest.raises(TrainingError, match="3 vectors came back for 200 texts"):
         evaluate([bitext()], lambda ids: TABLE[:3])
 
 
+@pytest.mark.trap(31)
 def test_two_tasks_of_one_name_are_refused_rather_than_averaged():
     with pytest.raises(DataError, match="'ntrex/fra-eng'"):
         evaluate([bitext(), bitext(k=2)], Embed())
 
 
+@pytest.mark.trap(24)
 def test_a_margin_that_means_nothing_is_reported():
     assert "dev/ntrex/fra-eng/xsim_flipped" not in evaluate([bitext()], Embed())
     centred = np.array([[1, 0], [-1, 0.01], [-1, 0], [1, -0.01]], dtype=np.float32)
@@ -213,6 +221,7 @@ def topics(subset="eng", left=range(100), labels=None, **more):
     return EvalTask(name="sib", kind="clustering", subset=subset, left=tuple(left), labels=labels, **more)
 
 
+@pytest.mark.trap(33)
 def test_clustering_scores_have_a_mean_a_spread_and_the_mean_over_subsets():
     table = np.eye(12, dtype=np.float32)[np.arange(400) % 4] + 0.1 * TABLE
     scores = evaluate([topics(), topics("mixed", range(100, 200), left_languages=("eng", "zho") * 50)], Embed(table))
@@ -221,6 +230,7 @@ def test_clustering_scores_have_a_mean_a_spread_and_the_mean_over_subsets():
     assert scores["dev/sib/ari"] == (scores["dev/sib/eng/ari"] + scores["dev/sib/mixed/ari"]) / 2
 
 
+@pytest.mark.trap(33)
 def test_a_clustering_score_may_be_negative_but_not_missing():
     scores = evaluate([topics(labels=[str(i // 50) for i in range(100)])], Embed())
     assert -0.5 < scores["dev/sib/ari"] < 0.2
@@ -230,6 +240,7 @@ def test_a_clustering_score_may_be_negative_but_not_missing():
         evaluate([topics()], Embed(table))
 
 
+@pytest.mark.trap(34)
 def test_contrastive_accuracy_is_that_of_a_fixed_pool():
     """D34: of a batch of 64 it would depend on the batch."""
     small, large = (evaluate([bitext(left=range(n), right=range(100, 100 + n))], Embed()) for n in (10, 100))

@@ -29,6 +29,7 @@ def test_the_v_measure_is_scikit_learns(pairs):
     assert v_measure(truth, found) == pytest.approx(v_measure_score(truth, found), abs=1e-12)
 
 
+@pytest.mark.trap(33)
 def test_it_may_be_negative():
     """D33: worse than chance is a score too."""
     assert adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
@@ -67,6 +68,7 @@ def test_well_separated_topics_are_found_by_every_seed():
     }
 
 
+@pytest.mark.trap(33)
 def test_the_mean_and_spread_are_over_several_seeds_of_several_starts():
     """D33: one initialisation of one seed is noise."""
     assert len(SEEDS) > 1
@@ -81,6 +83,7 @@ def test_the_mean_and_spread_are_over_several_seeds_of_several_starts():
         assert 0 < scores[f"{metric}_sd"] < 0.2
 
 
+@pytest.mark.trap(42)
 def test_the_same_vectors_score_the_same():
     rows, truth = blobs(100, 5, 8, 2.0, seed=3)
     before = rows.copy()

@@ -42,6 +42,7 @@ def laser_xsim(x, y, k, right_lines=None, margin="ratio"):
     return errors / n
 
 
+@pytest.mark.trap(24, 26)
 @pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
 @pytest.mark.parametrize("k", [1, 4, 500])
 def test_xsim_is_lasers_in_both_directions(margin, k):
@@ -52,6 +53,7 @@ def test_xsim_is_lasers_in_both_directions(margin, k):
     assert 0 < forward < 1
 
 
+@pytest.mark.trap(25)
 def test_an_equal_text_counts_in_text_mode_only():
     left, right = noisy_pair(60, noise=1.0)
     right[31] = right[7] = left[7]
@@ -65,12 +67,14 @@ def test_an_equal_text_counts_in_text_mode_only():
     assert metrics.xsim_error(left, right, texts=(ids, ids))[0] < metrics.xsim_error(left, right)[0]
 
 
+@pytest.mark.trap(24)
 def test_a_target_beyond_the_k_nearest_can_never_win():
     left = np.eye(6, dtype=np.float32)
     right = np.roll(left, 1, axis=0) + 0.1 * left
     assert metrics.xsim_error(left, right, k=1) == (1.0, 1.0)
 
 
+@pytest.mark.trap(25)
 def test_equal_vectors_tie_and_the_lowest_row_wins_wherever_they_stand():
     right = np.tile(noisy_pair(7)[0], (40, 1))
     left = np.random.default_rng(3).permutation(right)
@@ -79,6 +83,7 @@ def test_equal_vectors_tie_and_the_lowest_row_wins_wherever_they_stand():
     assert (found.index == found.index[:, :1] % 7 + 7 * torch.arange(5)).all()
 
 
+@pytest.mark.trap(25)
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=9, max_size=9), min_size=1, max_size=6), st.integers(1, 9))
 def test_the_first_largest_are_a_stable_sorts(rows, k):
@@ -89,6 +94,7 @@ def test_the_first_largest_are_a_stable_sorts(rows, k):
     assert torch.equal(found.index, order[:, :k])
 
 
+@pytest.mark.trap(27)
 def test_blocks_change_nothing(monkeypatch):
     left, right = noisy_pair(101, dim=8)
     whole = metrics.match(left, right)
@@ -117,6 +123,7 @@ def test_no_square_matrix_is_built(monkeypatch):
     assert largest <= 1 << 16
 
 
+@pytest.mark.trap(42)
 def test_inputs_are_never_changed():
     left, right = noisy_pair(20)
     before = left.copy(), right.copy()
@@ -127,6 +134,7 @@ def test_inputs_are_never_changed():
     assert (right == before[1]).all()
 
 
+@pytest.mark.trap(12)
 def test_similarities_are_fp32_whatever_the_caller_trains_with():
     left, right = noisy_pair(50)
     expected = metrics.match(left, right)
@@ -163,6 +171,7 @@ def test_a_vector_that_is_not_finite_gives_nan():
     assert all(map(math.isnan, metrics.xsim_error(left, right)))
 
 
+@pytest.mark.trap(24)
 def test_margins_that_order_backwards_are_counted():
     left = np.array([[1, 0], [-1, 0.01]], dtype=np.float32)
     assert metrics.share_of_flipped_margins(metrics.match(left, -left, k=2)) > 0
@@ -175,6 +184,7 @@ def test_sides_of_different_length_are_refused():
         metrics.bitext_accuracy(left, right[:9])
 
 
+@pytest.mark.trap(32)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
 def test_spearman_is_scipys_with_ties(rows):
@@ -185,6 +195,7 @@ def test_spearman_is_scipys_with_ties(rows):
         assert metrics.spearman(x, y) == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
 
 
+@pytest.mark.trap(32)
 def test_spearman_of_nan_one_value_or_unequal_lengths():
     assert math.isnan(metrics.spearman([1, 2, math.nan], [1, 2, 3]))
     assert math.isnan(metrics.spearman([1], [1]))
@@ -197,6 +208,7 @@ def test_equal_sentences_have_a_cosine_of_exactly_one():
     assert (metrics.paired_cosine(left, left.copy()) == 1).all()
 
 
+@pytest.mark.trap(30)
 def test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy():
     """D30: where predictions collide it is lower than accuracy."""
     left, right = noisy_pair(80)

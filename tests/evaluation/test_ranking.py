@@ -124,7 +124,7 @@ def test_a_query_that_is_a_document_too_never_finds_itself():
     assert scored(vectors, some)["recall_at_1"] == 0.5
 
 
-def test_same_language_bias_is_the_share_of_own_documents_beyond_that_of_relevant_ones():
+def test_same_language_bias_is_the_own_share_beyond_that_of_relevant_documents():
     ranked = np.array([[0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3]])
     own = np.array([True, True, False, False])
     judged = ranking.judgements(3, [(0, 0), (0, 2), (1, 0)], [])
@@ -132,7 +132,7 @@ def test_same_language_bias_is_the_share_of_own_documents_beyond_that_of_relevan
     assert ranking.same_language_bias(ranked, judged, own, k=4) == pytest.approx(((0.5 - 0.5) + (0.5 - 1)) / 2)
 
 
-def test_vectors_that_hold_the_language_alone_are_biased_and_vectors_of_meaning_are_not():
+def test_vectors_of_the_language_alone_are_biased_and_vectors_of_meaning_are_not():
     meaning, language = RANDOM.normal(size=(30, 8)), RANDOM.normal(size=(2, 8))
     both = {"left": range(30), "right": range(60), "gold": [(i, 30 + i) for i in range(30)], "own": tuple(range(30))}
     more = {"left_languages": ("eng",), "right_languages": ("eng",) * 30 + ("fra",) * 30, "mixed": True}

@@ -42,6 +42,7 @@ def gradients(encoder, encode, cached=None):
     return loss.item(), [p.grad.clone() for p in encoder.parameters()]
 
 
+@pytest.mark.trap(6)
 @pytest.mark.parametrize("chunk", [1, 3, 10, 100])
 def test_cached_gradients_equal_those_of_the_plain_loss(chunk):
     encoder = Bag(dropout=0.0)
@@ -53,6 +54,7 @@ def test_cached_gradients_equal_those_of_the_plain_loss(chunk):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.trap(6)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_with_dropout_the_second_run_repeats_the_first(precision):
     encoder = Bag(dropout=0.4)
@@ -131,6 +133,7 @@ def test_states_are_cached_like_vectors(chunk):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.trap(6)
 def test_states_of_the_second_run_have_the_dropout_of_the_first():
     encoder = Tagger(dropout=0.4)
 

@@ -22,6 +22,7 @@ def masked(share, ids, step=0):
     return Masking(share, MASK, ORDINARY)(ids, lots(1, step, 0, places, np.tile(np.arange(10), len(places) // 10)))
 
 
+@pytest.mark.trap(42)
 @pytest.mark.parametrize("share", [0.15, 0.4])
 def test_of_the_chosen_tokens_80_percent_are_masked_10_random_and_10_unchanged(share):
     ids = np.random.default_rng(0).choice(np.arange(VOCABULARY), 200_000)

@@ -10,6 +10,7 @@ def unit(rows, dim=6, seed=0):
     return normalize(torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
+@pytest.mark.trap(13)
 def test_the_queue_keeps_the_latest_in_order_of_arrival():
     queue = Queue(7, 2)
     rows = torch.arange(40.0).view(20, 2)
@@ -22,6 +23,7 @@ def test_the_queue_keeps_the_latest_in_order_of_arrival():
         assert torch.equal(vectors, rows[found])
 
 
+@pytest.mark.trap(13)
 def test_one_push_or_many_leave_the_same_queue():
     rows, ids = unit(23), torch.arange(23)
     one, many = Queue(8, 6), Queue(8, 6)
@@ -34,6 +36,7 @@ def test_one_push_or_many_leave_the_same_queue():
     assert one.pushed == many.pushed
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize("temperature", [0.005, 0.05, 1.0])
 @pytest.mark.parametrize("below", [None, 0.3])
 @pytest.mark.parametrize("tile", [3, 1000])
@@ -76,6 +79,7 @@ def test_a_threshold_of_one_leaves_out_equal_texts_whatever_rounding_makes_of_th
     assert kept.sum() == 2000 * 1999
 
 
+@pytest.mark.trap(14)
 def test_equal_m_draws_the_same_whatever_else_is_in_the_batch():
     k, candidates, ids = unit(6, seed=1), unit(40, seed=2), torch.arange(40)
     rows = torch.arange(100, 106)

@@ -43,6 +43,7 @@ CASES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.trap(11)
 @settings(max_examples=60, deadline=None)
 @given(CASES)
 def test_tiles_equal_the_formula_in_value_and_gradient(case):
@@ -96,6 +97,7 @@ def test_similarities_that_are_kept_give_what_those_made_again_give(labelled, mo
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.trap(8)
 @settings(max_examples=30, deadline=None)
 @given(
     st.integers(1, 9), st.integers(0, 6), st.sampled_from([2, 5, 32]), st.sampled_from([0.005, 0.1]), st.integers(0, 99)
@@ -129,6 +131,7 @@ def test_a_candidate_with_two_texts_of_a_row_is_left_out_once():
     assert Repeats(torch.empty(0, 2, dtype=torch.long), torch.tensor([1, 2]), 0).negatives().tolist() == []
 
 
+@pytest.mark.trap(11)
 def test_bf16_vectors_under_autocast_are_multiplied_in_fp32():
     x, y = unit(20, 16, 0).bfloat16().requires_grad_(), unit(20, 16, 1).bfloat16().requires_grad_()
     labels = soft_labels(unit(20, 8, 2), Ranks(), temperature=0.01)
@@ -143,6 +146,7 @@ def test_bf16_vectors_under_autocast_are_multiplied_in_fp32():
     torch.testing.assert_close(x.grad.double(), long[0].grad, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.trap(11)
 def test_at_a_tiny_temperature_identical_and_opposite_vectors_stay_finite():
     x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [1.0, 0.0]], requires_grad=True)
     labels = soft_labels(x.detach(), Ranks(), temperature=0.005, tile=2)
@@ -164,6 +168,7 @@ def test_rows_without_candidates_have_no_gradient_whatever_stands_beside(beside)
     assert not x.grad.any()
 
 
+@pytest.mark.trap(9)
 def test_labels_are_rows_that_sum_to_one_and_know_their_entropy_and_column_sums():
     a, y = unit(19, 5, 0), unit(19, 5, 1)
     labels = soft_labels(a, Ranks(), temperature=0.1, tile=4)
@@ -177,6 +182,7 @@ def test_labels_are_rows_that_sum_to_one_and_know_their_entropy_and_column_sums(
     assert value.item() == pytest.approx(19 * math.log(19), rel=1e-5)
 
 
+@pytest.mark.trap(9)
 def test_gradients_do_not_reach_the_teacher():
     a, x = unit(6, 3, 0).requires_grad_(), unit(6, 3, 1).requires_grad_()
     labels = soft_labels(a, Ranks(), temperature=0.1)

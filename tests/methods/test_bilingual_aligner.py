@@ -126,6 +126,7 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
         torch.testing.assert_close(found.grad.double(), expected.grad, rtol=1e-3, atol=1e-4 * scale + 1e-6)
 
 
+@pytest.mark.trap(8)
 def test_repeats_of_a_text_are_no_negatives():
     """D8: with a row's pair twice in the batch, both rows lose what the row lost alone."""
     config = Config(output=4, intra=True)

@@ -1,11 +1,16 @@
 """Each setting names its place in the paper, and the printed value is found there.
 
 `citations.tsv` is the one table. A row says where a citation stands (`method.field` or a file), the paper's number or
-whose choice the value is, the place as printed, and what is printed there (` | ` between several things).
+whose choice the value is, the place as printed, and what is printed there (` | ` between several things). `derived` has
+the numbers that our text states beside the citation and that the paper does not print, such as a mean of printed ones.
 """
 
+import ast
 import csv
+import io
 import re
+import tokenize
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -76,7 +81,7 @@ def test_the_table_has_no_setting_and_no_file_that_is_gone():
 
 def test_each_place_that_a_file_names_is_in_the_table():
     for file in FILES:
-        own = {row["place"] for row in table(file)}
+        own = {row["place"] for row in table(file) if row["place"]}
         of_fields = {row["place"] for row in ROWS if row["where"].startswith(f"{Path(file).stem}.")}
         found = places_in((ROOT / file).read_text("utf-8"))
         assert found <= (own | of_fields if file.startswith("methods/") else own), file
@@ -92,6 +97,120 @@ def test_methods_prints_the_corrected_places(capsys):
         for row in PRINTED:
             if row["where"].startswith(f"{name}."):
                 assert re.sub(r"\s+", "", row["place"])[1:] in printed, row
+
+
+# --- Which numbers stand beside a citation --------------------------------------------------------------------------
+
+WORDS = {"three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+DIGITS = re.compile(r"(?<![\w.^-])(-?\d{1,3}(?:,\d{3})+(?!\d|,\d)|-?\d+(?:\.\d+)?(?:e-?\d+)?)([kM]?)(?![\w^])")
+YEAR = re.compile(r"(?<!\S)(?:19\d|20[0-3])\d\b")
+CLAUSE = re.compile(r"; |\. (?=[A-Z`\d(-])|\.$")
+
+
+def numbers(text, *, words=False):
+    """The numbers of a text, `1e03`, `1,000` and `1k` alike. A part of a name, such as of `SIB-200`, is none."""
+    found = {
+        float(digits.replace(",", "")) * {"": 1, "k": 1e3, "M": 1e6}[unit] for digits, unit in DIGITS.findall(text)
+    }
+    return found | {float(WORDS[word]) for word in re.findall(r"[a-z]+", text.lower()) if words and word in WORDS}
+
+
+def clauses(text):
+    """Pieces that each make one statement: sentences, their halves, and parentheses that hold a number of their own."""
+    plain = re.sub(r"\s+", " ", YEAR.sub("", OTHER_PAPERS.sub("", text)).replace("et al.", "et al")).strip()
+    inner = [found.group(1) for found in re.finditer(r"\(([^()]*)\)", plain) if numbers(PLACE.sub("", found.group(1)))]
+    for one in inner:
+        plain = plain.replace(f"({one})", "")
+    return [piece for whole in (plain, *inner) for piece in CLAUSE.split(whole) if piece]
+
+
+def known(rows):
+    """The numbers that the rows have."""
+    return {number for row in rows for number in numbers(f"{row['printed']} | {row['derived']}", words=True)}
+
+
+def strangers(text, rows):
+    """The clauses with a number that the rows do not have: those of the clause's places and of the others it names.
+
+    A clause that names neither may have any number of the rows."""
+    found = []
+    for clause in clauses(text):
+        named = places_in(clause)
+        own = [
+            row
+            for row in rows
+            if (row["place"] in named if row["place"] else row["source"].casefold() in clause.casefold())
+        ]
+        stated = numbers(PLACE.sub("", clause), words=bool(named))
+        if missing := stated - known(own or rows):
+            found.append((clause, sorted(missing)))
+    return found
+
+
+def settings():
+    """Method, field, default, and what the field's docstring says."""
+    for name in METHODS:
+        told = {setting["name"]: setting["source"] for setting in method_document(name)["settings"]}
+        for field in fields(load_method(name).Config):
+            yield name, field.name, field.default, told[field.name]
+
+
+def comments(text):
+    """The comments of a YAML file: what stands behind a line's value, and blocks of whole lines as one text."""
+    block = []
+    for line in [*text.splitlines(), ""]:
+        code, _, comment = re.sub(r"(?:^|(?<=\s))#(?=\s)", "\0", line, count=1).partition("\0")
+        if comment and not code.strip():
+            block.append(comment.strip())
+            continue
+        if block:
+            yield "", " ".join(block)
+            block = []
+        if comment:
+            yield code, comment.strip()
+
+
+def code_texts(text):
+    """The docstrings of a Python file, and its comments."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string.removeprefix("#")
+
+
+def test_each_number_of_a_settings_docstring_is_of_its_place_in_the_table():
+    for name, field, _, told in settings():
+        assert not strangers(told, table(f"{name}.{field}")), (name, field)
+
+
+def test_each_numeric_default_and_preset_is_in_the_table():
+    for name, field, default, _ in settings():
+        config = load_method(name).Config
+        presets = [getattr(config, preset, config)() for preset in ("paper", "authors_code")]
+        for value in (default, *(getattr(preset, field) for preset in presets)):
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert value in known(table(f"{name}.{field}")), (name, field, value)
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.startswith("search_spaces/papers/")])
+def test_each_number_in_a_papers_sweep_file_is_of_its_place_in_the_table(file):
+    rows = table(file)
+    for code, comment in comments((ROOT / file).read_text("utf-8")):
+        assert not strangers(comment, rows), (file, comment)
+        if re.search(r"choice|const|hard_negatives|pairs", code) and places_in(comment):
+            of_place = [row for row in rows if row["place"] in places_in(comment)]
+            assert numbers(code.split("when:")[0]) <= known(of_place), (file, code, comment)
+
+
+def test_each_number_beside_a_citation_in_the_code_is_of_that_place():
+    for file in FILES:
+        if file.endswith(".py"):
+            for text in code_texts((ROOT / file).read_text("utf-8")):
+                rows = [row for row in ROWS if row["where"] == file or row["where"].startswith(f"{Path(file).stem}.")]
+                cited = [found for found in strangers(text, rows) if places_in(found[0])]
+                assert not cited, (file, cited)
 
 
 # --- What is printed ------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_a_need_that_is_not_known_here_must_be_equal():
             union({"a": made(**values, other=True), "b": made(**values)})
 
 
-def test_layers_that_a_term_keeps_are_kept_and_methods_of_a_frozen_encoder_are_refused():
+def test_layers_of_a_term_are_kept_and_frozen_encoder_methods_are_refused():
     settings = {"lealla": {"variant": "distillation_first", "embedding": 3}}
     method = built({"lealla": 1.0, "mse_distillation": 1.0}, settings=settings)
     assert method.layers().keys() == method.methods["lealla"].layers().keys() != set()

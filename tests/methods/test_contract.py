@@ -250,6 +250,7 @@ def several_ranks(tmp_path_factory):
     return {f"{world}-{rank}": load_file(folder / f"{world}-{rank}") for world in WORLDS for rank in range(world)}
 
 
+@pytest.mark.trap(1, 3, 4, 8, 13, 18)
 def test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient(one_rank, several_ranks):
     for who, found in several_ranks.items():
         assert found.keys() == one_rank.keys()
@@ -269,6 +270,7 @@ def test_every_installed_method_of_ours_is_in_this_contract():
     assert ours == {name for name, _ in CASES}
 
 
+@pytest.mark.trap(9)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_gradients_reach_the_student_and_neither_the_teacher_nor_the_terms(name, values):
     method, needs = build(name, values)
@@ -303,6 +305,7 @@ def test_a_few_steps_lower_the_loss(name, values):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.trap(6)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_gradient_caching_changes_nothing(name, values):
     found = []
@@ -318,6 +321,7 @@ def test_gradient_caching_changes_nothing(name, values):
         torch.testing.assert_close(cached, plain, rtol=1e-5, atol=1e-5 * plain.abs().max().item())
 
 
+@pytest.mark.trap(13)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_saved_method_continues_bit_for_bit(name, values, tmp_path):
     method, needs = build(name, values)
@@ -352,6 +356,7 @@ def tensors_of(batch):
     return found
 
 
+@pytest.mark.trap(42)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_loss_leaves_its_batch_as_it_was(name, values):
     """D42: teacher vectors of another length would be normalised in place unseen if they came as unit vectors."""
@@ -506,6 +511,7 @@ def test_every_contrastive_method_is_among_those():
     assert {name for name, *_ in REPEATS} == {name for name, _ in CASES} - {"mse_distillation", "combined"}
 
 
+@pytest.mark.trap(5)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_no_method_learns_its_temperature_scale_or_margin(name, values):
     """D5: such a number is a setting, and a parameter has at least a dimension of the network."""
@@ -534,6 +540,7 @@ class Rounded(Student):
             return super().forward(tokens).float()
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize("student", [Student, Rounded])
 @pytest.mark.parametrize(("name", "values"), SHARP)
 def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
@@ -547,6 +554,7 @@ def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
     assert any(p.grad.any() for p in encode.layers.parameters())
 
 
+@pytest.mark.trap(16)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_negatives_are_required_where_they_are_the_method(name, values):
     method, needs = build(name, values)

@@ -50,6 +50,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.trap(17)
 @settings(max_examples=60, deadline=None)
 @given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
 def test_the_loss_is_the_printed_equation(config, n, seed):
@@ -66,6 +67,7 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
     assert loss.total.item() == pytest.approx(forward + backward, **near)
 
 
+@pytest.mark.trap(17)
 def test_without_margin_it_is_infonce_both_ways():
     """D17."""
     n, config = 5, Config(dim=3, margin=0.0)

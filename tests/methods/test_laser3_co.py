@@ -76,6 +76,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.trap(8, 43)
 @settings(max_examples=120, deadline=None)
 @given(CONFIGS, st.integers(2, 5), st.integers(1, 6), st.integers(0, 1000))
 def test_the_loss_is_the_printed_equation(config, n, filled, seed):
@@ -186,6 +187,7 @@ def test_without_the_mask_task_no_states_are_read():
     assert method_of(Config()).head is None
 
 
+@pytest.mark.trap(15)
 def test_algorithm_1_is_log_one_plus_the_exponential_of_equation_1():
     """D15."""
     vectors, k, entries = gaussian(2, DIM, 0), gaussian(1, DIM, 1), gaussian(5, DIM, 2)
@@ -196,6 +198,7 @@ def test_algorithm_1_is_log_one_plus_the_exponential_of_equation_1():
     assert other.item() == pytest.approx(math.log1p(math.exp(one.item())), rel=1e-5)
 
 
+@pytest.mark.trap(43)
 def test_the_positive_logit_is_the_row_wise_product():
     """D43: Algorithm 1 as printed would make the first row everyone's positive."""
     k = gaussian(3, DIM, 1)
@@ -208,6 +211,7 @@ def test_the_positive_logit_is_the_row_wise_product():
     assert losses[0] < losses[1]
 
 
+@pytest.mark.trap(14)
 def test_the_filter_reads_the_teachers_similarity_strictly():
     """D14: an entry at exactly sigma is out, one just below is in."""
     k = [[1.0, 0.0, 0.0, 0.0]]
@@ -216,6 +220,7 @@ def test_the_filter_reads_the_teachers_similarity_strictly():
     assert run(method, gaussian(2, DIM, 0), batch_of(k))[0].diagnostics["negatives"].item() == 1
 
 
+@pytest.mark.trap(14)
 def test_equal_m_keeps_the_least_number_and_equals_the_mask_when_all_have_it():
     """D14."""
     k, entries, vectors = gaussian(4, DIM, 1), gaussian(12, DIM, 2), gaussian(8, DIM, 0)
@@ -232,6 +237,7 @@ def test_equal_m_keeps_the_least_number_and_equals_the_mask_when_all_have_it():
     assert torch.equal(plain, same)
 
 
+@pytest.mark.trap(14)
 @settings(max_examples=40, deadline=None)
 @given(CONFIGS, st.integers(2, 5), st.integers(0, 1000))
 def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(config, n, seed):
@@ -275,6 +281,7 @@ def test_equal_m_is_the_printed_equation_over_the_negatives_that_were_drawn(conf
         assert loss.total.item() == pytest.approx(whole, rel=2e-5, abs=1e-5)
 
 
+@pytest.mark.trap(14)
 @pytest.mark.parametrize("denominator", ["alg1", "eq1"])
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_boilerplate_target_leaves_no_negative_and_no_loss(denominator, equal):
@@ -286,6 +293,7 @@ def test_a_boilerplate_target_leaves_no_negative_and_no_loss(denominator, equal)
     assert not gradient.any()
 
 
+@pytest.mark.trap(13)
 def test_the_positive_enters_the_queue_after_the_loss_and_the_oldest_leave():
     """D13: wraparound with a queue that a batch does not divide."""
     method = method_of(Config(variant="co", queue=5, self_weight=0), gaussian(2, DIM, 9), [70, 71])
@@ -297,11 +305,13 @@ def test_the_positive_enters_the_queue_after_the_loss_and_the_oldest_leave():
     assert sorted(method.queue.candidates()[1].tolist()) == [7, 8, 9, 10, 11]
 
 
+@pytest.mark.trap(13)
 def test_an_empty_queue_is_refused():
     with pytest.raises(TrainingError, match="queue is empty"):
         run(method_of(Config()), gaussian(4, DIM, 0), batch_of(gaussian(2, DIM, 1)))
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["co", "co_filter", "in_batch"])
 def test_a_temperature_of_0_005_is_finite(dtype, variant):

@@ -93,6 +93,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.trap(8)
 @settings(max_examples=100, deadline=None)
 @given(CONFIGS, st.sampled_from(VARIANTS), st.integers(2, 6), st.integers(0, 1000))
 def test_the_terms_are_the_printed_equations(config, variant, n, seed):
@@ -137,6 +138,7 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     torch.testing.assert_close(found.double(), table.grad, rtol=2e-4, atol=1e-5 * table.grad.abs().max().item() + 1e-7)
 
 
+@pytest.mark.trap(17)
 def test_without_margin_ams_is_infonce_both_ways():
     """D17: the sum of the directions."""
     n, config = 6, Config(beta=0, gamma=0, margin=0.0)
@@ -149,6 +151,7 @@ def test_without_margin_ams_is_infonce_both_ways():
     assert head is None
 
 
+@pytest.mark.trap(17)
 def test_the_margin_is_taken_from_the_diagonal_alone_before_the_scale():
     """D17: one pair and one negative, both ways, by hand."""
     config = Config(beta=0, gamma=0, margin=0.3, scale=10.0)
@@ -176,6 +179,7 @@ def test_ld_of_wide_vectors_near_the_teacher_keeps_its_digits():
     assert squared_differences(g_x, g_y, x, y).item() == pytest.approx(plain.item(), rel=1e-6)
 
 
+@pytest.mark.trap(18)
 def test_the_head_is_the_methods_and_not_the_students():
     """D18: it is trained and saved with the method; an export holds the encoder alone."""
     method = Lealla(Config(), student_dim=DIM, teacher_dim=TEACHER)
@@ -187,6 +191,7 @@ def test_the_head_is_the_methods_and_not_the_students():
     assert all(p.grad is not None and p.grad.any() for p in method.parameters())
 
 
+@pytest.mark.trap(18)
 def test_the_variants_without_a_head_keep_what_their_export_needs():
     """D18: distillation-first exports the layer that projects down; the student is as wide as the teacher."""
     first = Lealla(Config(variant="distillation_first", embedding=3), student_dim=TEACHER, teacher_dim=TEACHER)
@@ -206,6 +211,7 @@ def test_the_variants_without_a_head_keep_what_their_export_needs():
         )
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_scale_of_200_is_finite(dtype):
     """D11: temperature 0.005."""

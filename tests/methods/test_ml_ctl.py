@@ -207,6 +207,7 @@ def losses(n, positive_below, seed=0, temperature=0.07):
     return rows.detach(), a.grad, a.detach(), b, ~torch.eye(n, dtype=torch.bool).repeat(1, 2)
 
 
+@pytest.mark.trap(15)
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 7), st.integers(0, 1000))
 def test_infonce_is_log_1_plus_e_to_the_cz_nce_and_their_gradients_are_proportional(n, seed):
@@ -218,6 +219,7 @@ def test_infonce_is_log_1_plus_e_to_the_cz_nce_and_their_gradients_are_proportio
     torch.testing.assert_close(of_cz * phi / (1 + phi), of_info, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.trap(16)
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 7), st.integers(0, 1000))
 def test_the_gradient_of_cz_nce_is_that_of_phi_over_its_own_value(n, seed):
@@ -233,6 +235,7 @@ def test_the_gradient_of_cz_nce_is_that_of_phi_over_its_own_value(n, seed):
     torch.testing.assert_close(positive.grad, torch.full((n,), -1 / n))
 
 
+@pytest.mark.trap(16)
 def test_a_single_pair_has_no_negatives():
     """D16."""
     for variant in ("info_snt", "ml_ctl_cz"):
@@ -250,6 +253,7 @@ def test_a_pair_of_which_all_others_are_repeats_counts_nothing():
     assert not encode.table.grad.any()
 
 
+@pytest.mark.trap(8)
 @pytest.mark.parametrize("variant", ["info_snt", "cz_snt", "ml_ctl_info", "ml_ctl_cz"])
 def test_a_repeated_pair_is_as_if_it_were_there_once(variant):
     """D8: rows of a repeated pair equal those of the batch without repeats, and no other row hears of it twice less."""
@@ -277,6 +281,7 @@ def test_a_repeated_pair_is_as_if_it_were_there_once(variant):
     assert not torch.isclose(twice[:, 0], once[:, 0]).any(), "for other rows it is there twice"
 
 
+@pytest.mark.trap(41)
 def test_masks_reach_the_contrastive_input_only_where_that_is_asked_for():
     """D41."""
     batch = batch_of(4)
@@ -287,6 +292,7 @@ def test_masks_reach_the_contrastive_input_only_where_that_is_asked_for():
         assert torch.equal(*terms) == same
 
 
+@pytest.mark.trap(11)
 @pytest.mark.parametrize("variant", ["info_snt", "ml_ctl_cz"])
 def test_a_temperature_of_5_thousandths_is_finite(variant):
     """D11."""
@@ -363,7 +369,7 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
     return reports, load_checkpoint(checkpoint_folder(folder, reports[-1]["index"]))[0]
 
 
-def test_a_batch_holds_a_word_of_each_pair_and_masks_that_any_number_of_ranks_draws_alike(prepared, tmp_path):
+def test_any_number_of_ranks_draws_the_same_words_and_masks(prepared, tmp_path):
     sweep, record = prepared
     write_prepared(record, tmp_path / "prepared.json")
     assert read_prepared(tmp_path / "prepared.json") == record
@@ -389,6 +395,7 @@ def test_a_batch_holds_a_word_of_each_pair_and_masks_that_any_number_of_ranks_dr
         assert 0.08 < (~kept).float().mean() < 0.25
 
 
+@pytest.mark.trap(41)
 def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_out(prepared, tmp_path):
     sweep, record = prepared
     (tokens,) = record.tokens.values()
@@ -406,7 +413,7 @@ def test_every_span_lies_within_its_sentence_and_every_pair_without_one_is_left_
     assert record.counts["words"]["samples"] >= len(samples)
 
 
-def test_a_projection_without_effect_is_said_and_text_without_a_word_to_learn_is_refused(prepared, tmp_path):
+def test_a_projection_without_effect_and_text_without_words_are_named(prepared, tmp_path):
     sweep = dataclasses.replace(prepared[0], student=dataclasses.replace(prepared[0].student, projection=7))
     assert "student.projection has no effect on ml_ctl" in next(about_projection(sweep))
     assert not list(about_projection(dataclasses.replace(sweep, method="lealla", config={}, parameters={})))
@@ -422,6 +429,7 @@ def test_a_projection_that_nothing_would_train_is_left_out(prepared, tmp_path):
     assert not [name for name in tensors["student"] if name.startswith("projection")]
 
 
+@pytest.mark.trap(18)
 @pytest.mark.parametrize("variant", ["ml_ctl_cz", "mlm"])
 def test_a_resumed_training_equals_an_uninterrupted_one_bit_for_bit(prepared, tmp_path, variant):
     sweep, record = prepared

@@ -61,7 +61,7 @@ def test_lealla_without_margin_is_sentence_transformers_symmetric_loss():
     assert_agree(own, theirs(MultipleNegativesSymmetricRankingLoss(nn.Identity(), scale=20.0), vectors), scale=2.0)
 
 
-def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss_of_targets_against_the_teacher():
+def test_laser3_co_in_the_batch_is_sentence_transformers_ranking_loss():
     vectors, teacher = gaussian(2 * N, DIM, 4), gaussian(N, DIM, 5)
     config = {"variant": "in_batch", "denominator": "alg1", "self_weight": 0.0, "temperature": 0.05}
     assert_agree(
@@ -87,7 +87,7 @@ def theirs_of_layers(method, vectors):
         *(("bilingual_aligner", {"depth": depth, "hidden": 7, "output": 4, "dropout": 0.0}, 1.0) for depth in (-1, 1)),
     ],
 )
-def test_a_frozen_encoders_layers_are_trained_by_sentence_transformers_symmetric_loss(name, config, scale):
+def test_layers_of_a_frozen_encoder_have_sentence_transformers_symmetric_loss(name, config, scale):
     method, vectors = load_method(name), gaussian(2 * N, DIM, 6)
     languages = {"languages": ["eng", "zho"]} if name == "bilingual_aligner" else {}
     torch.manual_seed(0)
@@ -116,6 +116,7 @@ def test_ml_ctls_infonce_of_sentences_is_metric_learnings_ntxent_over_both_sides
     assert_agree((loss, own), (value, expected))
 
 
+@pytest.mark.trap(13)
 def test_laser3_cos_queue_is_metric_learnings_cross_batch_memory():
     """D13. That memory takes the batch in before the loss: with one pair at a time, all but one entry are earlier."""
     method = load_method("laser3_co")

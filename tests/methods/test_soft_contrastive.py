@@ -105,6 +105,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.trap(9)
 @settings(max_examples=80, deadline=None)
 @given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
 @example(Config(temperature=0.01, reading="paper"), 2, 999)  # one label is nearly all
@@ -153,6 +154,7 @@ def test_the_gradient_is_that_of_the_printed_equation(labels, reading):
         assert gradient[row, column].item() == pytest.approx((around[0] - around[1]) / 2e-5, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.trap(40)
 def test_kl_is_zero_where_the_student_copies_the_teacher_and_positive_elsewhere():
     teacher = gaussian(6, 4, 0)
     for reading in ("authors_code", "fixed"):
@@ -179,6 +181,7 @@ def test_the_authors_hard_labels_are_smoothed_as_much_as_was_measured():
     assert smoothing(0.0005, 8) == 0
 
 
+@pytest.mark.trap(10)
 @pytest.mark.parametrize(("tau", "low", "high"), [(0.1, 0.9, 1.0), (0.05, 0.7, 0.95), (0.01, 0.0, 0.4)])
 def test_the_label_entropy_of_an_e5_like_teacher_falls_with_the_temperature(tau, low, high):
     torch.manual_seed(0)
@@ -208,6 +211,7 @@ def test_labels_that_are_meant_to_be_hard_are_not_warned_of():
     assert SoftContrastive.label_warning(Config(labels="hard"), lambda: pytest.fail("needs no teacher")) == ""
 
 
+@pytest.mark.trap(8)
 def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_only():
     vectors, ids = gaussian(8, 3, 0), [[0, 1, 2, 3], [4, 5, 4, 7]]
     vectors[6] = vectors[4]  # the target of pair 2 is that of pair 0
@@ -224,6 +228,7 @@ def test_with_hard_labels_a_repeated_target_counts_once_in_the_fixed_reading_onl
     assert unmasked - masked == pytest.approx(gained / 4, rel=1e-2)
 
 
+@pytest.mark.trap(8)
 def test_soft_labels_never_mask_and_duplicates_are_counted():
     vectors, teacher = gaussian(8, 3, 0), (gaussian(4, 3, 1), gaussian(4, 3, 2))
     distinct, _ = run(Config(), vectors, batch_of(4, teacher))

@@ -58,6 +58,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.trap(4)
 @settings(max_examples=60, deadline=None)
 @given(CONFIGS, st.integers(2, 6), st.integers(0, 1000))
 def test_the_loss_is_the_printed_equation(config, n, seed):
@@ -87,6 +88,7 @@ def test_the_gradient_is_that_of_the_printed_equation_down_to_the_hard_negatives
     assert not gradient[9].any()  # the second negative of pair 1 was not found
 
 
+@pytest.mark.trap(8)
 def test_a_rows_loss_with_a_repeated_target_is_that_of_the_batch_without_it():
     config = Config(direction="forward", hard_negatives=0)
     vectors = gaussian(8, 3, 0)

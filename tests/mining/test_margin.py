@@ -133,6 +133,7 @@ def test_given_pairs_score_as_candidates_do_and_others_by_their_own_cosine():
     assert (far < 0).all()
 
 
+@pytest.mark.trap(24)
 def test_neighbourhoods_of_negative_mean_are_noticed_for_ratio_alone():
     x = np.array([[1, 0], [0.9, 0.1]], np.float32)
     matches = both_ways(x, -x, 2)

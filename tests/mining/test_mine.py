@@ -7,6 +7,8 @@ import hashlib
 import importlib
 import io
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 import numpy as np
@@ -26,6 +28,7 @@ from babeltune.models.encoder import build_student
 from babeltune.promotion.export import export
 from babeltune.records import Student
 from babeltune.spec.cluster import Cluster
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = Model("toy", "digest")
@@ -102,6 +105,37 @@ def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
     (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"cannot be read after line \d+"):
         read_sentences(tmp_path / "cut.gz", tmp_path / "spill")
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, codec):
+    raw = "\ufeffBonjour.\nMerci beaucoup.\n".encode(codec)
+    (tmp_path / "t").write_bytes(raw)
+    advice = r"is not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 "
+    for read in (read_sentences, read_pairs):
+        with pytest.raises(DataError, match=advice):
+            read(tmp_path / "t", tmp_path / "spill")
+    with pytest.raises(DataError, match=f"standard input {advice}"):
+        mine.encode(io.BytesIO(raw), TOY, tmp_path / "o.npy", lambda *_: None)
+
+
+def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("babeltune.mining.sentences.SILENT_S", 0.0)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_sentences, pipe, tmp_path / "spill")
+        said = ""
+
+        def is_said():
+            nonlocal said
+            said += capfd.readouterr().err
+            return f"waiting for somebody to write to {pipe}, which is a pipe; Ctrl-C ends it" in said
+
+        try:
+            wait_until(is_said)
+        finally:
+            pipe.write_text("Bonjour.\n")
+        assert reading.result(PATIENCE_S)[1].kept == 1
 
 
 def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
@@ -300,6 +334,7 @@ def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind,
         assert (ours.index >= 0).all()
 
 
+@pytest.mark.trap(26)
 def test_sentences_of_which_an_index_finds_too_few_are_searched_exactly(monkeypatch):
     """D26: faiss's -1 is nobody, and neither the last sentence nor a neighbour."""
 

@@ -70,7 +70,8 @@ def test_merging_is_associative_and_commutative(keys, k, data):
 # Rows
 
 
-def test_a_row_has_the_same_bits_in_every_block_and_list_and_the_source_stays_as_it_was():
+@pytest.mark.trap(42)
+def test_a_row_has_the_same_bits_in_every_block_and_list():
     x = vectors(70, 48, seed=0)
     before = x.copy()
     rows = Rows(x)
@@ -139,6 +140,7 @@ def test_both_directions_are_those_of_plain_loops(n, m, k, repeats, seed, data):
     assert np.array_equal(y, before[1])
 
 
+@pytest.mark.trap(27)
 @settings(max_examples=25)
 @given(st.integers(2, 50), st.integers(2, 50), st.integers(0, 99), st.randoms(use_true_random=False))
 def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, seed, random):
@@ -163,6 +165,7 @@ def test_any_split_into_blocks_in_any_order_gives_the_same_as_the_whole(n, m, se
         assert torch.allclose(one.cosine, other.cosine, atol=1e-6)
 
 
+@pytest.mark.trap(26)
 def test_k_beyond_the_candidates_is_all_of_them():
     found = both_ways(vectors(3, 4, 0), vectors(5, 4, 1), 9)
     assert found.forward.index.shape == (3, 5)
@@ -204,7 +207,7 @@ def test_bf16_tiles_with_exact_scores_find_the_same_neighbours():
 
 @pytest.mark.parametrize("noise", [0.02, 1.0])
 @pytest.mark.parametrize("k", [1, 4])
-def test_bf16_gives_the_neighbours_and_cosines_of_fp32_also_where_all_vectors_are_close(noise, k):
+def test_bf16_gives_the_neighbours_of_fp32_even_if_all_vectors_are_close(noise, k):
     """With little noise all cosines are near 1, as those of some models are, and thousands within bf16's rounding."""
     rng = np.random.default_rng(9)
     base = rng.normal(size=(1, 64))
@@ -233,9 +236,7 @@ def test_bf16_multiplies_bf16_where_there_are_instructions_for_it(monkeypatch):
 @pytest.mark.needs_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("noise", [0.02, 1.0])
-def test_a_gpu_multiplies_the_tiles_and_finds_what_loops_find_whatever_the_caller_trains_with(
-    precision, noise, monkeypatch
-):
+def test_a_gpu_finds_what_loops_find_whatever_the_caller_trains_with(precision, noise, monkeypatch):
     """TF32 would move a cosine by more than the vectors are apart where there is little noise."""
     rng = np.random.default_rng(9)
     base = rng.normal(size=(1, 64))

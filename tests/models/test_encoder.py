@@ -39,6 +39,7 @@ def random_sentences(count, seed=0, longest=39):
     return [[draw.randrange(5, 90) for _ in range(draw.randint(1, longest))] for _ in range(count)]
 
 
+@pytest.mark.trap(19)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("projection", [None, "teacher"])
 def test_a_sentence_has_the_same_vector_alone_and_in_any_order(pooling, projection):
@@ -55,6 +56,7 @@ def test_a_sentence_has_the_same_vector_alone_and_in_any_order(pooling, projecti
     assert torch.allclose(together.norm(dim=1), torch.ones(20))
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_pooling_equals_plain_loops(pooling):
     packing = pack(Tokens(torch.arange(9), torch.tensor([4, 2, 0, 2, 1])))
@@ -68,6 +70,7 @@ def test_pooling_equals_plain_loops(pooling):
     assert torch.allclose(pool(states, packing, pooling), torch.stack(rows))
 
 
+@pytest.mark.trap(19)
 def test_mean_pooling_sums_in_fp32_whatever_the_precision():
     states = torch.full((2001, 1), 0.1, dtype=torch.bfloat16)
     packing = pack(Tokens(torch.zeros(2001, dtype=torch.long), torch.tensor([2001])))
@@ -83,6 +86,7 @@ def test_no_sentences_give_no_vectors_and_a_gradient_of_nothing():
     assert all(p.grad is None or not p.grad.any() for p in encoder.parameters())
 
 
+@pytest.mark.trap(19)
 @pytest.mark.parametrize("kind", ["packed", "padded"])
 def test_a_sentence_without_tokens_gives_a_finite_vector_and_finite_gradients(kind):
     encoder = scratch() if kind == "packed" else mpnet()
@@ -102,6 +106,7 @@ def mpnet():
     return Encoder(AutoModel.from_config(config, add_pooling_layer=False), pad_token_id=1)
 
 
+@pytest.mark.trap(19)
 def test_a_backbone_that_cannot_pack_runs_padded_with_the_same_invariance():
     encoder = mpnet().eval()
     assert not encoder.packs
@@ -142,6 +147,7 @@ def test_weights_depend_on_the_seed_alone_and_the_global_random_state_is_untouch
     assert not any("pooler" in name for name in first.state_dict())
 
 
+@pytest.mark.trap(23)
 @pytest.mark.parametrize("batch_tokens", [1, 100, 10_000])
 def test_encode_all_returns_vectors_in_order_and_keeps_the_training_flag(batch_tokens):
     encoder = scratch(dropout=0.5).train()
@@ -165,6 +171,7 @@ def test_encode_all_returns_vectors_in_order_and_keeps_the_training_flag(batch_t
     assert encode_all(encoder, take, ids[:0], device="cpu").shape == (0, 32)
 
 
+@pytest.mark.trap(12)
 def test_encode_all_is_fp32_even_when_called_under_autocast():
     encoder = scratch().eval()
 
@@ -226,6 +233,7 @@ def test_a_saved_model_is_loaded_without_pooler_in_fp32_and_packed(xlm_r):
         assert torch.allclose(encoder.eval()(tokens_from([[5, 6, 7]])), nn.functional.normalize(states), atol=1e-6)
 
 
+@pytest.mark.trap(20)
 def test_a_dense_layer_with_tanh_beside_the_model_is_loaded_as_labse_has_it(xlm_r):
     from safetensors.torch import save_file
 
@@ -258,6 +266,7 @@ BERT = BertConfig(
 )  # fmt: skip
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_named_model_pools_by_its_own_pooler(tmp_path, normalize):
     """D20: LaBSE's and LEALLA's vector is the pooler's, not the raw state of the first token."""

@@ -46,6 +46,7 @@ def sentences(*lengths, start=5, vocabulary=90):
 MIXED = sentences(7, 3, 30, 7, 1, 12, 3, 40)
 
 
+@pytest.mark.trap(27)
 def test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went():
     packing = pack(Tokens(torch.tensor([10, 11, 12, 20, 30, 31, 32]), torch.tensor([3, 1, 0, 3])))
     assert packing.ids.tolist() == [20, 10, 11, 12, 30, 31, 32]
@@ -56,6 +57,7 @@ def test_a_packing_lays_sentences_shortest_first_and_remembers_where_they_went()
     assert packing.lengths.tolist() == [0, 1, 3, 3]
 
 
+@pytest.mark.trap(19)
 @pytest.mark.parametrize("name", ["bert", "xlm-r", "modernbert", "distilbert"])
 def test_packed_states_and_gradients_equal_the_padded_ones(name):
     pad = CONFIGS[name].pad_token_id
@@ -126,6 +128,7 @@ def test_asking_whether_a_model_packs_leaves_it_as_it_was():
     assert model.config._attn_implementation == "sdpa"
 
 
+@pytest.mark.trap(19)
 def test_no_sentence_sees_another_one_even_where_lengths_are_equal():
     model = small("bert")
     enable_packing(model, 0)

@@ -63,9 +63,7 @@ def tokenizer_folder(tmp_path_factory):
     ],
     ids=["dense", "table alone", "prompt and cut"],
 )
-def test_the_export_is_sentence_transformers_own_modules_and_gives_the_trained_vectors(
-    tokenizer_folder, tmp_path, fields
-):
+def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(tokenizer_folder, tmp_path, fields):
     student = Student(kind="static", width=16, **fields)
     tokenizer = load_tokenizer(student, tokenizer_folder)
     made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=0)

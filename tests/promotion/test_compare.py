@@ -82,7 +82,7 @@ def test_a_better_an_equal_and_a_worse_challenger_get_three_verdicts():
     assert sum("worse by more than the margin 0.02" in reason for reason in worse.reasons) == 2
 
 
-def test_one_language_that_loses_more_than_the_margin_refuses_a_challenger_that_is_better_in_the_mean():
+def test_one_language_beyond_the_margin_refuses_a_challenger_better_in_the_mean():
     ones, zeros = [1] * 300, [0] * 300
     tasks = [bitext(f"{language}-eng", 300) for language in ("fra", "deu", "kor")]
     old = {"t/fra-eng/accuracy": found(zeros), "t/deu-eng/accuracy": found(zeros), "t/kor-eng/accuracy": found(ones)}
@@ -94,7 +94,7 @@ def test_one_language_that_loses_more_than_the_margin_refuses_a_challenger_that_
     assert judged(old, new, tasks, Promotion(margin=0.2, resamples=1000)).verdict == "promote"
 
 
-def test_a_loss_that_may_be_within_the_margin_is_not_called_worse_by_more_than_the_margin():
+def test_a_loss_that_may_be_within_the_margin_is_not_called_worse():
     """23 of 800 lost: surely worse, by 0.029 and at least 0.017."""
     tasks = [bitext(f"{language}-eng", 800) for language in ("fra", "kor")]
     old = {"t/fra-eng/accuracy": found([0] * 800), "t/kor-eng/accuracy": found([1] * 800)}
@@ -118,7 +118,7 @@ def test_a_language_too_small_to_exclude_a_loss_keeps_the_alias_where_it_is():
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(5, "tie"), (100, "tie"), (500, "promote")])
-def test_a_language_on_which_both_are_always_right_excludes_no_more_than_its_size_allows(n, verdict):
+def test_a_language_always_right_excludes_no_more_than_its_size_allows(n, verdict):
     tasks = [bitext("fra-eng", 400), bitext("kor-eng", n)]
     old = {"t/fra-eng/accuracy": found([0] * 400), "t/kor-eng/accuracy": found([1] * n)}
     decided = judged(old, {**old, "t/fra-eng/accuracy": found([1] * 400)}, tasks)

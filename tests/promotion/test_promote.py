@@ -53,6 +53,7 @@ def bitext(name, subset, n):
 # The decision alone
 
 
+@pytest.mark.trap(31)
 @pytest.mark.parametrize(
     ("reproduced", "verdict"),
     [
@@ -132,7 +133,7 @@ def test_promotion_takes_the_best_finished_trial(promoted):
     assert decision.folder == str(out)
 
 
-def test_the_exported_folder_gives_the_logged_metrics_with_plain_sentence_transformers(promoted):
+def test_the_exported_folder_gives_the_logged_metrics_in_sentence_transformers(promoted):
     from babeltune.evaluation.evaluate import evaluate_texts
 
     folder, _, decision, out = promoted
@@ -220,6 +221,7 @@ def test_another_sweep_starts_where_the_promoted_model_ended(promoted, tiny_file
     assert {name: report.metrics[name] for name in dev} == pytest.approx(dev, abs=TOLERANCE)
 
 
+@pytest.mark.trap(39)
 def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     folder, _, decision, out = promoted
     card = (out / "README.md").read_text(encoding="utf-8")
@@ -245,7 +247,7 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {group} | {rows} |" in card
 
 
-def test_a_dry_run_registers_nothing_and_the_second_opening_of_the_sealed_tests_is_warned_of(promoted):
+def test_a_dry_run_registers_nothing_and_a_second_opening_is_warned_of(promoted):
     folder, cluster, decision, _ = promoted
     path = folder.path.parents[1] / "openings.jsonl"
     (opening,) = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
@@ -347,6 +349,7 @@ def test_one_altered_weight_of_the_exported_folder_is_refused(copied, monkeypatc
     registered_nothing(cluster)
 
 
+@pytest.mark.trap(30)
 def test_a_sealed_test_that_has_changed_since_training_is_not_opened(copied):
     _, folder, cluster = copied
     prepared = folder.read("prepared.json")

@@ -23,7 +23,7 @@ from babeltune.promotion.statistics import (
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 5))
 @settings(max_examples=40)
-def test_mcnemars_exact_test_is_a_binomial_test_on_the_items_that_only_one_model_got_right(wins, losses, ties):
+def test_mcnemars_exact_test_is_binomial_on_items_that_only_one_model_got_right(wins, losses, ties):
     p = sign_test([1] * wins + [-1] * losses + [0] * ties)
     expected = scipy.stats.binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
     assert p == pytest.approx(expected)
@@ -145,6 +145,7 @@ def test_holms_correction_steps_down(p):
     assert [found[str(i)] for i in order] == pytest.approx(list(expected))
 
 
+@pytest.mark.trap(39)
 def test_the_best_of_n_equal_trials_looks_better_by_the_expected_maximum():
     """Trap D39: about 1.5 standard errors for ten trials, 2.2 for fifty."""
     assert expected_maximum(1) == pytest.approx(0, abs=1e-6)
@@ -154,6 +155,7 @@ def test_the_best_of_n_equal_trials_looks_better_by_the_expected_maximum():
         assert expected_maximum(n) == pytest.approx(generator.normal(size=(40_000, n)).max(axis=1).mean(), abs=0.02)
 
 
+@pytest.mark.trap(39)
 def test_a_shrunken_value_undoes_what_selection_gains():
     generator = np.random.default_rng(0)
     error, found, naive = 0.01, [], []

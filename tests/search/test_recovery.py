@@ -114,7 +114,7 @@ def test_a_study_that_lacks_a_report_is_made_again_from_the_ledger(recorded, tmp
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xfe\x00\n", b"no JSON\n", b"[1]\n", b"{}\n"])
-def test_what_follows_a_bad_line_of_the_ledger_is_put_aside_and_what_is_added_can_be_read(recorded, tmp_path, bad):
+def test_what_follows_a_bad_line_of_the_ledger_is_put_aside(recorded, tmp_path, bad):
     ledger, _ = recorded
     path = tmp_path / "results.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -185,7 +185,7 @@ def test_an_altered_ledger_makes_no_study(recorded, tmp_path):
         sound_study(tmp_path, SWEEP, ledger, suggest)
 
 
-def test_what_only_the_study_knows_is_added_to_the_ledger_in_the_order_in_which_it_happened(tmp_path):
+def test_what_only_the_study_knows_is_added_to_the_ledger_in_order(tmp_path):
     sweep = replace(SWEEP, sampler=Sampler(kind="tpe", startup=2))
     proposals = Proposals(open_study(tmp_path, sweep), sweep, suggest)
     proposed = {}

@@ -134,6 +134,7 @@ def test_what_a_listener_returns_is_kept_with_the_trial(one_lane, tmp_path):
     assert open_study(tmp_path, a_sweep()).get_trials()[0].user_attrs["mlflow"] == "run-0"
 
 
+@pytest.mark.trap(38)
 def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
@@ -149,7 +150,7 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
 
 
-def test_what_the_scheduler_decided_at_the_report_of_a_stop_is_done_when_the_search_goes_on(one_lane, tmp_path):
+def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_lane, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
     run(tmp_path / "whole", one_lane, sweep, 6)
@@ -173,7 +174,8 @@ def test_what_the_scheduler_decided_at_the_report_of_a_stop_is_done_when_the_sea
     assert len(starts) == 1, "it is not trained again"
 
 
-def test_a_trial_without_a_finite_objective_fails_a_collapsed_one_is_pruned_and_the_sweep_goes_on(one_lane, tmp_path):
+@pytest.mark.trap(32)
+def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(one_lane, tmp_path):
     orders = {
         1: {"nan": 2},
         2: {"missing": True},
@@ -545,7 +547,7 @@ def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_la
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-def test_trials_shorter_than_a_process_start_have_a_watcher_for_each_lane_and_no_more(lanes, tmp_path):
+def test_very_short_trials_have_a_watcher_for_each_lane_and_no_more(lanes, tmp_path):
     def watchers():
         return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
 

@@ -497,7 +497,10 @@ def test_a_hostile_or_broken_file_is_refused_and_runs_nothing(tmp_path, monkeypa
 def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_bytes("name: x\ndescription: caf\xe9\n".encode("latin-1"))
-    assert "f.yaml:2: byte 0xe9 is not UTF-8" in refusal(path)
+    assert "f.yaml:2: byte 0xe9 is not UTF-8; save the file as UTF-8" in refusal(path)
+    path.write_text("name: x\n", encoding="utf-16")
+    advice = f"the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {path} > NEW`"
+    assert f"f.yaml:1: byte 0xff is not UTF-8; {advice}" in refusal(path)
     path.write_bytes(b"#" * 1_000_001)
     assert "1,000,001 bytes" in refusal(path)
 
@@ -792,7 +795,7 @@ def test_a_root_that_is_a_circle_of_links_is_one_line(tmp_path):
         data_root(sweep)
 
 
-def test_the_bundled_root_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
+def test_bundled_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
     sweep = read_sweep(written(tmp_path))
     assert data_root(sweep) == repository()
     bundled = replace(sweep, data=replace(sweep.data, root="bundled:"))
@@ -1208,6 +1211,7 @@ def test_what_a_model_costs_is_an_objective_after_the_first():
         )
 
 
+@pytest.mark.trap(40)
 @pytest.mark.parametrize("metric", ["train/loss", "train/kl", "dev/everyday/loss", "loss"])
 def test_a_loss_is_no_objective(metric):
     """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""
@@ -1311,3 +1315,13 @@ def test_how_a_file_is_read_must_fit_its_format(tiny_file, assignment, expected)
 def test_the_character_between_columns_is_one(tiny_file):
     with pytest.raises(SpecError, match="delimiter: '::' must be one character, and no quotation mark or line break"):
         read_sweep(tiny_file, assignments=["data.train.0.format=csv", "data.train.0.delimiter='::'"])
+
+
+OVERLAYS = [name for name in FILES if name not in SHIPPED]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
+    path = repository() / name
+    with pytest.raises(SpecError, match=rf"an overlay, not a sweep file: .*`SWEEP\.yaml --with {path}`"):
+        read_sweep(path)

@@ -105,7 +105,7 @@ def test_a_damaged_last_checkpoint_leaves_the_one_before(nodes, s3):
     assert len(last_good(other.path(KEY))) == 2
 
 
-def test_a_checkpoint_that_was_damaged_here_is_not_sent_and_comes_back_from_the_bucket(nodes):
+def test_a_checkpoint_damaged_here_is_not_sent_and_comes_back_from_the_bucket(nodes):
     one, other = nodes
     folder = train(one, 3, {2, 3})
     push_trial(one, folder)

@@ -121,7 +121,7 @@ def test_a_model_is_promoted_and_evaluated_from_other_machines(
 
 
 @pytest.mark.long
-def test_a_trial_goes_on_on_a_node_that_has_nothing_and_passes_over_a_truncated_checkpoint(far, s3, machine):
+def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, s3, machine):
     _, folder = far
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     trial["training"]["reports"] = 3

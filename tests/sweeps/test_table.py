@@ -88,6 +88,7 @@ def test_a_group_has_the_mean_and_the_sample_deviation_of_its_seeds_best_reports
     assert table.groups[1].deviation[ACCURACY] is None
 
 
+@pytest.mark.trap(31)
 def test_what_did_not_finish_and_what_repeats_a_seed_is_named_and_in_no_mean(folder):
     table = compare(folder, ["seed"])
     assert table.left_out == {"pruned": ("t0006",), "failed": ("t0007",), "running": ("t0008",), "repeated": ("t0009",)}

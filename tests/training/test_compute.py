@@ -187,7 +187,8 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
         reports = [json.loads(line) for line in lines]
         ends[width] = reports[-1]["pairs"]
         spent = [report["metrics"]["train/compute"] for report in reports]
-        assert spent == pytest.approx([0.1, 0.2], rel=0.1)
+        step = spent[-1] / reports[-1]["step"]  # a report is at the end of a step; on a busy machine these are few
+        assert spent == pytest.approx([0.1, 0.2], rel=0.1, abs=step)
     assert ends[16] > 1.2 * ends[128]
 
     def refuse(*_):

@@ -197,6 +197,7 @@ def test_a_reduced_model_is_a_teacher_and_not_a_student(frozen, tmp_path):
         load_export(tmp_path / "model")
 
 
+@pytest.mark.trap(20)
 @pytest.mark.parametrize(
     "settings",
     [{}, {"prompt": "query: ", "normalize": False}, {"pooling": "max"}, {"pooling": "cls", "normalize": False}],

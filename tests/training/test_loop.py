@@ -17,9 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune import train as alone
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.errors import StorageError, TrainingError
+from babeltune.errors import SpecError, StorageError, TrainingError
 from babeltune.losses.gather import Ranks
 from babeltune.method import available, load_method, make_config
 from babeltune.records import Training, plain
@@ -91,6 +92,7 @@ def same(a, b):
     return names[0] == names[1] and all(torch.equal(a[part][name], b[part][name]) for part, name in names[0])
 
 
+@pytest.mark.trap(7, 38)
 def test_a_trial_learns_and_reports_at_equal_shares_of_its_pairs(tiny, tmp_path):
     reports = run(*tiny, tmp_path, pairs=1920, reports=3)
     assert [r["pairs"] for r in reports] == [640, 1280, 1920]
@@ -142,6 +144,7 @@ def test_between_reports_a_trial_leaves_its_step_and_loss(tiny, tmp_path, monkey
     assert "warning" not in reports[-1]["facts"]
 
 
+@pytest.mark.trap(10)
 def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
     reports = run(replace(sweep, config={"teacher_temperature": 5.0}), prepared, tmp_path)
@@ -177,6 +180,7 @@ def of_method(method, file, storage, *more):
     return sweep, prepare(sweep, storage)
 
 
+@pytest.mark.trap(13, 18, 37)
 @pytest.mark.parametrize(
     ("method", "more"),
     [
@@ -241,6 +245,7 @@ def test_a_used_process_trains_like_a_fresh_one(tiny, tmp_path):
     assert same(weights(tmp_path / "a", 2), weights(tmp_path / "b", 2))
 
 
+@pytest.mark.trap(7)
 def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny):
     sweep, prepared = tiny
     trial = make_trial(sweep, 0, {})
@@ -470,6 +475,7 @@ LEFT = {"left as it encodes": 1, "left as it scores": 3}
 """At which look of its first evaluation rank 0 is told to stop."""
 
 
+@pytest.mark.trap(1, 37)
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
     """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
     a stop in an evaluation, of which rank 0 alone hears and which all leave."""
@@ -575,3 +581,28 @@ def test_training_alone_writes_a_model_that_sentence_transformers_loads(tiny_fil
     assert loaded.encode(["Good morning."]).shape == (1, 384)
     assert loaded.prompts[loaded.default_prompt_name] == "query: "
     assert Path(tmp_path / "run" / "reports.jsonl").exists()
+
+
+def test_training_alone_refuses_a_folder_with_something_else_before_it_prepares(tiny_file, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(
+        SpecError, match=r"--out .*: the folder is not empty and holds no run of this command"
+    ) as refused:
+        alone.main([str(tiny_file), "--out", str(tmp_path)])
+    assert refused.value.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_training_alone_goes_on_in_its_folder_though_its_preparation_was_cut_off(tiny_file, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+
+    def cut(sweep, storage, **_):
+        (storage / "stores").mkdir()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(alone, "prepare", cut)
+        with pytest.raises(KeyboardInterrupt):
+            alone.main([str(tiny_file), "--out", str(out)])
+    alone.main([str(tiny_file), "--out", str(out)])
+    assert (out / "reports.jsonl").exists()

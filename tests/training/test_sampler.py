@@ -16,6 +16,7 @@ def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
     return groups, Schedule(groups, given, Sampling(**sampling), global_batch=batch, total_pairs=pairs, seed=seed)
 
 
+@pytest.mark.trap(37)
 @given(
     sizes=st.lists(st.integers(2, 60), min_size=1, max_size=4),
     batch=st.integers(2, 16),
@@ -43,6 +44,7 @@ def test_no_batch_repeats_a_pair_within_an_epoch_and_small_groups_give_small_bat
     assert [len(set(plan.rows(step).tolist())) for step in range(len(plan))] == [5, 5, 5, 5]
 
 
+@pytest.mark.trap(37)
 def test_every_epoch_visits_every_pair_once_in_another_order():
     _, plan = schedule([32], batch=8, pairs=64)
     rows = np.concatenate([plan.rows(step) for step in range(8)])
@@ -51,7 +53,8 @@ def test_every_epoch_visits_every_pair_once_in_another_order():
     assert not np.array_equal(first, second)
 
 
-def test_any_step_can_be_asked_for_alone_so_that_a_resumed_trial_sees_the_remaining_stream():
+@pytest.mark.trap(37)
+def test_a_resumed_trial_sees_the_remaining_stream_from_any_step():
     _, whole = schedule([30, 50], pairs=300)
     stream = [whole.rows(step) for step in range(len(whole))]
     _, resumed = schedule([30, 50], pairs=300)
@@ -96,6 +99,7 @@ def test_a_weight_does_not_decide_how_often_a_language_pair_is_drawn():
     assert np.mean(rows < 100) == pytest.approx(0.5, abs=0.03)
 
 
+@pytest.mark.trap(3, 37)
 def test_ranks_share_out_a_global_batch_without_gap_or_overlap():
     rows = np.arange(11)
     for world in (1, 2, 4):
@@ -104,6 +108,7 @@ def test_ranks_share_out_a_global_batch_without_gap_or_overlap():
         assert [len(p) for p in parts] == local_sizes(11, world)
 
 
+@pytest.mark.trap(38)
 def test_milestones_are_equal_shares_of_the_pairs_whatever_the_batch():
     for batch in (4, 8, 32):
         _, plan = schedule([200], batch=batch, pairs=400)

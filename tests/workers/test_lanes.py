@@ -259,7 +259,7 @@ def test_a_new_report_grants_three_restarts_more():
     in_desk(steps)
 
 
-def test_a_trial_hangs_that_neither_asks_nor_waits_for_a_verdict_and_fails_after_three_restarts():
+def test_a_trial_that_hangs_fails_after_three_restarts():
     async def steps(desk):
         await desk.offer("t", {})
         await desk.next("lane", "group-0")
@@ -282,7 +282,7 @@ def test_a_trial_hangs_that_neither_asks_nor_waits_for_a_verdict_and_fails_after
     assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
 
 
-def test_the_ranks_of_a_trial_that_cannot_hear_its_stop_are_let_go_and_told_that_their_group_is_of_no_use():
+def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
     async def steps(desk):
         await desk.offer("t", {})
         await desk.next("lane", "group")
@@ -519,7 +519,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
 
 
-def test_the_place_of_a_lane_that_was_given_up_is_there_again_once_another_node_has_come(ray_cluster, tmp_path):
+def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_cluster, tmp_path):
     lanes = Lanes(**TWO_WORKERS, storage=tmp_path)
     room = lanes._room()
     lanes._given_up.append(set(nodes_there()))

@@ -34,7 +34,7 @@ def play(scene, folder):
 
 
 @pytest.mark.long
-def test_a_node_that_comes_brings_a_lane_and_one_that_goes_leaves_its_trial_to_another(tmp_path):
+def test_a_new_node_brings_a_lane_and_a_lost_one_leaves_its_trial_to_another(tmp_path):
     saw = play("come_and_go", tmp_path)
     assert saw["counts"] == [1, 2, 1]
     assert saw["last"] == {"a": 60, "b": 60}
@@ -45,7 +45,7 @@ def test_a_node_that_comes_brings_a_lane_and_one_that_goes_leaves_its_trial_to_a
 
 
 @pytest.mark.long
-def test_nodes_that_are_not_there_yet_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
+def test_missing_nodes_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
     saw = play("from_none", tmp_path)
     lanes, stopped, refused = saw["began"]
     assert (stopped, lanes) == ("stopped", 2)
@@ -69,7 +69,7 @@ def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp
 
 
 @pytest.mark.long
-def test_an_elastic_lane_goes_on_with_fewer_workers_to_the_same_scores_and_later_has_all_again(tiny, tmp_path):
+def test_an_elastic_lane_reaches_the_same_scores_with_fewer_workers(tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, pairs=2560, reports=8))
     folder = SweepFolder(tmp_path / "sweep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,6 +47,21 @@ def about_trials(sweep: Sweep) -> Iterator[str]:
             f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
             "seeds: --set 'parameters.seed={int: [0, 9]}'"
         )
+
+
+def about_plugins(names: Iterable[str]) -> Iterator[str]:
+    """What a job does not ship: the dependencies of the distributions that its methods are from."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    from babeltune.plugins import described, needs_beside
+
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):  # then building its wheel is refused
+            if needs := needs_beside(plugin := distribution(name)):
+                yield (
+                    f"the job ships {described(plugin)}, not what it depends on: {', '.join(needs)}; install these on "
+                    "the cluster's nodes, such as in their image"
+                )
 
 
 def about_order(metric: str | None) -> Iterator[str]:

@@ -233,7 +233,7 @@ def models_of(
     first = model_at(folder, prompt=prompt, language=source)
     if target_model is None:
         return first, first if source == target else model_at(folder, prompt=prompt, language=target)
-    second = model_at(model_folder(target_model, cluster_of(cluster)), language=target)
+    second = model_at(model_folder(target_model, cluster_of(cluster), setting="--target-model"), language=target)
     if first.width != second.width:
         raise SpecError(
             f"--target-model {target_model!r} has vectors of {second.width} dimensions, and {name!r} of {first.width}: "

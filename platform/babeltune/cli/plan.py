@@ -104,7 +104,10 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
     words = {}
     if wanted.words:
         with tempfile.TemporaryDirectory() as stores:
-            found = word_samples(corpus, sweep.data.words, data_root(sweep), Path(stores), sweep.seed)
+            data = sweep.data
+            found = word_samples(
+                corpus, data.words, data_root(sweep), Path(stores), sweep.seed, longest=data.max_line_bytes
+            )
         check_words(found, len(corpus.pairs), sweep.data.words)
         words = word_counts(found, len(corpus.pairs))
     groups = corpus.pair_groups.tolist()

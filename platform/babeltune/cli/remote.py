@@ -174,6 +174,9 @@ def run_there(
     plugins: Sequence[str],
 ) -> None:
     """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
+    from babeltune.cli.advice import about_plugins
+
+    warn(about_plugins(plugins))
     command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
     job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()}, plugins)
     said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"

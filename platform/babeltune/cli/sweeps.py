@@ -53,12 +53,15 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.cli.advice import about_corpus, about_queue, about_sweep
+    from babeltune.cli.advice import about_corpus, about_plugins, about_queue, about_sweep
     from babeltune.cli.plan import make_plan, render
+    from babeltune.cli.remote import plugins_of
     from babeltune.records import plain
 
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
+    if any_cluster(cluster).by_jobs:
+        warn(about_plugins(plugins_of(sweep)))
     report = make_plan(sweep, samples=samples)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev), *report.warnings])
     say(plain(report), as_json, lambda: out.print(render(report)))
@@ -118,6 +121,7 @@ def run_sweep(
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
     from babeltune.cli.view import attach, live, show_leaderboard
+    from babeltune.cluster.interrupts import acknowledged
     from babeltune.engine.lease import DrivenError
     from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
@@ -145,7 +149,7 @@ def run_sweep(
                 break
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
         try:
-            with live(err) as watch:
+            with acknowledged(), live(err) as watch:
                 folder = submit(
                     sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
                 )

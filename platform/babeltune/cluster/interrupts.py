@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,32 @@ def end_when_asked() -> None:
 def heeded() -> set[signal.Signals]:
     """The signals that ask this process to end: of a terminal that is closed `nohup` wants to hear nothing."""
     return {each for each in INTERRUPTS if each != signal.SIGHUP or signal.getsignal(each) != signal.SIG_IGN}
+
+
+@contextmanager
+def acknowledged() -> Iterator[None]:
+    """Says on standard error at once that a Ctrl-C was received within the block, and raises `KeyboardInterrupt`.
+
+    What the block has opened may take seconds to close. The words go to the file descriptor: a console may be in the
+    middle of a line."""
+    count = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        words = "interrupted; closing what is open (Ctrl-C again ends sooner)" if count == 1 else "interrupted again"
+        with suppress(OSError):
+            os.write(2, f"{words}\n".encode())
+        signal.default_int_handler(number, frame)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.store import Contents, Ragged, build, digest_of_texts, key_of
+from babeltune.data.tables import MAX_LINE_BYTES
 from babeltune.data.tokens import bare_tokenizer
 from babeltune.data.words import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError
@@ -178,12 +179,15 @@ class Language:
     content: NDArray[np.bool_]
 
 
-def word_samples(corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int) -> NDArray[np.int32]:
+def word_samples(
+    corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int, *, longest: int = MAX_LINE_BYTES
+) -> NDArray[np.int32]:
     """[samples, 5] pair, first character and end of a word, the same of its translation; ordered by pair.
 
-    Lexicons lie under `root`; tokenizers for languages without blanks are trained into `stores`.
+    Lexicons lie under `root`, and a line of theirs has at most `longest` bytes. Tokenizers for languages without blanks
+    are trained into `stores`.
     """
-    lexicons = [read_source(source, root, others={}) for source in settings.lexicon]
+    lexicons = [read_source(source, root, others={}, longest=longest) for source in settings.lexicon]
     languages = np.array(corpus.languages)[corpus.pairs]
     by_name = {
         name: language(corpus, corpus.pairs[languages == name], settings, stores, seed) for name in np.unique(languages)
@@ -243,19 +247,21 @@ def word_counts(samples: NDArray[np.int32], pairs: int) -> dict[str, int]:
     return {"samples": len(samples), "pairs": some, "pairs without": pairs - some}
 
 
-def build_words(corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int) -> Path:
+def build_words(
+    corpus: Corpus, settings: Words, root: Path, stores: Path, seed: int, *, longest: int = MAX_LINE_BYTES
+) -> Path:
     """The folder of `words.npy`, what `word_samples` found; its facts are their `word_counts`."""
     description = {
         "texts": digest_of_texts([*corpus.texts, *corpus.languages]),
         "pairs": [hashlib.sha256(array.tobytes()).hexdigest() for array in (corpus.pairs, corpus.pair_groups)],
         "settings": plain(settings),
-        "lexicons": [read_source(source, root, others={}).digest for source in settings.lexicon],
+        "lexicons": [read_source(source, root, others={}, longest=longest).digest for source in settings.lexicon],
         "seed": seed,
         "rules": [PIECES, TOGETHER, COUNTED],
     }
 
     def write(folder: Path) -> Contents:
-        samples = word_samples(corpus, settings, root, stores, seed)
+        samples = word_samples(corpus, settings, root, stores, seed, longest=longest)
         check_words(samples, len(corpus.pairs), settings)
         np.save(folder / "words.npy", samples)
         return Contents(facts=dict(word_counts(samples, len(corpus.pairs))))

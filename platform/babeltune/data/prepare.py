@@ -172,7 +172,8 @@ def prepare(
 def align_words(sweep: Sweep, corpus: Corpus, stores: Path, progress: Progress) -> Path:
     """The store of the corpus's word-positioned samples."""
     progress("aligning words", 0, 1)
-    words = build_words(corpus, sweep.data.words, data_root(sweep), stores, sweep.seed)
+    data = sweep.data
+    words = build_words(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
     progress("aligning words", 1, 1)
     return words
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from babeltune.errors import DataError, nearest
+from babeltune.errors import UTF_16, DataError, nearest, to_utf8
 from babeltune.records import Source
 from babeltune.spec.local import INSIDE, PLACE, is_inside, is_place
 
@@ -115,6 +115,8 @@ def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iter
                     yield too_long(len(line) + skip_line(stream, content), longest)
                     continue
                 if number == 1:
+                    if line.startswith(UTF_16):
+                        raise DataError(f"{path}:1: not UTF-8: {to_utf8(line, path)}")
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 yield line.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error) as error:

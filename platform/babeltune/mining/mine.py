@@ -23,7 +23,7 @@ from babeltune.mining.index import Index, load_faiss, through_index
 from babeltune.mining.kept import Kept, both_ways_kept
 from babeltune.mining.margin import Retrieval, flipped, pair_scores, retrieve
 from babeltune.mining.rows import Rows
-from babeltune.mining.sentences import bounded_lines, read_pairs, read_sentences
+from babeltune.mining.sentences import bounded_lines, read_pairs, read_sentences, refuse_utf16
 from babeltune.mining.tiles import Precision
 from babeltune.mining.vectors import Model, Texts, embed, joined
 from babeltune.spec.cluster import Cluster
@@ -171,6 +171,8 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dic
         dim = model.width
         _header(file, 0, dim)
         for batch in _batches(bounded_lines(lines)):
+            if not rows:
+                refuse_utf16(batch[0][0], "standard input")
             texts = [codecs.utf_8_decode(line, "replace", not cut)[0].rstrip("\r\n") for line, cut in batch]
             replaced += sum("\ufffd" in text for text in texts)
             too_long += sum(cut for _, cut in batch)

@@ -6,9 +6,12 @@ import gzip
 import hashlib
 import mmap
 import re
+import sys
+import threading
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, overload
@@ -16,13 +19,15 @@ from typing import IO, TYPE_CHECKING, Any, overload
 import numpy as np
 
 from babeltune.data.tables import BLANK
-from babeltune.errors import DataError
+from babeltune.errors import UTF_16, DataError, to_utf8
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LONGEST = 20_000
 """Bytes of a line; a longer one is no sentence."""
+SILENT_S = 3.0
+"""Seconds for which a pipe may give nothing before its reader says what it waits for."""
 NONE = -1
 """In place of a sentence's number."""
 BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -200,9 +205,13 @@ def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -
 
 
 def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
+    """The lines of the file that are not too long; all are counted."""
     try:
-        with _opened(path) as file:
+        with said_while_waiting(path) as begun, _opened(path) as file:
             for raw, cut in bounded_lines(file):
+                if not lines.read:
+                    begun()
+                    refuse_utf16(raw, path)
                 lines.read += 1
                 lines.too_long += cut
                 if not cut:
@@ -210,6 +219,28 @@ def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path} cannot be read after line {lines.read}: {reason}; check the file") from error
+
+
+@contextmanager
+def said_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
+    """Says on standard error that a pipe gives nothing, if the yielded function is not called for `SILENT_S` seconds.
+
+    A named pipe that nobody writes blocks its reader without end."""
+    words = f"waiting for somebody to write to {path}, which is a pipe; Ctrl-C ends it"
+    timer = threading.Timer(SILENT_S, print, [words], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    if path.is_fifo():
+        timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def refuse_utf16(beginning: bytes, name: object) -> None:
+    """Raises `DataError` for text that begins as UTF-16 does, before it counts as so many broken lines."""
+    if beginning.startswith(UTF_16):
+        raise DataError(f"{name} is not UTF-8: {to_utf8(beginning, name)}")
 
 
 def bounded_lines(file: IO[Any] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:

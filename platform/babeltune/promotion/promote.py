@@ -381,13 +381,14 @@ def register_model(
     return f"models:/{name}@{alias} (version {version})"
 
 
-def model_folder(model: str, cluster: Cluster) -> str:
-    """The folder behind a model's name: a path, a hub id, or `models:/NAME@ALIAS`. Raises `TeacherError` for none."""
+def model_folder(model: str, cluster: Cluster, *, setting: str = "model") -> str:
+    """The folder behind a model's name: a path, a hub id, or `models:/NAME@ALIAS`. Raises `TeacherError` for none,
+    naming the `setting`."""
     from babeltune.tracking.registry import fetch
 
     if model.startswith("models:/"):
         model = str(fetch(cluster.mlflow, model, cluster.folder / "fetched"))
-    return str(hub_folder(model, None, setting="model").absolute())
+    return str(hub_folder(model, None, setting=setting).absolute())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -437,7 +438,8 @@ def evaluate_model(
     trial = _trial_of(model, storage)
     target: Target | None
     if target_model is not None:
-        target, tasks = model_folder(target_model, cluster), [task.against_target() for task in tasks]
+        target = model_folder(target_model, cluster, setting="--target-model")
+        tasks = [task.against_target() for task in tasks]
     else:
         target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from babeltune.errors import SpecError, nearest
+from babeltune.errors import SpecError, nearest, to_utf8
 from babeltune.records import Parameter
 
 Key = tuple[str | int, ...]
@@ -94,7 +94,7 @@ def read_document(path: str | Path) -> Document:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
-        raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; save the file as UTF-8") from error
+        raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; {to_utf8(raw, name)}") from error
     value, places = parse_yaml(text, name)
     if not isinstance(value, dict):
         raise SpecError(f"{name}:1: the file must be a mapping of keys to values, not {describe(value)}")

@@ -49,6 +49,8 @@ PATHS = ("path", "paths", "gold", "model", "dataset", "baselines")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
+REQUIRED = frozenset({"method", "name", "objectives", "data"})
+"""Keys that every sweep file has. An overlay lacks `method` and another one."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
@@ -78,6 +80,12 @@ def read_sweep(
         _overlay(document, read_document(find_file(overlay)))
     for assignment in assignments:
         assign(document, assignment)
+    missing = REQUIRED - document.values.keys()
+    if "method" in missing and len(missing) > 1 and document.values:
+        raise SpecError(
+            f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
+            f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
+        )
     _fetch_models(document, fetch)
     sweep = _typed(document, environ)
     _refuse(problems(sweep), document.error)

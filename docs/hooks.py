@@ -1,0 +1,218 @@
+"""Pages of the site that are generated from the code: records, commands, metrics, methods, and measured tables.
+
+MkDocs calls `on_files` once for each build. The pages exist in memory only, so that they cannot differ from the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.main import get_command
+
+from babeltune import method, train
+from babeltune.cli import app
+from babeltune.cli.view import field_notes, method_document
+from babeltune.evaluation import evaluate
+from babeltune.records import Sweep, base
+from babeltune.spec.cluster import Cluster
+
+MEASURED = Path(__file__).parent / "measured"
+PUBLIC = (method, train)
+"""Modules whose classes and functions other programs may use."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the generated pages to the site's files."""
+    for path, page in PAGES.items():
+        files.append(File.generated(config, path, content=page()))
+    return files
+
+
+def cell(text: object) -> str:
+    """The text as one cell of a Markdown table."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def table(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]] | list[tuple[object, ...]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ("---",) * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cell(value) for value in line)} |" for line in lines)
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """The default of a field as it would stand in a file."""
+    value = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        value = field.default_factory()
+    if value is dataclasses.MISSING:
+        return "required"
+    if value is None:
+        return ""
+    if dataclasses.is_dataclass(value):
+        return f"see `{type(value).__name__}`"
+    return f"`{json.dumps(value, default=str)}`"
+
+
+def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, type]:
+    """The record and those that its fields hold, by name, in reading order."""
+    found = {} if found is None else found
+    found[record.__name__] = record
+    for kind in typing.get_type_hints(record).values():
+        for part in _parts(kind):
+            if inspect.isclass(part) and issubclass(part, base.Strict) and part.__name__ not in found:
+                records_of(part, found)
+    return found
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    yield kind
+    for argument in typing.get_args(kind):
+        yield from _parts(argument)
+
+
+def record_page(title: str, lead: str, record: type) -> str:
+    """A record and all that it holds, a table for each."""
+    parts = [f"# {title}", lead]
+    for name, part in records_of(record).items():
+        notes = field_notes(part)
+        rows: list[tuple[object, ...]] = [
+            (f"`{f.name}`", f"`{f.type}`", default_of(f), notes.get(f.name, "")) for f in dataclasses.fields(part)
+        ]
+        parts += [f"## {name}", inspect.cleandoc(part.__doc__ or ""), table(("key", "type", "default", ""), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def sweep_file() -> str:
+    """The reference of sweep files."""
+    lead = (
+        "A sweep file is YAML. Its top level is `Sweep`. `--set KEY=VALUE` overrides one key, such as "
+        "`--set training.pairs=50000`. `--with FILE` replaces whole sections."
+    )
+    return record_page("Sweep file", lead, Sweep)
+
+
+def cluster_file() -> str:
+    """The reference of cluster files."""
+    return record_page("Cluster file", "A cluster file says where sweeps run. Pass it as `--cluster FILE`.", Cluster)
+
+
+def command_line() -> str:
+    """The reference of the commands, from their own help."""
+    parts = [
+        "# Command line",
+        "Every command takes `--help`. Most take `--json` for programs. Errors go to standard error.",
+        table(
+            ("exit code", "meaning"),
+            [
+                (0, "done"),
+                (1, "failed"),
+                (2, "the file, the data or a name is wrong"),
+                (3, "promotion refused"),
+                (130, "ended by Ctrl-C"),
+            ],
+        ),
+    ]
+    root: Any = get_command(app)
+    for name, command in sorted(root.commands.items()):
+        with click.Context(command, info_name=name) as context:
+            rows: list[tuple[object, ...]] = []
+            for parameter in command.params:
+                record = parameter.get_help_record(context)
+                names = f"`{'`, `'.join(parameter.opts)}`" if parameter.param_type_name == "option" else parameter.name
+                rows.append((names, record[1] if record else getattr(parameter, "help", "") or ""))
+            usage = " ".join(command.collect_usage_pieces(context))
+            parts += [f"## {name}", inspect.cleandoc(command.help or ""), f"```\nbabeltune {name} {usage}\n```"]
+            parts += [table(("argument", ""), rows)] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def metrics() -> str:
+    """The reference of metrics, by the kind of task."""
+    document = inspect.cleandoc(evaluate.__doc__ or "").partition("\n\n")[2]
+    rows: list[tuple[object, ...]] = [
+        (f"`{kind}`", ", ".join(f"`{name}`" for name in names)) for kind, names in evaluate.METRICS.items()
+    ]
+    lead = (
+        "A metric of one subset is `dev/TASK/SUBSET/METRIC`, such as `dev/ntrex/fra-eng/accuracy`. "
+        "The mean over the subsets is `dev/TASK/METRIC`. Test metrics start with `test/`. "
+        "They exist only after a promotion or `evaluate --test`."
+    )
+    return f"# Metrics\n\n{lead}\n\n{table(('task', 'metrics'), rows)}\n\n{document}\n"
+
+
+def methods() -> str:
+    """The reference of the methods: what each is, and the place of each setting in its paper."""
+    parts = ["# Methods", "`babeltune methods NAME` prints the same."]
+    for name in method.available():
+        document = method_document(name)
+        rows: list[tuple[object, ...]] = [
+            (f"`{s['name']}`", f"`{s['type']}`", f"`{s['default']}`", s["source"]) for s in document["settings"]
+        ]
+        parts += [f"## {name}", document["paper"], table(("setting", "type", "default", "source"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def python_api() -> str:
+    """The reference of the modules that other programs may use."""
+    parts = ["# Python API", "Plugins implement `babeltune.method`. `babeltune.train` trains one trial without Ray."]
+    for module in PUBLIC:
+        parts += [f"## {module.__name__}", inspect.cleandoc(module.__doc__ or "")]
+        for name, value in vars(module).items():
+            if name.startswith("_") or getattr(value, "__module__", "") != module.__name__ or not value.__doc__:
+                continue
+            if inspect.isclass(value) or inspect.isfunction(value):
+                parts += [f"### {name}", f"```python\n{signature(name, value)}\n```", inspect.cleandoc(value.__doc__)]
+    return "\n\n".join(parts) + "\n"
+
+
+def signature(name: str, value: Any) -> str:
+    """How a class is made or a function is called."""
+    try:
+        text = str(inspect.signature(value))
+    except (TypeError, ValueError):
+        text = "(…)"
+    return f"{'class ' if inspect.isclass(value) else ''}{name}{text}"
+
+
+def faults() -> str:
+    """The fault matrix as `make chaos` has written it."""
+    found = json.loads((MEASURED / "faults.json").read_text(encoding="utf-8"))
+    rows = [tuple(row) for row in found["rows"]]
+    lead = (MEASURED / "faults.md").read_text(encoding="utf-8")
+    return f"{lead}\n{found['run']}\n\n{table(('fault', 'seconds', 'steps repeated', 'lost'), rows)}\n"
+
+
+def benchmarks() -> str:
+    """What benchmarks and sweeps have printed: the last `make bench`, and the figures of single commands."""
+    parts = [(MEASURED / "benchmarks.md").read_text(encoding="utf-8")]
+    run = MEASURED / "benchmarks.json"
+    if run.exists():
+        found = json.loads(run.read_text(encoding="utf-8"))
+        parts += [
+            f"## The last `make bench`\n\nCommit `{found['commit']}`.",
+            table(tuple(found["titles"]), found["rows"]),
+        ]
+    figures = json.loads((MEASURED / "figures.json").read_text(encoding="utf-8"))["rows"]
+    parts += ["## Single commands", table(("what", "command", "figures"), [(a, f"`{b}`", c) for a, b, c in figures])]
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/sweep-file.md": sweep_file,
+    "reference/cluster-file.md": cluster_file,
+    "reference/command-line.md": command_line,
+    "reference/metrics.md": metrics,
+    "reference/methods.md": methods,
+    "reference/python-api.md": python_api,
+    "benchmarks.md": benchmarks,
+    "faults.md": faults,
+}

@@ -1,0 +1,138 @@
+"""The README and the site stay true: links, commands, snippets, sentences, and the pages made from the code."""
+
+import re
+import shlex
+import statistics
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from typer.main import get_command
+
+from babeltune.cli import app
+from babeltune.spec.sweep_file import read_sweep
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+COMMANDS = get_command(app).commands
+GENERATED = ("reference/", "faults.md", "benchmarks.md")
+README = TEXTS["README.md"]
+LONGEST = 30
+"""Words of a sentence."""
+
+
+def blocks(language):
+    """The code blocks of all pages in a language."""
+    return [block for text in TEXTS.values() for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)]
+
+
+def code_lines(program):
+    """The command lines in code blocks and code spans that start with this program, each once."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    for text in TEXTS.values():
+        lines += re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return sorted({line for line in lines if line.startswith(program + " ") and "NAME" not in line})
+
+
+def links():
+    for name, text in TEXTS.items():
+        for link in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):
+            yield name, link
+
+
+@pytest.mark.parametrize(("name", "link"), sorted(set(links())))
+def test_a_relative_link_leads_somewhere(name, link):
+    target = (ROOT / name).parent / link
+    made = target.resolve().relative_to(ROOT / "docs").as_posix() if name.startswith("docs/") else ""
+    made = made or target.resolve().relative_to(ROOT).as_posix().removeprefix("docs/")
+    assert target.exists() or made.startswith(GENERATED)
+
+
+@pytest.mark.parametrize("line", code_lines("babeltune"))
+def test_a_command_line_parses(line):
+    _, name, *arguments = shlex.split(line, comments=True)
+    assert name in COMMANDS, f"no command {name!r}"
+    with click.Context(COMMANDS[name], info_name=name) as context:
+        COMMANDS[name].parse_args(context, arguments)
+    for argument in arguments:
+        if argument.endswith(".yaml") and argument.startswith(("search_spaces/", "benchmarks/", "clusters/")):
+            assert (ROOT / argument).is_file()
+
+
+def test_a_benchmark_that_is_named_exists():
+    figures = (ROOT / "docs/measured/figures.json").read_text(encoding="utf-8")
+    named = {line.split()[2] for line in code_lines("python") if " benchmarks." in line}
+    named |= set(re.findall(r"python -m (benchmarks\.\w+)", figures))
+    assert named
+    for module in named:
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+def test_the_command_that_trains_alone_takes_the_options_that_are_shown():
+    lines = [line for line in code_lines("python") if " babeltune.train " in line]
+    assert lines
+    for line in lines:
+        _, _, _, file, *options = shlex.split(line, comments=True)
+        assert set(options[::2]) <= {"--set", "--with", "--out", "--export", "--device"}
+        sets = [value for key, value in zip(options[::2], options[1::2], strict=True) if key == "--set"]
+        read_sweep(ROOT / file, assignments=sets)
+
+
+def test_a_make_target_that_is_named_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = {shlex.split(line, comments=True)[1] for line in code_lines("make")}
+    assert {"sweep", "test"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def test_the_overlay_that_is_shown_makes_a_sweep(tmp_path):
+    shown = [block for block in blocks("yaml") if "root: /data" in block]
+    assert len(shown) == 2
+    for number, block in enumerate(shown):
+        place = tmp_path / str(number)
+        place.mkdir()
+        for name in ("train", "dev", "test"):
+            rows = "".join(f"{name} un {i}\t{name} one {i}\n" for i in range(30))
+            (place / f"{'news' if name == 'train' else name}.tsv").write_text(f"french\tenglish\n{rows}")
+        overlay = place / "my_data.yaml"
+        overlay.write_text(block.replace("/data", str(place)).replace("news.tsv.gz", "news.tsv"))
+        sweep = read_sweep(ROOT / "search_spaces/static.yaml", overlays=[str(overlay)])
+        assert [task.name for task in sweep.data.dev] == ["mine"]
+
+
+def test_every_other_snippet_is_yaml():
+    for block in blocks("yaml"):
+        assert yaml.safe_load(block)
+
+
+def test_the_readme_fits_a_few_screens():
+    assert len(README.splitlines()) <= 200
+    assert len(README.split()) <= 1500
+
+
+def prose(text):
+    """The sentences of a page, without code, tables and headings; code spans and links count as their words."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"^(\s*[|>#].*|!.*)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "X", text))
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*]\s|\n\s*\d+\.\s", text):
+        for sentence in re.split(r"(?<=[.!?:])\s+", paragraph.replace("\n", " ")):
+            words = re.findall(r"[A-Za-z][\w'-]*", sentence)
+            if len(words) >= 4:
+                yield sentence.strip(), len(words)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_sentence_is_too_long(name):
+    long = [f"{count}: {sentence}" for sentence, count in prose(TEXTS[name]) if count > LONGEST]
+    assert not long, "\n".join(long)
+
+
+def test_sentences_are_short():
+    counts = sorted(count for text in TEXTS.values() for _, count in prose(text))
+    assert statistics.mean(counts) <= 15
+    assert counts[int(0.9 * len(counts))] <= 24
