@@ -19,13 +19,15 @@ from babeltune.errors import SpecError, TeacherError
 from babeltune.losses.gather import Ranks
 from babeltune.method import needs_of, tokens_from
 from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
 from babeltune.models.static import StaticEncoder
-from babeltune.promotion.export import export, load_export
+from babeltune.promotion.export import export, export_trial, load_export
 from babeltune.records import Student, Training
 from babeltune.spec.reach import model_vocabulary, model_width
 from babeltune.spec.space import make_trial, preparations
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.training import row_adam
+from babeltune.training.dev_scores import dev_scores
 from babeltune.training.learner import make_learner, make_optimizers
 from babeltune.training.reader import make_reader
 from babeltune.training.row_adam import RowAdam
@@ -44,6 +46,9 @@ TEXTS = [
 ]
 
 
+LETTERS = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32, ngrams: 200}"
+
+
 def encoder(seed=0, **fields):
     student = Student(kind="static", width=16, **fields)
     return build_student(student, vocabulary_size=50, pad_token_id=0, teacher_dim=24, seed=seed)
@@ -60,13 +65,21 @@ def tokenizer_folder(tmp_path_factory):
         {"projection": 24},
         {"projection": None, "normalize": False},
         {"projection": 8, "max_tokens": 6, "prompt": "query: "},
+        {"projection": 24, "ngrams": 300},
     ],
-    ids=["dense", "table alone", "prompt and cut"],
+    ids=["dense", "table alone", "prompt and cut", "n-grams"],
 )
 def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(tokenizer_folder, tmp_path, fields):
     student = Student(kind="static", width=16, **fields)
     tokenizer = load_tokenizer(student, tokenizer_folder)
-    made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=0)
+    made = build_student(
+        student,
+        vocabulary_size=len(tokenizer),
+        pad_token_id=0,
+        teacher_dim=None,
+        seed=0,
+        tokens=tokenizer.backend_tokenizer,
+    )
     store = build_token_store(tmp_path, TEXTS, tokenizer, student.prompt, student.max_tokens, special=False)
     ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
     export(made, tokenizer, student, tmp_path / "model")
@@ -79,7 +92,8 @@ def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(toke
     np.testing.assert_allclose(model.encode(TEXTS), ours, atol=1e-6)
     again, _, read = load_export(tmp_path / "model")
     assert (read.kind, read.max_tokens, read.prompt) == ("static", student.max_tokens, student.prompt)
-    assert np.array_equal(encode_all(again, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu"), ours)
+    vectors = encode_all(again, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
+    np.testing.assert_allclose(vectors, ours, atol=1e-6 if student.ngrams else 0)
     assert model_width(str(tmp_path / "model")) == made.dim
     assert model_vocabulary(str(tmp_path / "model")) == len(tokenizer)
 
@@ -115,6 +129,88 @@ def test_a_sentence_without_tokens_gives_the_table_no_gradient():
     made.word_embeddings.grad = None
     made(tokens_from([[], []])).sum().backward()
     assert made.word_embeddings.grad.indices().numel() == 0
+
+
+def with_ngrams(tokens, buckets=1000, special=()):
+    torch.manual_seed(0)
+    ngrams = TokenNgrams(tokens, width=8, buckets=buckets, special=special)
+    return StaticEncoder(torch.randn(len(tokens), 8), ngrams=ngrams, normalize=False)
+
+
+def test_a_tokens_vector_is_its_own_plus_the_mean_of_its_ngrams():
+    made = with_ngrams(["[PAD]", "▁cats", "[PAD]", "▁cat"], special=[0, 2])
+    table = made.ngrams.table.weight
+    for row, grams in ((1, ngrams("▁cats")), (3, ["<ca", "cat", "at>", "<cat", "cat>"])):
+        expected = made.word_embeddings[row] + table[[hash_of(gram, 1000) for gram in grams]].mean(0)
+        torch.testing.assert_close(made(tokens_from([[row]]))[0], expected)
+    torch.testing.assert_close(made(tokens_from([[0, 2]]))[0], made.word_embeddings[[0, 2]].mean(0))
+
+
+def test_the_ngrams_gradient_is_that_of_the_plain_means_and_names_each_row_once():
+    made = with_ngrams(["▁cats", "[PAD]", "▁cat", "고양이"], buckets=20, special=[1])
+    tokens, weights = torch.tensor([3, 1, 0, 2, 0]), torch.randn(5, 8)
+    (made.ngrams(tokens) * weights).sum().backward()
+    found = made.ngrams.table.weight.grad
+    table = made.ngrams.table.weight.detach().clone().requires_grad_()
+    grams = [[hash_of(gram, 20) for gram in ngrams(t)] for t in ("고양이", "", "▁cats", "▁cat", "▁cats")]
+    means = [table[row].mean(0) if row else torch.zeros(8) for row in [*grams[:1], [], *grams[2:]]]
+    (torch.stack(means) * weights).sum().backward()
+    torch.testing.assert_close(found.to_dense(), table.grad)
+    assert found._indices()[0].tolist() == sorted({i for row in grams[:1] + grams[2:] for i in row})
+
+
+def test_tokens_that_share_letters_learn_from_one_another():
+    made = with_ngrams(["▁перевод", "▁перевода", "▁dog"])
+    before = made(tokens_from([[0], [1], [2]])).detach()
+    made(tokens_from([[0]])).sum().backward()
+    gradient = made.ngrams.table.weight.grad.coalesce()
+    assert len(gradient.indices()[0]) == len({hash_of(gram, 1000) for gram in ngrams("▁перевод")})
+    torch.optim.SparseAdam(made.ngrams.parameters(), lr=0.1).step()
+    moved = (made(tokens_from([[0], [1], [2]])) - before).abs().mean(1)
+    assert moved[0] > moved[1] > 0.02
+    assert moved[2] < 0.01
+
+
+@pytest.mark.parametrize(
+    ("token", "found"),
+    [("가요", ["가", "요"]), ("▁東京", ["東", "東京", "京>"]), ("ÉTÉ", ["été", "té>"]), ("▁", [])],
+)
+def test_ngrams_follow_the_script(token, found):
+    grams = ngrams(token)
+    if token == "가요":  # letter by letter
+        assert "\u1100\u1161\u110b" in grams
+        assert "\u1161" not in grams
+    else:
+        assert set(found) <= set(grams)
+    assert bool(grams) == bool(found)
+
+
+def test_ngrams_folded_into_the_table_give_the_same_vectors_and_gradients_stay_in_training():
+    made = with_ngrams([f"▁wort{i}" for i in range(9)])
+    sentences = tokens_from([[1, 2, 3], [], [4], [2, 2, 8]])
+    folded = made.folded()
+    assert folded.ngrams is None
+    torch.testing.assert_close(folded(sentences), made(sentences))
+    assert with_ngrams(["a"]).word_embeddings.shape == (1, 8)
+    plain = encoder()
+    assert plain.folded() is plain
+
+
+def test_a_student_with_ngrams_trains_and_its_dev_scores_are_those_of_its_export(tiny_file, tiny_storage, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=[LETTERS, "training.learning_rate=0.01"])
+    prepared = prepare(sweep, tiny_storage)
+    trial = make_trial(sweep, 0, {})
+    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    losses = [learner.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
+    assert losses[-1] < losses[0]
+    scores = dev_scores(learner.encoder, learner.method, trial, prepared, Ranks(), CPU)
+    export_trial(sweep, trial, prepared, learner.encoder, learner.method, tmp_path / "model")
+    model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert scores["model/parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))[:20]
+    store = open_ragged(Path(next(iter(prepared.tokens.values())).evaluation))
+    ours = encode_all(learner.encoder, store.take, np.arange(20), device="cpu")
+    np.testing.assert_allclose(model.encode(texts), ours, atol=1e-5)
 
 
 def test_different_sentences_differ_at_the_start():
@@ -260,6 +356,19 @@ REFUSED = {
             "data.words={align: mutual}",
         ),
         r"parameters\.student\.kind: 'static': method 'ml_ctl' reads token states",
+    ),
+    "n-grams of a Transformer": (
+        ("student.ngrams=500",),
+        r"student\.ngrams: 500: only a static student's token vectors",
+    ),
+    "too few n-grams": ((STATIC, "student.ngrams=5"), r"student\.ngrams: 5 must be 0, or 100 to 10,000,000 rows"),
+    "n-grams of a named model": (
+        ("student={kind: static, model: somewhere/static, ngrams: 500}",),
+        r"student\.ngrams: 500: a named model \(somewhere/static\) brings its own table",
+    ),
+    "searched with n-grams": (
+        ("parameters={student.kind: {choice: [transformer, static]}, student.ngrams: {choice: [0, 500]}}",),
+        r"parameters\.student\.ngrams: 500: only a static student's .* add `when: \{student\.kind: static\}`",
     ),
     "factor": (("training.embedding_learning_rate=0",), r"training\.embedding_learning_rate: 0\.0 must be from 0\.001"),
 }

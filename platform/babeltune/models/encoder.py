@@ -27,6 +27,7 @@ from babeltune.records import Student
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import NDArray
+    from tokenizers import Tokenizer
 
     from babeltune.data.store import Matrix
 
@@ -177,12 +178,14 @@ def build_student(
     seed: int,
     projected: bool = True,
     kept: NDArray[np.int64] | None = None,
+    tokens: Tokenizer | None = None,
 ) -> Encoder | StaticEncoder:
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
     `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
     its own projection, and with `pooling: pooler` any other its pooler; without `projected` there is none. The global
     random state is left as it was. `kept` [vocabulary] are the rows of the token table that a trimmed tokenizer reads.
+    `tokens` is the tokenizer, for `student.ngrams`.
 
     Raises:
         TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
@@ -191,7 +194,9 @@ def build_student(
         torch.default_generator.manual_seed(seed)
         width = _projection_width(student, teacher_dim)
         if student.kind == "static":
-            static = build_static(student, vocabulary_size=vocabulary_size, projection=width if projected else None)
+            static = build_static(
+                student, vocabulary_size=vocabulary_size, projection=width if projected else None, tokens=tokens
+            )
             if kept is not None:
                 static.keep(torch.from_numpy(kept))
             return static

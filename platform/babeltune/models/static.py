@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding_bag, normalize
+from torch.nn.functional import normalize
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
 from babeltune.models.dense import read_dense
 from babeltune.models.hub import check_files, listed_modules, model_folder
+from babeltune.models.ngrams import TokenNgrams
+from babeltune.models.rows import mean_of_rows
 from babeltune.products import linear
 from babeltune.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from tokenizers import Tokenizer
 
 STD = 0.05
 """Of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
+FOLDED_ROWS = 8_192
+"""Tokens whose n-grams are added up at a time, which takes some megabytes."""
 USUAL = ("StaticEmbedding", "Dense", "Normalize")
 """The modules that a static student has, in order; the last two may be missing."""
 
@@ -46,13 +50,15 @@ class StaticEncoder(nn.Module):
         self,
         table: Float[Tensor, "vocabulary width"],
         *,
+        ngrams: TokenNgrams | None = None,
         projection: nn.Linear | None = None,
         dropout: float = 0.0,
         normalize: bool = True,
     ) -> None:
-        """`dropout` is of the mean, before the linear layer."""
+        """`ngrams` add to the table's vectors; `dropout` is of the mean, before the linear layer."""
         super().__init__()
         self.table = _bag(table)
+        self.ngrams = ngrams
         self.dropout = nn.Dropout(dropout)
         self.projection = projection
         self.normalize = normalize
@@ -68,6 +74,18 @@ class StaticEncoder(nn.Module):
         weight: Tensor = self.table.weight
         return weight
 
+    @torch.no_grad()
+    def folded(self) -> StaticEncoder:
+        """An encoder of the same vectors whose n-grams are part of its table."""
+        if self.ngrams is None:
+            return self
+        every = torch.arange(len(self.word_embeddings), device=self.word_embeddings.device)
+        parts = [self._vectors(rows) for rows in torch.split(every, FOLDED_ROWS)]
+        made = StaticEncoder(
+            torch.cat(parts), projection=self.projection, dropout=self.dropout.p, normalize=self.normalize
+        )
+        return made.train(self.training)
+
     def keep(self, kept: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""
         self.table = _bag(self.table.weight.detach()[kept].clone())
@@ -82,37 +100,17 @@ class StaticEncoder(nn.Module):
 
     def _means(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
         """The mean token vector of each sentence."""
-        means: Tensor = _Means.apply(  # type: ignore[no-untyped-call]
-            self.table.weight, tokens.ids, tokens.lengths.to(tokens.ids.device)
-        )
-        return means
+        ids, counts = tokens.ids, tokens.lengths.to(tokens.ids.device)
+        means = mean_of_rows(self.word_embeddings, ids, counts)
+        if self.ngrams is None:
+            return means
+        rows, places = torch.unique(ids, return_inverse=True)
+        return means + mean_of_rows(self.ngrams(rows), places, counts, sparse=False)
 
-
-class _Means(torch.autograd.Function):
-    """The mean table row of each sentence's tokens. The table's gradient is sparse and has each touched row once."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, lengths: Tensor) -> Tensor:
-        ctx.save_for_backward(ids, lengths)
-        ctx.shape = table.shape
-        return embedding_bag(ids, table, lengths.cumsum(0) - lengths, mode="mean")
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """With the tokens in the order of their ids, a row's gradient is a sum over neighbours: no row is written
-        twice, and the order of the sum is the batch's."""
-        ids, lengths = ctx.saved_tensors
-        shares = gradients[0] / lengths.clamp(min=1).unsqueeze(1)
-        ordered, places = ids.sort(stable=True)
-        sentences = torch.repeat_interleave(torch.arange(len(lengths), device=ids.device), lengths)[places]
-        rows, counts = ordered.unique_consecutive(return_counts=True)
-        sums = embedding_bag(sentences, shares, counts.cumsum(0) - counts, mode="sum")
-        return (
-            torch.sparse_coo_tensor(rows[None], sums, ctx.shape, is_coalesced=True, check_invariants=False),
-            None,
-            None,
-        )
+    def _vectors(self, rows: Int[Tensor, "rows"]) -> Float[Tensor, "rows width"]:
+        """The vectors of these tokens."""
+        own = self.word_embeddings[rows]
+        return own if self.ngrams is None else own + self.ngrams(rows)
 
 
 def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
@@ -120,10 +118,13 @@ def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
     return nn.EmbeddingBag(rows, width, mode="mean", sparse=True, _weight=table)
 
 
-def build_static(student: Student, *, vocabulary_size: int, projection: int | None) -> StaticEncoder:
+def build_static(
+    student: Student, *, vocabulary_size: int, projection: int | None, tokens: Tokenizer | None = None
+) -> StaticEncoder:
     """A static student from scratch or from the folder that it names, with weights from the global random state.
 
-    `projection` is the width of its linear layer, or None for none; a named model brings its own.
+    `projection` is the width of its linear layer, or None for none; a named model brings its own. `tokens` has the
+    tokens that `student.ngrams` needs.
 
     Raises:
         TeacherError: the named model is no static one, lacks weights, or contradicts `student`.
@@ -132,7 +133,16 @@ def build_static(student: Student, *, vocabulary_size: int, projection: int | No
         return _from_folder(student, vocabulary_size, projection)
     table = torch.empty(vocabulary_size, student.width).normal_(std=STD)
     linear = None if projection is None else _linear(student.width, projection)
-    return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
+    ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary_size, tokens)
+    return StaticEncoder(table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize)
+
+
+def _ngrams(student: Student, vocabulary_size: int, tokens: Tokenizer | None) -> TokenNgrams:
+    if tokens is None:
+        raise TeacherError("student.ngrams needs the student's tokenizer; set it to 0, or give the tokenizer")
+    names = [tokens.id_to_token(i) or "" for i in range(vocabulary_size)]
+    special = [i for i, token in tokens.get_added_tokens_decoder().items() if token.special]
+    return TokenNgrams(names, width=student.width, buckets=student.ngrams, special=special)
 
 
 def _linear(width: int, projection: int) -> nn.Linear:

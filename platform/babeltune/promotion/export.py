@@ -189,7 +189,7 @@ def _write_static(
     cutting = bare_tokenizer(tokenizer)
     cutting.enable_truncation(student.max_tokens)
     cutting.save(str(folder / "tokenizer.json"))
-    table = {"embedding.weight": encoder.word_embeddings.detach().cpu().contiguous()}
+    table = {"embedding.weight": encoder.folded().word_embeddings.detach().cpu().contiguous()}
     save_file(table, folder / "model.safetensors")
     return [("", "StaticEmbedding")]
 

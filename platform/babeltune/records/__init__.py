@@ -121,6 +121,10 @@ class Student(Strict):
     """Absent: the preset's, or 1024."""
     vocabulary: int | Literal["teacher"] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
+    ngrams: int = 0
+    """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share
+    letters share these vectors, so that rare words and endings learn from common ones. A step costs more; the export
+    has one table of the sums. 0: none."""
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
     max_tokens: int = 128
@@ -143,6 +147,8 @@ class Student(Strict):
         shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
         if fields.get("kind") == "static":
             shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width}
+        elif fields.get("kind") == "transformer":
+            shape["ngrams"] = 0
         return replace(self, **{**shape, **fields})
 
 

@@ -95,6 +95,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "feed_forward": within(1, 1e6),
         "preset": Bound(f"one of {', '.join(list(PRESETS)[:3])} and thin-deep-LAYERS-WIDTH", PRESETS.__contains__),
         "vocabulary": Bound("300 to 10,000,000, or `teacher`", lambda value: value == "teacher" or 300 <= value <= 1e7),
+        "ngrams": Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7),
         "dropout": share,
         "max_tokens": within(3, 1e6),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
@@ -185,6 +186,8 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield from (((*key, name), problem) for name, problem in static_problems(student))
     elif student.model is None and student.heads >= 1 and student.width % student.heads:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
+    if student.ngrams and student.model is not None:
+        yield (*key, "ngrams"), f"{student.ngrams}: a named model ({student.model}) brings its own table; remove it"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:

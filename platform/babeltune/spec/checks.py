@@ -200,9 +200,17 @@ def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
 def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
     """Static students that are proposed with what only a Transformer has."""
     for params in combinations(
-        sweep.parameters, ("student.kind", "student.pooling", *(f"student.{name}" for name in ATTENTION))
+        sweep.parameters,
+        ("student.kind", "student.pooling", "student.ngrams", *(f"student.{name}" for name in ATTENTION)),
     ):
         student = student_with(sweep, params)
+        if student.ngrams and student.kind != "static":
+            searched = "student.ngrams" in params
+            yield (
+                ("parameters", "student.ngrams") if searched else ("student", "ngrams"),
+                f"{student.ngrams}: only a static student's token vectors are sums of n-grams; "
+                + ("add `when: {student.kind: static}`" if searched else "set student.kind to static, or remove it"),
+            )
         for name, _ in static_problems(student) if student.kind == "static" else ():
             if f"student.{name}" in params:
                 yield (

@@ -15,6 +15,7 @@ from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
 from babeltune.losses.gather import Ranks
 from babeltune.method import Method
 from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
+from babeltune.models.static import StaticEncoder
 from babeltune.records import Trial, plain
 from babeltune.training.learner import cuts_of
 from babeltune.training.reader import token_set
@@ -51,6 +52,8 @@ def dev_scores(
     `look` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
     one rank, all raise it."""
     frozen = isinstance(encoder, FrozenEncoder)
+    if isinstance(encoder, StaticEncoder):
+        encoder = encoder.folded()  # as it is exported
     tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
     languages = prepared.text_languages()
 

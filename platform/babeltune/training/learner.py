@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from babeltune.data.store import open_matrix
@@ -79,7 +80,7 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
     """
     embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     sparse = sparse_tables(module)
-    faster = {id(tokens)} if training.embedding_learning_rate != 1 else set()
+    faster = {id(tokens), *sparse} if training.embedding_learning_rate != 1 else set()
     groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -244,6 +245,7 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
         seed=trial.seed,
         projected=needs.vectors,
         kept=None if tokens.kept is None else np.load(tokens.kept),
+        tokens=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
     )
 
 
