@@ -112,8 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
     if given.export:
         learner = run.learner
-        learner.module.cpu()
-        export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
+        with learner.averaged():
+            learner.module.cpu()
+            export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
         print(f"model: {given.export}")
 
 

@@ -72,6 +72,9 @@ PLACES = {
     "teacher.model": [],
     "student.model": [],
     "parameters.student.model": [],
+    "student.start": [],
+    "student.embeddings_from": [],
+    "parameters.student.start": [],
 }
 INSIDES = {
     "data.train.0.subset": [f"data.train=[{HUB}]"],

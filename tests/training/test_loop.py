@@ -46,6 +46,8 @@ CPU = torch.device("cpu")
 DROPOUT = "student.dropout=0.1"
 STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
 MATRYOSHKA = "training.matryoshka=[64, 16]"
+AVERAGE = "training.average={kind: ema, decay: 0.9, every: 3}"
+LAST = "training.average={kind: last, share: 0.7, every: 1}"
 FROZEN = ("bilingual_aligner", "dimension_reduction")
 """Methods on a frozen encoder, which train no student."""
 
@@ -188,6 +190,9 @@ def of_method(method, file, storage, *more):
         ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT)),
         ("soft_contrastive", (STATIC, DROPOUT, "training.embedding_learning_rate=4")),
         ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT, MATRYOSHKA, "training.chunk=9")),
+        ("laser3_co", ("config={variant: co, queue: 20}", DROPOUT, AVERAGE)),
+        ("soft_contrastive", (STATIC, DROPOUT, AVERAGE)),
+        ("soft_contrastive", (STATIC, LAST)),
         *((method, (DROPOUT,) if method not in FROZEN else ()) for method in SETTINGS),
     ],
 )
@@ -468,6 +473,7 @@ WORLDS = {
     "soft_contrastive static": (2, 4),
     "laser3_co matryoshka": (2,),
     "soft_contrastive static matryoshka": (2,),
+    "soft_contrastive static average": (2,),
 }
 CHUNKED = ("lealla", "translation_ranking")
 """Over several workers, in chunks: gradient caching changes nothing either."""
@@ -484,6 +490,7 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     more["soft_contrastive static"] = (STATIC,)
     more["laser3_co matryoshka"] = ("config.variant=co", MATRYOSHKA)
     more["soft_contrastive static matryoshka"] = (STATIC, MATRYOSHKA)
+    more["soft_contrastive static average"] = (STATIC, AVERAGE)
     for name, worlds in WORLDS.items():
         sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
         write_prepared(prepared, tmp_path / f"{name}.json")

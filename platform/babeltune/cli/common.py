@@ -77,9 +77,9 @@ def read(
     there = cluster is not None and any_cluster(cluster).by_jobs
 
     def fetch(model: str) -> str:
-        from babeltune.promotion.promote import model_folder
+        from babeltune.promotion.starts import fetched
 
-        return model_folder(model, cluster_of(cluster))
+        return fetched(model, cluster_of(cluster))
 
     extra = [f"budget.trials={trials}"] if trials is not None else []
     given = [*(assignments or ()), *extra]

@@ -22,6 +22,10 @@ def promote(
     prefer: Annotated[
         str | None, typer.Option(help="Choose the trial by dev metrics, such as 'sts>=0.70, max tatoeba'.")
     ] = None,
+    soup: Annotated[
+        int | None,
+        typer.Option(help="Average the checkpoints of so many best trials that share a start, if dev says so."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Decide and say so (this opens the sealed tests); register nothing.")
     ] = False,
@@ -38,7 +42,7 @@ def promote(
     from babeltune.records import plain
 
     chosen = cluster_of(cluster)
-    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer)
+    decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")

@@ -22,6 +22,7 @@ from babeltune.data.negatives import mine_negatives
 from babeltune.data.overlap import find_near_once
 from babeltune.data.prepared import Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
+from babeltune.data.starts import keep_start, start_name
 from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.teacher import build_teacher_store, teacher_folder
 from babeltune.data.tokens import (
@@ -235,7 +236,9 @@ def build_tokens(
         trained = None
         if student.model is None:
             progress("making the tokenizer", 0, 1)
-            if student.vocabulary == "teacher":
+            if (start := start_name(student)) is not None:
+                trained = keep_start(stores.parent, start)
+            elif student.vocabulary == "teacher":
                 trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
             else:
                 trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)

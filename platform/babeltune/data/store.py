@@ -100,6 +100,13 @@ def stores_from(fetch: Callable[[Path], object]) -> Iterator[None]:
         _elsewhere.reset(token)
 
 
+def bring(folder: Path) -> None:
+    """Asks for a folder that is not there where `stores_from` says that others may have it."""
+    fetch = _elsewhere.get()
+    if fetch is not None and not folder.exists():
+        fetch(folder)
+
+
 def build(
     root: Path,
     kind: str,
@@ -118,9 +125,7 @@ def build(
     Raises `StoreError` where the disk is too small (`bytes_needed`) or refuses, or what was written does not fit.
     """
     folder = folder_of(root, kind, description)
-    fetch = _elsewhere.get()
-    if fetch is not None and not folder.exists():
-        fetch(folder)
+    bring(folder)
     if folder.exists() and _fault(folder, verify=True) is None:
         return folder
     try:

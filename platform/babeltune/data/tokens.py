@@ -19,6 +19,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
+from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import model_folder
@@ -140,15 +141,13 @@ def tokenizer_key(student: Student, corpus_digest: str) -> str:
 
     All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`.
     """
-    tokenizer = (
-        {"vocabulary": student.vocabulary, "corpus": corpus_digest}
-        if student.model is None
-        else {
-            "model": student.model,
-            "revision": student.revision,
-            **({"trimmed": corpus_digest} if student.trim else {}),
-        }
-    )
+    if (start := start_name(student)) is not None:
+        tokenizer: dict[str, Any] = {"start": split_pin(start)[1] or start}
+    elif student.model is None:
+        tokenizer = {"vocabulary": student.vocabulary, "corpus": corpus_digest}
+    else:
+        tokenizer = {"model": student.model, "revision": student.revision}
+        tokenizer |= {"trimmed": corpus_digest} if student.trim else {}
     bare = {} if has_special_tokens(student) else {"special": False}
     return key_of({**tokenizer, "prompt": student.prompt, "max_tokens": student.max_tokens, **bare})[:16]
 

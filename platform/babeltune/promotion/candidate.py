@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepare import prepare
 from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
+from babeltune.data.starts import start_name
 from babeltune.errors import PromotionError, StoreError, SweepError
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.statistics import Selection, selection, standard_error
@@ -22,10 +23,16 @@ from babeltune.sweeps.rebuild import damage
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
 from babeltune.training.learner import make_method, make_student
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEMBERS = "babeltune.members"
+"""The tag of a version whose weights are an average."""
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """One trial's best checkpoint."""
+    """One trial's best checkpoint, or the average of several trials' under the name of the best."""
 
     folder: SweepFolder
     sweep: Sweep
@@ -34,6 +41,10 @@ class Candidate:
     prepared: Prepared
     preferred: Objective | None = None
     """What the rule of `--prefer` sought, where there was one."""
+    weights: Mapping[str, Mapping[str, Tensor]] | None = field(default=None, compare=False, repr=False)
+    """In place of the checkpoint's, of an average of several (`soup.py`)."""
+    members: tuple[str, ...] = ()
+    """The checkpoints that the weights are the average of, such as `t0003/9`."""
 
     @property
     def name(self) -> str:
@@ -92,9 +103,9 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
     method = make_method(trial, prepared, encoder)
     if not untrained:
         place = candidate.folder.trial(trial.number)
-        tensors, _ = load_checkpoint(checkpoint_folder(place, candidate.report.index))
+        tensors = candidate.weights or load_checkpoint(checkpoint_folder(place, candidate.report.index))[0]
         encoder.load_state_dict(tensors["student"])
-        method.load_state_dict(tensors.get("method", {}))
+        method.load_state_dict(tensors.get("method", method.state_dict()))
     export_trial(candidate.sweep, trial, prepared, encoder, method, folder)
 
 
@@ -180,4 +191,6 @@ def lineage(candidate: Candidate) -> dict[str, str]:
         "babeltune.sweep": candidate.folder.id,
         "babeltune.trial": candidate.name,
         "babeltune.report": str(candidate.report.index),
+        **({MEMBERS: " ".join(candidate.members)} if candidate.members else {}),
+        **({"babeltune.start": start} if (start := start_name(candidate.trial.student)) else {}),
     }

@@ -104,6 +104,19 @@ def dimensions(trial: Trial, report: Report) -> list[str]:
     ]
 
 
+def origins(trial: Trial, decision: Decision) -> list[str]:
+    """What the training began with, and which checkpoints the weights are the average of."""
+    student, lines = trial.student, []
+    if decision.members:
+        named = ", ".join(f"`{member}`" for member in decision.members)
+        lines.append(f"Its weights are the average of the checkpoints (trial/report) {named}.")
+    if student.start is not None:
+        lines.append(f"Training began with the weights and the tokenizer of `{student.start}`.")
+    if student.embeddings_from is not None:
+        lines.append(f"Training began with the tokenizer and the token table of `{student.embeddings_from}`.")
+    return lines
+
+
 def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
     """The README of the exported folder: what it is, how it was trained, on what, and what it scored."""
     languages = sorted({language for group in prepared.groups for language in group.split("-")})
@@ -125,6 +138,7 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         "",
         f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
         f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}.",
+        *origins(trial, decision),
         *([f"That sweep trains longer the settings of {', '.join(sweep.refit_of)}."] if sweep.refit_of else []),
         "",
         "```python",

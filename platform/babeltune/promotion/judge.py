@@ -44,6 +44,8 @@ class Decision:
     """How many trials it was chosen from: all that reported."""
     selection: Selection | None = None
     """What its value in that metric is worth, where the standard error is known."""
+    members: tuple[str, ...] = ()
+    """The checkpoints that the model's weights are the average of; empty for a single one."""
     openings: int = 0
     """How often the sealed tests have been opened, this time included."""
 

@@ -22,10 +22,12 @@ from filelock import FileLock
 from babeltune.data.eval_sets import read_eval, subsets
 from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
+from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
 from babeltune.promotion.candidate import (
+    MEMBERS,
     Candidate,
     chosen_among,
     dev_texts,
@@ -45,7 +47,8 @@ from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
 from babeltune.promotion.prefer import preferred
 from babeltune.promotion.rescore import Rescorer, Target
-from babeltune.records import Objective, Promotion, Task, Teacher
+from babeltune.promotion.soup import best_or_average, members_of
+from babeltune.records import Promotion, Task, Teacher
 from babeltune.spec.checks import right_model_problems
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_data, read_teacher
@@ -69,9 +72,10 @@ def promote(
     out: Path | None = None,
     dry_run: bool = False,
     prefer: str | None = None,
+    soup: int | None = None,
 ) -> Decision:
-    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, or that of the
-    trial that the rule `prefer` chooses.
+    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, that of the trial
+    that the rule `prefer` chooses, or the average of the best `soup` trials'.
 
     Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished trial and `CheckpointError` for
     an altered checkpoint; a refusal is a `Decision`.
@@ -90,24 +94,43 @@ def promote(
 
         name = trial_of_run(cluster.mlflow, name)
     places.look(name and name.partition("/")[0])
-    aim: Objective | None = None
-    if prefer is not None:
-        folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
-        if number is not None:
-            raise SpecError(f"--prefer chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
-        row, aim = preferred(leaderboard(folder), prefer)
-        name = f"{folder.id}/{row.name}"
-    candidate = replace(find_candidate(name, storage), preferred=aim)
-    places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    candidate, words = chosen(name, places, prefer, soup)
     if dry_run:
         with places.openings():
-            return decided(candidate, cluster, alias)
+            decision = decided(candidate, cluster, alias)
+        return replace(decision, reasons=(*decision.reasons, *words))
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # A second promotion compares with what the first one has made the champion.
     with FileLock(lock), places.openings():
-        return decided(candidate, cluster, alias, run_id=run_id, out=out)
+        decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
+    return replace(decision, reasons=(*decision.reasons, *words))
+
+
+def chosen(name: str | None, places: Places, prefer: str | None, soup: int | None) -> tuple[Candidate, tuple[str, ...]]:
+    """What is promoted, with its checkpoints brought here, and why where that was a choice.
+
+    Raises `SpecError` for rules that do not go together, or that name one trial.
+    """
+    storage, aim = places.folder, None
+    if prefer is not None and soup is not None:
+        raise SpecError("--prefer and --soup each choose what is promoted; give one of them")
+    if prefer is not None or soup is not None:
+        folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
+        if number is not None:
+            rule = "--prefer" if prefer is not None else "--soup"
+            raise SpecError(f"{rule} chooses among the trials of a sweep, and {name!r} is one trial; name its sweep")
+        if prefer is not None:
+            row, aim = preferred(leaderboard(folder), prefer)
+            name = f"{folder.id}/{row.name}"
+    members = members_of(folder, soup) if soup is not None else [replace(find_candidate(name, storage), preferred=aim)]
+    for member in members:
+        places.bring(member.folder, member.trial.number, member.report.index, member.prepared)
+    if soup is None:
+        return members[0], ()
+    candidate, why = best_or_average(members)
+    return candidate, (why,)
 
 
 def decided(
@@ -116,7 +139,8 @@ def decided(
     """The decision; carried out where the candidate's `run_id` is given."""
     storage = cluster.folder
     champion = champion_for(candidate, cluster, alias)
-    final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}"
+    average = f"-average-of-{len(candidate.members)}" if candidate.members else ""
+    final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
     final.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, Rescorer() as rescore:
         draft = Path(place)  # of this call alone: a dry run waits for no promotion of the same trial
@@ -224,6 +248,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
         chosen_by=candidate.chosen_by.metric,
         among=chosen_among(candidate),
         selection=selection_of(candidate),
+        members=candidate.members,
     )
     verdict, reasons = judge(logged, decision.dev)
     chosen_by = contaminated(candidate.prepared.counts, "dev")
@@ -328,7 +353,7 @@ def contested(
 def is_same(champion: Champion, candidate: Candidate) -> bool:
     """Whether the champion is the candidate's own checkpoint."""
     tags = champion.version.tags
-    return tags.items() >= lineage(candidate).items()
+    return tags.items() >= lineage(candidate).items() and tags.get(MEMBERS, "") == " ".join(candidate.members)
 
 
 def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]:
@@ -343,10 +368,13 @@ def unfiltered(version: Registered, candidate: Candidate, who: str) -> list[str]
 
 def start_of(candidate: Candidate, cluster: Cluster) -> Registered | None:
     """The registered model that the candidate's training started from; None where it was another, or none."""
-    from babeltune.tracking.registry import version_in
+    from babeltune.tracking.registry import registered_folder, version_in
 
-    folder = candidate.trial.student.model
-    return None if folder is None else version_in(cluster.mlflow, Path(folder))
+    student = candidate.trial.student
+    if (start := start_name(student)) is not None:
+        kept = keep_start(cluster.folder, start)
+        return version_in(cluster.mlflow, Path(registered_folder(kept)))
+    return None if student.model is None else version_in(cluster.mlflow, Path(student.model))
 
 
 def recorded_run(candidate: Candidate, cluster: Cluster) -> str:

@@ -105,6 +105,13 @@ class Student(Strict):
     model: str | None = None
     """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
     revision: str | None = None
+    start: str | None = None
+    """The exported model whose weights and tokenizer the student begins with: a folder, `models:/NAME@ALIAS`, or a
+    trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
+    leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
+    embeddings_from: str | None = None
+    """A static model whose tokenizer and token table a Transformer from scratch begins with, named as in `start`.
+    `width` is that of its table or of its dense layer."""
     trim: bool = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
     Text whose tokens are kept has the same vectors."""
@@ -146,7 +153,7 @@ class Student(Strict):
         keeps the width alone."""
         shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
         if fields.get("kind") == "static":
-            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width}
+            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
         elif fields.get("kind") == "transformer":
             shape["ngrams"] = 0
         return replace(self, **{**shape, **fields})
@@ -178,6 +185,21 @@ class Evaluation(Strict):
 
     prompt: str | None = None
     """The student's prompt when absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Strict):
+    """An average of the weights over a training's steps, which is evaluated and exported in their place."""
+
+    kind: Literal["ema", "last"] = "ema"
+    """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
+    (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
+    decay: float = 0.999
+    """Of `ema`, at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+    every: int = 10
+    """Steps from one reading of all weights to the next. More costs less: a table is long."""
+    share: float = 0.25
+    """Of `last`: the share of the training's pairs, at its end. Earlier reports are of the weights themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +244,13 @@ class Training(Strict):
     with equal weights, and each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
+    average: Average | None = None
+    """An average of the weights that is evaluated, checkpointed and exported in their place. Absent: the weights."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
+        if isinstance(self.average, dict):  # as `plain` wrote it
+            object.__setattr__(self, "average", Average(**self.average))
         if self.rates is not None:
             object.__setattr__(self, "rates", tuple(self.rates))
 

@@ -14,6 +14,7 @@ from babeltune.data.translation import Translation
 from babeltune.errors import nearest
 from babeltune.models.presets import NO_PRESET, PRESETS
 from babeltune.records import (
+    Average,
     Budget,
     Data,
     Gate,
@@ -86,9 +87,16 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
             lambda dims: all(dim >= 2 for dim in dims) and len(set(dims)) == len(dims),
         ),
     },
+    Average: {
+        "decay": Bound("above 0 and below 1", lambda value: 0 < value < 1),
+        "share": Bound("above 0 and at most 1", lambda value: 0 < value <= 1),
+        "every": within(1, 1e6),
+    },
     Student: {
         "model": place,
         "revision": inside,
+        "start": place,
+        "embeddings_from": place,
         "layers": within(1, 1000),
         "width": within(1, 1e5),
         "heads": within(1, 1e5),
@@ -167,6 +175,8 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
             yield (*key, name), "must not be empty" if empty else f"{shown(value)} must be {bound.words}{near}"
     if isinstance(record, Student):
         yield from student_problems(key, record)
+    if isinstance(record, Training) and record.average is not None:
+        yield from record_problems((*key, "average"), record.average)
     for language, path in (getattr(record, "paths", None) or {}).items():
         if not place.holds(path):
             yield (*key, "paths", language), f"{shown(path)} must be {place.words}"
@@ -192,10 +202,19 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:
         yield (*key, "preset"), f"{student.preset!r}: a named model ({student.model}) brings its own shape; remove it"
+    for name, others in EXCLUDED.items():
+        taken = [other for other in others if getattr(student, other) not in (None, False)]
+        if getattr(student, name) is not None and taken:
+            yield (*key, name), f"{getattr(student, name)!r} and student.{taken[0]} do not go together; keep one"
+    if student.embeddings_from is not None and student.kind == "static":
+        words = "a static student begins from another one with student.start"
+        yield (*key, "embeddings_from"), f"{student.embeddings_from!r}: {words}"
     if student.pooling == "pooler" and student.projection is not None:
         yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
 
 
+EXCLUDED = {"start": ("model", "revision", "trim", "embeddings_from"), "embeddings_from": ("model", "revision", "trim")}
+"""Fields of a student that say where its weights or tokens come from, and the others that a file cannot give beside."""
 ATTENTION = ("preset", "layers", "heads", "feed_forward")
 """The fields of a student that only a Transformer has."""
 

@@ -38,6 +38,7 @@ from babeltune.spec.space import (
     is_bare,
     possible_needs,
     proposable_methods,
+    section_of,
     split_name,
     values_of,
 )
@@ -122,7 +123,7 @@ def _both_ends(parameter: Parameter) -> list[Any]:
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
     """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it."""
     prefix, last = split_name(name)
-    section: Any = {"training": sweep.training, "student": sweep.student, "data.sampling": sweep.data.sampling}[prefix]
+    section = section_of(sweep, prefix)
     adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
     key: Key = ("parameters", name, kind_of(parameter))
     for value in dict.fromkeys(_both_ends(parameter)):

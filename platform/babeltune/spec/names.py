@@ -26,6 +26,7 @@ from babeltune.spec.space import (
     is_bare,
     ordered,
     proposable_methods,
+    section_of,
     split_name,
     values_of,
     words_for,
@@ -159,12 +160,16 @@ def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Pro
     if name not in dotted:
         inside = [field for field in dotted if field.startswith(f"{prefix}.")] or [f"{s}.*" for s in SECTIONS]
         yield key, f"{name!r} cannot be searched; allowed: {', '.join(inside)}{nearest(name, dotted)}"
+    elif section_of(sweep, prefix) is None:
+        yield key, f"needs {prefix}, which the file does not have; add {prefix}: {{kind: ema}}"
     elif name in TOKENIZED and kind_of(parameter) in RANGES:
         yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
     elif name in COMPARED and sweep.scheduler.kind == "asha" and kind_of(parameter) != "const":
         yield key, "must be the same in all trials, which `scheduler: {kind: asha}` compares report by report"
     elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
         yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
+    elif name in FROM_SCRATCH and sweep.student.start is not None and "student.start" not in sweep.parameters:
+        yield key, f"the start ({sweep.student.start}) brings its own {last}; leave one of the two out"
     elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
         yield key, "counts reports; give a choice of whole numbers"
 

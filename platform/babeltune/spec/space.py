@@ -15,12 +15,17 @@ from typing import Any, Protocol, cast
 
 from babeltune.errors import SpecError, nearest
 from babeltune.method import Method, Needs, load_method, make_config
-from babeltune.records import Parameter, Sampling, Scalar, Student, Sweep, Training, Trial, plain
+from babeltune.records import Average, Parameter, Sampling, Scalar, Student, Sweep, Training, Trial, plain
 from babeltune.spec.rules import RANGES, kind_of
 
 Params = dict[str, Scalar]
 
-SECTIONS: dict[str, type[Any]] = {"training": Training, "student": Student, "data.sampling": Sampling}
+SECTIONS: dict[str, type[Any]] = {
+    "training": Training,
+    "training.average": Average,
+    "student": Student,
+    "data.sampling": Sampling,
+}
 """Where a parameter with a dot in its name may live."""
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
@@ -28,6 +33,8 @@ TOKENIZED = (
     "student.kind",
     "student.model",
     "student.revision",
+    "student.start",
+    "student.embeddings_from",
     "student.trim",
     "student.vocabulary",
     "student.max_tokens",
@@ -320,11 +327,25 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
         method=method.name,
         config=plain(config_for(sweep, method, params)),
         student=_section(sweep.student, "student", params),
-        training=_section(sweep.training, "training", params),
+        training=_training(sweep.training, params),
         sampling=_section(sweep.data.sampling, "data.sampling", params),
         objectives=sweep.objectives,
         params=dict(params),
     )
+
+
+def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
+    """The section with the proposed values, those of its average too."""
+    found: Training = _section(training, "training", params)
+    if found.average is None:
+        return found
+    return replace(found, average=_section(found.average, "training.average", params))
+
+
+def section_of(sweep: Sweep, prefix: str) -> Any:
+    """The section whose fields parameters of this prefix name."""
+    records = {"training": sweep.training, "training.average": sweep.training.average, "student": sweep.student}
+    return {**records, "data.sampling": sweep.data.sampling}[prefix]
 
 
 def _section(record: Any, prefix: str, params: Mapping[str, Scalar]) -> Any:
@@ -354,10 +375,7 @@ def default_params(sweep: Sweep) -> Params:
         if kind_of(parameter) == "const":
             params[name] = parameter.const
         elif prefix:
-            record = {"training": sweep.training, "student": sweep.student, "data.sampling": sweep.data.sampling}[
-                prefix
-            ]
-            params[name] = getattr(record, last)
+            params[name] = getattr(section_of(sweep, prefix), last)
         else:
             named: Params = {"method": method.name, "seed": sweep.seed}
             params[name] = named[name] if name in named else _within(parameter, config[name])

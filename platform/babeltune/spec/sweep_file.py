@@ -28,6 +28,7 @@ from babeltune.spec.files import expand_open, find_file, repository
 from babeltune.spec.goals import dev_metrics
 from babeltune.spec.reach import Hub, data_problems, reach_problems
 from babeltune.spec.rules import KINDS, problems
+from babeltune.spec.starts import pin_starts, start_problems
 
 __all__ = [
     "check_method",
@@ -45,7 +46,7 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
-PATHS = ("path", "paths", "gold", "model", "dataset", "baselines")
+PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
@@ -70,7 +71,7 @@ def read_sweep(
 
     `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
     and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
-    stands in the sweep in place of `models:/NAME@ALIAS`. Raises `SpecError` naming every problem.
+    stands in the sweep in place of `models:/NAME@ALIAS`, and that of a start. Raises `SpecError` naming every problem.
     """
     file = find_file(path)
     document = read_document(file)
@@ -87,9 +88,11 @@ def read_sweep(
             f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
         )
     _fetch_models(document, fetch)
+    starts = pin_starts(document, fetch, environ)
     sweep = _typed(document, environ)
     _refuse(problems(sweep), document.error)
     if check:
+        _refuse(start_problems(sweep, starts), document.error)
         _refuse(method_problems(sweep), document.error)
     if reach:
         _refuse(_reach(sweep, environ), document.error)
@@ -152,6 +155,9 @@ ADDED: dict[str, Any] = {
     "compute": None,
     "rates": None,
     "trim": False,
+    "average": None,
+    "start": None,
+    "embeddings_from": None,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

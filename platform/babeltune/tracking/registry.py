@@ -52,7 +52,7 @@ def register(
     (None: there was none): MLflow has no compare-and-set, so it is read under a claim (`_claimed`) and once more after,
     and `PromotionError` says who came in between, or what the store refused.
     """
-    path = f"model-{_digest(folder)}"
+    path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
     with _promotion(uri, f"register {name!r}"):
         client = open_client(uri)
@@ -172,13 +172,18 @@ def fetch(uri: str, model: str, folder: Path) -> Path:
 def fetch_version(uri: str, version: Registered, folder: Path) -> Path:
     """The files of a version, in a folder below `folder` that their content names."""
     wanted = folder / version.source.rpartition("/")[2]
-    if wanted.is_dir() and wanted.name == f"model-{_digest(wanted)}":
+    if wanted.is_dir() and wanted.name == registered_folder(wanted):
         return wanted
     with _promotion(uri, f"fetch {version.source!r}"):
         from mlflow.artifacts import download_artifacts
 
         folder.mkdir(parents=True, exist_ok=True)
         return Path(download_artifacts(artifact_uri=version.source, dst_path=str(folder), tracking_uri=uri))
+
+
+def registered_folder(folder: Path) -> str:
+    """What a registered model's folder of these files is called."""
+    return f"model-{_digest(folder)}"
 
 
 def version_in(uri: str, folder: Path) -> Registered | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,11 @@ from babeltune.losses.gradcache import CachedEncode
 from babeltune.losses.matryoshka import cuts_below, matryoshka_loss
 from babeltune.method import Batch, Cut, Method, Tokens, load_method, make_config, needs_of
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
+from babeltune.models.start import take_embeddings
 from babeltune.training.reader import token_set
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
+from babeltune.training.weight_average import WeightAverage, weights_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -171,6 +174,12 @@ class Learner:
         self.cuts = cuts_of(self.encoder, self.training)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
+        average, total = self.training.average, self.training.pairs
+        self.average = WeightAverage(average, weights_of(self.module), total) if average else None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
+        return self.average.in_place() if self.average else nullcontext()
 
     def backward(self, batch: Batch) -> dict[str, float]:
         """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
@@ -203,6 +212,8 @@ class Learner:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group[RATE]
             optimizer.step()
+        if self.average:
+            self.average.after_update(seen)
         return norm
 
     def step(self, batch: Batch, seen: int) -> dict[str, float]:
@@ -236,9 +247,11 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
     if needs.frozen:
         assert prepared.teacher is not None
         return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
-    tokens = token_set(trial, prepared)
-    return build_student(
-        trial.student,
+    tokens, student = token_set(trial, prepared), trial.student
+    if student.start is not None:  # the folder of its tokenizer holds its weights, too
+        student = replace(student, model=tokens.tokenizer, start=None)
+    encoder = build_student(
+        student,
         vocabulary_size=tokens.vocabulary,
         pad_token_id=tokens.pad,
         teacher_dim=prepared.teacher_dim,
@@ -247,6 +260,10 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
         kept=None if tokens.kept is None else np.load(tokens.kept),
         tokens=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
     )
+    if student.embeddings_from is not None:
+        assert isinstance(encoder, Encoder)
+        take_embeddings(encoder, Path(tokens.tokenizer))
+    return encoder
 
 
 def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Method:

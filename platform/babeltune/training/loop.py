@@ -132,6 +132,8 @@ class Run:
         weights = {f"student.{k}": v for k, v in tensors["student"].items()}
         weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
         self.learner.module.load_state_dict(weights)
+        if self.learner.average:
+            self.learner.average.restore(tensors)
         for optimizer in self.learner.optimizers:
             restore_optimizer(optimizer, self.learner.module, tensors["optimizer"])
         if cut:
@@ -189,12 +191,13 @@ class Run:
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """A checkpoint of this moment."""
-        tensors = {
-            "student": dict(self.learner.encoder.state_dict()),
-            "optimizer": optimizer_tensors(self.learner.optimizers, self.names),
-        }
-        if method_state := dict(self.learner.method.state_dict()):
-            tensors["method"] = method_state
+        tensors = {"optimizer": optimizer_tensors(self.learner.optimizers, self.names)}
+        if self.learner.average:
+            tensors |= self.learner.average.tensors()
+        with self.learner.averaged():
+            tensors["student"] = dict(self.learner.encoder.state_dict())
+            if method_state := dict(self.learner.method.state_dict()):
+                tensors["method"] = method_state
         save_checkpoint(folder, tensors, {**self.identity(), **state})
 
     def halvings(self) -> int:
@@ -236,15 +239,7 @@ class Run:
                     return self.leave(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
             try:
-                metrics = dev_scores(
-                    self.learner.encoder,
-                    self.learner.method,
-                    trial,
-                    self.prepared,
-                    self.ranks,
-                    self.device,
-                    self.look_up,
-                )
+                metrics = self.scores()
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
             spent += time.perf_counter() - started
@@ -271,6 +266,14 @@ class Run:
             if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
+
+    def scores(self) -> dict[str, float]:
+        """All dev metrics, with the averages of the weights where there are some."""
+        learner = self.learner
+        with learner.averaged():
+            return dev_scores(
+                learner.encoder, learner.method, self.trial, self.prepared, self.ranks, self.device, self.look_up
+            )
 
     def spent(self, pairs: int) -> dict[str, float]:
         """Counted seconds of one worker that so many pairs have cost, where the trial is as long as its compute."""

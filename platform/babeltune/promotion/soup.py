@@ -1,0 +1,120 @@
+"""The average of several trials' checkpoints: Wortsman et al. 2022, "Model soups", their uniform soup.
+
+Trained from one start, models lie in one valley of the loss, and the mean of their weights may be better than each.
+The dev sets say whether it is: where it is not, the best single checkpoint is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from babeltune.errors import PromotionError, SpecError
+from babeltune.losses.gather import Ranks
+from babeltune.promotion.candidate import Candidate, find_candidate
+from babeltune.spec.rules import TRIAL
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.leaderboard import leaderboard
+from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
+from babeltune.training.dev_scores import dev_scores
+from babeltune.training.learner import make_method, make_student
+
+INSTEAD = "promote without --soup"
+
+
+def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
+    """The best `count` finished trials, the best first.
+
+    Raises `SpecError` for fewer than two or more than there are, and `PromotionError` for trials that share no start.
+    """
+    rows = [row for row in leaderboard(folder) if row.state == "finished" and row.best and TRIAL.fullmatch(row.name)]
+    if not 2 <= count <= len(rows):
+        raise SpecError(
+            f"--soup {count}: an average needs at least 2 trials, and sweep {folder.id} has {len(rows)} finished ones; "
+            f"{f'ask for 2 to {len(rows)}' if len(rows) > 1 else INSTEAD}"
+        )
+    members = [find_candidate(f"{folder.id}/{row.name}", folder.path.parents[1]) for row in rows[:count]]
+    for member in members[1:]:
+        _refuse_unlike(members[0], member, count)
+    first = members[0].trial.student
+    if first.start is None and first.model is None:
+        raise PromotionError(
+            f"--soup {count}: the trials of {folder.id} begin from scratch, and only checkpoints that share a start "
+            f"are averaged; name one with student.start, or {INSTEAD}"
+        )
+    return members
+
+
+def _refuse_unlike(first: Candidate, other: Candidate, count: int) -> None:
+    """Raises `PromotionError` for two trials whose weights do not mean the same."""
+    who = f"--soup {count}: "
+    one, two = first.trial.student, other.trial.student
+    for name in [field.name for field in fields(one) if field.name != "dropout"]:
+        mine, others = getattr(one, name), getattr(two, name)
+        if mine != others:
+            raise PromotionError(
+                f"{who}student.{name} is {mine!r} in {first.name} and {others!r} in {other.name}, and only checkpoints "
+                f"that share a start, a tokenizer and a shape are averaged; ask for fewer, or {INSTEAD}"
+            )
+    if first.prepared.digest != other.prepared.digest:
+        raise PromotionError(f"{who}{first.name} and {other.name} were trained on other data; ask for fewer")
+
+
+def averaged(members: Sequence[Candidate]) -> dict[str, dict[str, Tensor]]:
+    """The mean of the members' checkpoints; what is no floating-point number is the best one's.
+
+    Raises `PromotionError` where they hold other tensors.
+    """
+    loaded = [load_checkpoint(checkpoint_folder(m.folder.trial(m.trial.number), m.report.index))[0] for m in members]
+    found = {"student": _mean([tensors["student"] for tensors in loaded], members)}
+    if len({member.trial.method for member in members}) == 1 and "method" in loaded[0]:
+        found["method"] = _mean([tensors["method"] for tensors in loaded], members)
+    return found
+
+
+def _mean(states: Sequence[Mapping[str, Tensor]], members: Sequence[Candidate]) -> dict[str, Tensor]:
+    shapes = [{name: tensor.shape for name, tensor in state.items()} for state in states]
+    for member, shape in zip(members, shapes, strict=True):
+        if shape != shapes[0]:
+            raise PromotionError(
+                f"--soup {len(members)}: the tensors of {member.name} are of other shapes than those of "
+                f"{members[0].name}; ask for fewer, or {INSTEAD}"
+            )
+    return {
+        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in states[0].items()
+    }
+
+
+def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """The average if the dev sets say that it is better than the best member, else that member; and why.
+
+    Raises `PromotionError` where the members keep layers of different methods.
+    """
+    best = members[0]
+    trial, prepared, objective = best.trial, best.prepared, best.chosen_by
+    tensors = averaged(members)
+    encoder = make_student(trial, prepared)
+    method = make_method(trial, prepared, encoder)
+    if method.layers() and "method" not in tensors:
+        raise PromotionError(f"--soup {len(members)}: the trials are of several methods, whose layers are not alike")
+    encoder.load_state_dict(tensors["student"])
+    method.load_state_dict(tensors.get("method", method.state_dict()))
+    scores = dev_scores(encoder, method, trial, prepared, Ranks(), torch.device("cpu"))
+    own, single = scores[objective.metric], best.report.metrics[objective.metric]
+    better = own > single if objective.goal == "maximize" else own < single
+    names = ", ".join(member.name for member in members)
+    compared = f"{objective.metric} is {own:.4f}, and {single:.4f} of {best.name} alone"
+    if not better:
+        return best, f"the average of {names} is not taken: its {compared}"
+    report = replace(best.report, metrics={**best.report.metrics, **scores})
+    made = replace(best, report=report, weights=tensors, members=tuple(checkpoint_name(m) for m in members))
+    return made, f"the average of {names} is taken: its {compared}"
+
+
+def checkpoint_name(member: Candidate) -> str:
+    """A member's trial and report, such as `t0003/9`."""
+    return f"{member.name}/{member.report.index}"

@@ -1,0 +1,52 @@
+"""The folder behind a start's name: a registered model or a trial's checkpoint, in the storage of a sweep."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from babeltune.data.starts import FETCHED, copy_start, digest_of_start, place_of, split_pin
+from babeltune.errors import SpecError
+from babeltune.promotion.candidate import export_model, find_candidate
+from babeltune.promotion.promote import model_folder
+from babeltune.spec.cluster import Cluster
+from babeltune.spec.starts import ALLOWED
+from babeltune.sweeps.places import Places
+
+TRIAL = re.compile(r"[^/]+/t?\d{1,9}")
+
+
+def fetched(name: str, cluster: Cluster) -> str:
+    """The folder of a model's name, or of a start's: a folder, `models:/NAME@ALIAS` or `SWEEP/t0003`. That of a start
+    that is pinned is the one of this content, whatever the name means by now.
+
+    Raises `SpecError` for another name, and what the registry or the sweep has against it.
+    """
+    start, digest = split_pin(name)
+    if digest is not None:
+        kept = place_of(cluster.folder, digest)
+        if kept.is_dir() and digest_of_start(kept) == digest:
+            return str(kept)
+    if start.startswith("models:/"):
+        folder = model_folder(start, cluster)
+        copy_start(cluster.folder, Path(folder))
+        return folder
+    if Path(start).expanduser().is_dir():
+        return start
+    if not TRIAL.fullmatch(start):
+        raise SpecError(f"{start!r} is no folder; {ALLOWED}")
+    return str(_exported(start, cluster))
+
+
+def _exported(trial: str, cluster: Cluster) -> Path:
+    """The trial's best checkpoint as a sentence-transformers folder in the storage."""
+    places = Places(cluster)
+    places.look(trial.partition("/")[0])
+    candidate = find_candidate(trial, places.folder)
+    places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    drafts = places.folder / FETCHED
+    drafts.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{candidate.folder.id}-{candidate.name}-", dir=drafts) as draft:
+        export_model(candidate, Path(draft) / "model")
+        return copy_start(places.folder, Path(draft) / "model")

@@ -1,0 +1,90 @@
+"""An average of the weights over the steps of a training (`training.average`), kept beside the weights themselves.
+
+The training step calls it after each update. What is evaluated, checkpointed and exported is the average. All weights
+are read at every `average.every`-th step alone, so that a large table costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from babeltune.records import Average
+
+
+class WeightAverage:
+    """avg ← decay · avg + (1 - decay) · weights, at every `every`-th step from `begin` on.
+
+    `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) to the power of `every` at step t, so that the first
+    weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at its n-th time.
+    """
+
+    def __init__(self, average: Average, named: Mapping[str, nn.Parameter], total: int) -> None:
+        """`named` are the trained weights, and `total` the pairs of the whole training."""
+        self.average, self.named = average, dict(named)
+        self.begin = 0.0 if average.kind == "ema" else (1 - average.share) * total
+        self.steps = 0
+        """Steps since the beginning."""
+        self.values: dict[str, Tensor] = {}
+        """The averages by the names of their weights; empty before the first."""
+
+    def after_update(self, seen: int) -> None:
+        """Takes in the weights after an update, up to which the training has seen so many pairs."""
+        if seen < self.begin:
+            return
+        self.steps += 1
+        if self.steps % self.average.every:
+            return
+        weights = [parameter.detach() for parameter in self.named.values()]
+        if self.values:
+            torch._foreach_lerp_(list(self.values.values()), weights, 1 - self.decay())
+        else:
+            self.start()
+
+    def decay(self) -> float:
+        """The share of the old average at this step."""
+        every, times = self.average.every, self.steps // self.average.every
+        if self.average.kind == "last":
+            return (times - 1) / times
+        return float(min(self.average.decay, (1 + self.steps) / (10 + self.steps)) ** every)
+
+    def start(self) -> None:
+        """Begins with the weights as they are."""
+        self.values = {name: weights.detach().clone() for name, weights in self.named.items()}
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within the block the module has the averages in place of its weights, where there are any yet."""
+        weights = {name: self.named[name].data for name in self.values}
+        for name, value in self.values.items():
+            self.named[name].data = value
+        try:
+            yield
+        finally:
+            for name, value in weights.items():
+                self.named[name].data = value
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint needs besides the averages, which are in the module's place: its own weights and the
+        number of steps."""
+        counts = {"average": {"steps": torch.tensor(self.steps)}}
+        weights = {name: self.named[name].data for name in self.values}
+        return {**counts, "weights": weights} if weights else counts
+
+    def restore(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Goes on from a checkpoint, whose averages the module holds: takes them, and gives it its own weights."""
+        self.steps = int(tensors["average"]["steps"])
+        if "weights" in tensors:
+            self.start()
+            for name, parameter in self.named.items():
+                parameter.data.copy_(tensors["weights"][name])
+
+
+def weights_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained weights of a module by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}

@@ -1,0 +1,170 @@
+"""Averages of the weights: reports and checkpoints hold them, a trial resumes bit for bit, bad settings are refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from babeltune.data.prepare import prepare
+from babeltune.errors import SpecError
+from babeltune.losses.gather import Ranks
+from babeltune.method import needs_of
+from babeltune.records import Average, Training, plain, trial_from
+from babeltune.spec.space import default_params, make_trial, sample
+from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
+from babeltune.training.dev_scores import dev_scores
+from babeltune.training.learner import make_learner, make_method, make_student
+from babeltune.training.loop import train
+from babeltune.training.reader import make_reader, make_schedule
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+
+CPU = torch.device("cpu")
+STATIC = "student={kind: static, width: 32, projection: teacher, vocabulary: 500, max_tokens: 32}"
+EMA = "training.average={kind: ema, decay: 0.9, every: 2}"
+LAST = "training.average={kind: last, share: 0.4, every: 2}"
+
+
+class Collect:
+    """Keeps reports, and says when to stop: at the look of this number."""
+
+    def __init__(self, stop_at=None):
+        self.reports, self.looks, self.stop_at = [], 0, stop_at
+
+    def report(self, report):
+        self.reports.append(report)
+        return True
+
+    def stopped(self):
+        self.looks += 1
+        return self.looks == self.stop_at
+
+
+@pytest.fixture
+def averaged(tiny_file, tiny_storage):
+    """Makes a tiny sweep with these settings, and what is prepared for it."""
+
+    def make(*settings):
+        sweep = read_sweep(tiny_file, assignments=["parameters={}", *settings])
+        return make_trial(sweep, 0, {}), prepare(sweep, tiny_storage)
+
+    return make
+
+
+def trained(trial, prepared, folder, collect=None):
+    collect = collect or Collect()
+    train(trial, prepared, folder, collect, Ranks(), CPU)
+    return collect
+
+
+def checkpoint(folder, index=2):
+    return load_checkpoint(checkpoint_folder(folder, index))[0]
+
+
+@pytest.mark.parametrize("setting", [EMA, LAST])
+def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
+    trial, prepared = averaged(STATIC, setting)
+    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    schedule = make_schedule(trial, prepared, reader, needs_of(trial.method, trial.config))
+    kept, steps = [], 0
+    for step in range(len(schedule)):
+        rows, seen = schedule.rows(step), int(schedule.seen[step])
+        learner.step(reader.batch(rows, len(rows), step=step), seen)
+        if setting == LAST and seen < 0.6 * trial.training.pairs:
+            continue
+        steps += 1
+        if steps % 2 == 0:
+            kept.append([parameter.detach().double().clone() for parameter in learner.module.parameters()])
+    assert (steps, len(kept)) == ((20, 10) if setting == EMA else (9, 4))
+    expected = kept[0]
+    for times, weights in enumerate(kept[1:], 2):
+        rate = min(0.9, (1 + 2 * times) / (10 + 2 * times)) ** 2 if setting == EMA else (times - 1) / times
+        expected = [rate * old + (1 - rate) * new for old, new in zip(expected, weights, strict=True)]
+    if setting == LAST:
+        means = [torch.stack(parts).mean(0) for parts in zip(*kept, strict=True)]
+        assert all(torch.allclose(mean, found) for mean, found in zip(means, expected, strict=True))
+    with learner.averaged():
+        for found, wanted in zip(learner.module.parameters(), expected, strict=True):
+            torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(learner.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
+
+
+def test_what_is_scored_and_kept_is_the_average_and_training_goes_on_with_the_weights(averaged, tmp_path):
+    trial, prepared = averaged(STATIC, EMA)
+    plain_trial = replace(trial, training=replace(trial.training, average=None))
+    trained(trial, prepared, tmp_path / "average")
+    trained(plain_trial, prepared, tmp_path / "plain")
+    found, without = checkpoint(tmp_path / "average"), checkpoint(tmp_path / "plain")
+    for name, weight in without["student"].items():
+        assert torch.equal(found["weights"][f"student.{name}"], weight), "an average changes nothing in the training"
+        assert not torch.equal(found["student"][name], weight)
+    encoder = make_student(trial, prepared)
+    encoder.load_state_dict(found["student"])
+    method = make_method(trial, prepared, encoder)
+    scores = dev_scores(encoder, method, trial, prepared, Ranks(), CPU)
+    report = read_reports(tmp_path / "average")[-1]
+    assert report.metrics["dev/everyday/accuracy"] == scores["dev/everyday/accuracy"]
+    assert report.metrics["dev/sts/spearman"] == pytest.approx(scores["dev/sts/spearman"])
+
+
+def test_before_the_last_share_reports_are_of_the_weights_themselves(averaged, tmp_path):
+    trial, prepared = averaged(LAST)
+    trained(trial, prepared, tmp_path / "average")
+    trained(replace(trial, training=replace(trial.training, average=None)), prepared, tmp_path / "plain")
+    found, without = (read_reports(tmp_path / name) for name in ("average", "plain"))
+    assert found[0].metrics["dev/sts/spearman"] == without[0].metrics["dev/sts/spearman"]
+    assert found[1].metrics["dev/sts/spearman"] != without[1].metrics["dev/sts/spearman"]
+
+
+@pytest.mark.parametrize(
+    "settings", [(STATIC, EMA), (EMA,), (STATIC, "training.average={kind: last, share: 0.9, every: 3}")]
+)
+def test_a_trial_stopped_between_reports_goes_on_bit_for_bit(averaged, tmp_path, monkeypatch, settings):
+    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
+    trial, prepared = averaged(*settings)
+    trained(trial, prepared, tmp_path / "whole")
+    trained(trial, prepared, tmp_path / "cut", Collect(stop_at=14))
+    assert stopped_folder(tmp_path / "cut").exists()
+    trained(trial, prepared, tmp_path / "cut")
+    whole, cut = checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "cut")
+    assert whole.keys() == cut.keys() >= {"student", "weights", "average"}
+    for part in whole:
+        assert all(torch.equal(whole[part][name], cut[part][name]) for name in whole[part]), part
+
+
+def test_an_average_survives_json_and_its_decay_can_be_searched(tiny_file):
+    plain_sweep = read_sweep(tiny_file)
+    parameter = "parameters.training.average.decay={float: [0.9, 0.999]}"
+    sweep = read_sweep(tiny_file, assignments=["training.average={kind: ema}", parameter])
+    trial = make_trial(sweep, 0, sample(sweep, 0))
+    assert 0.9 <= trial.training.average.decay < 0.999
+    assert trial.training.average.decay == trial.params["training.average.decay"]
+    assert trial_from(plain(trial)) == trial
+    assert default_params(sweep)["training.average.decay"] == 0.999
+    assert sweep_id(plain_sweep) != sweep_id(sweep)
+    assert Training(average=plain(Average(kind="last"))).average == Average(kind="last")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["training.average={decay: 1.0}"], r"training.average.decay: 1.0 must be above 0 and below 1"),
+        (["training.average={decay: 0}"], r"training.average.decay: 0.0 must be above 0 and below 1"),
+        (["training.average={kind: last, share: 1.5}"], r"training.average.share: 1.5 must be above 0 and at most 1"),
+        (["training.average={every: 0}"], r"training.average.every: 0 must be from 1 to 1,000,000"),
+        (["training.average={kind: mean}"], r"training.average.kind: .*'ema' or 'last'"),
+        (
+            ["parameters.training.average.decay={float: [0.9, 0.99]}"],
+            r"parameters.training.average.decay: needs training.average, .* add training.average: \{kind: ema\}",
+        ),
+        (
+            ["training.average={kind: ema}", "parameters.training.average.decay={choice: [0.9, 1.5]}"],
+            r"parameters.training.average.decay.choice: 1.5 must be above 0 and below 1",
+        ),
+    ],
+)
+def test_a_decay_or_share_out_of_bounds_is_one_line(tiny_file, settings, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        read_sweep(tiny_file, assignments=settings)
+    assert len(str(caught.value).splitlines()) == 1
