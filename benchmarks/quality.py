@@ -107,10 +107,15 @@ class Work:
         return {title: found[metric] for title, metric in SHOWN.items()}
 
 
-def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path) -> Work:
-    """A sweep file on real text, with these settings in place of what it searches."""
+def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *assignments: str) -> Work:
+    """A sweep file on real text, with these settings in place of what it searches; assignments are as of `--set`."""
+    return Work(read_fixed(sweep_file, settings, *assignments), storage)
+
+
+def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: str) -> Sweep:
+    """The sweep file, with what it searches at these values."""
     fixed = [f"parameters.{key}={{const: {value}}}" for key, value in settings.items()]
-    return Work(read_sweep(sweep_file, overlays=[REAL], assignments=fixed), storage)
+    return read_sweep(sweep_file, overlays=[REAL], assignments=[*fixed, *assignments])
 
 
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
