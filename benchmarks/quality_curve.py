@@ -52,7 +52,8 @@ def transformer_from_static(storage: Path) -> Contestant:
     def train(seconds: float, seed: int, folder: Path) -> tuple[int, Work]:
         start = folder.with_name(f"{folder.name}-start")
         before, _ = first(SHARE * seconds, seed, start)
-        work = read_work(SWEEP, TRANSFORMER, storage, f"student.embeddings_from={start}")
+        tokens = f"student.vocabulary={TRANSFORMER['student.vocabulary']}"
+        work = read_work(SWEEP, TRANSFORMER, storage, f"student.embeddings_from={start}", tokens)
         return before + train_within(work, work.trial(seed), (1 - SHARE) * seconds, folder), work
 
     return train
