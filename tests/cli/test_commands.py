@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from babeltune.cli import app, main, view
 from babeltune.cli.advice import about_memory, about_precision, about_queue
-from babeltune.cli.plan import spec_yaml
 from babeltune.engine.sweep import driven_folder, only_driver
 from babeltune.method import load_method
 from babeltune.records import plain
 from babeltune.spec.sweep_file import read_sweep
+from babeltune.spec.written import spec_yaml
 from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held
@@ -56,7 +56,19 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     sweeps = ["doctor", "extend", "logs", "plan", "refit", "resume", "runs", "status", "stop", "submit"]
-    models = ["encode", "evaluate", "filter", "methods", "mine", "promote", "retrieve", "score", "transfer", "ui"]
+    models = [
+        "encode",
+        "evaluate",
+        "filter",
+        "methods",
+        "mine",
+        "promote",
+        "report",
+        "retrieve",
+        "score",
+        "transfer",
+        "ui",
+    ]
     assert sorted([*sweeps, *models]) == COMMANDS
 
 

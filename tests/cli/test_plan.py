@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from babeltune.cli.advice import about_corpus
-from babeltune.cli.plan import describe, make_plan, render, spec_yaml, student_parameters
+from babeltune.cli.plan import describe, make_plan, render, student_parameters
 from babeltune.data.prepare import read_corpus
 from babeltune.errors import DataError, SpecError
 from babeltune.models.encoder import build_student
 from babeltune.records import Parameter, Student, Sweep, Teacher
 from babeltune.spec.document import read_document, validate
 from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.spec.written import spec_yaml
 
 COUNTS = {"natural": {"rows": 300, "pairs": 1200, "distinct": 1190}, "templates": {"rows": 1487, "pairs": 5948}}
 PAIRS = {"eng-fra": 1700, "eng-kor": 1600}

@@ -8,7 +8,7 @@ import pytest
 from babeltune.engine.baselines import bought_scores
 from babeltune.engine.sweep import score_baselines
 from babeltune.errors import SpecError, TeacherError
-from babeltune.models.hub import baseline_row, split_revision
+from babeltune.models.hub import baseline_row, model_folder, split_revision
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.promote import promote
 from babeltune.promotion.rescore import score
@@ -25,8 +25,6 @@ ROW = "all-MiniLM-L6-v2"
 def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
     _, prepared = tiny
     found = bought_scores(BUNDLED, prepared)
-    from babeltune.models.hub import model_folder
-
     alone = score(str(model_folder(BUNDLED, None, setting="baselines")), dev_texts(prepared), "dev")
     assert {name: found[name] for name in alone} == pytest.approx(alone, abs=1e-5)
     assert found["model/parameters"] == 22_713_216
@@ -54,17 +52,20 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
 
 
 @pytest.mark.usefixtures("ray_cluster", "one_scoring_process")
-def test_promotion_says_whether_training_beat_each_model_that_could_be_had(copied):
+def test_promotion_says_whether_training_beat_each_model_that_could_be_had(copied, tmp_path):
     sweep, folder, cluster = copied
+    (tmp_path / "model").symlink_to(model_folder(BUNDLED, None, setting="baselines"))
     recorded = json.loads((folder.path / "sweep.json").read_text(encoding="utf-8"))
     place = recorded.get("sweep", recorded)
-    place["baselines"] = [BUNDLED, "/no/such/model"]
+    place["baselines"] = [BUNDLED, "/no/such/one", str(tmp_path / "model")]
     (folder.path / "sweep.json").write_text(json.dumps(recorded), encoding="utf-8")
     decision = promote(sweep.name, cluster, dry_run=True)
     lines = [line for line in decision.reasons if f"the baseline {ROW}: " in line]
     assert len(lines) == 1, "the sealed tests are bitext alone"
     assert "mean bitext accuracy" in lines[0]
     assert all(line.startswith(("better than", "worse than", "no better than")) for line in lines)
+    (line,) = (line for line in decision.reasons if "the baseline model: " in line)
+    assert "[+0.0000, +0.0000]" not in line, "a baseline that is called as the candidate does not take its place"
     assert any(line.startswith("warning: not compared with a baseline: ") for line in decision.reasons)
 
 

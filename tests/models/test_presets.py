@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from babeltune.cli.plan import spec_yaml, student_parameters
+from babeltune.cli.plan import student_parameters
 from babeltune.data.prepare import prepare
 from babeltune.data.store import open_ragged
 from babeltune.data.teacher import teacher_folder
@@ -19,6 +19,7 @@ from babeltune.promotion.export import export, load_export
 from babeltune.records import Student, Teacher, plain, trial_from
 from babeltune.spec.space import make_trial
 from babeltune.spec.sweep_file import read_sweep, sweep_from, sweep_id
+from babeltune.spec.written import spec_yaml
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.loop import Run
 from babeltune.training.reader import token_set

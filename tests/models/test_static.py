@@ -23,6 +23,7 @@ from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
 from babeltune.models.static import StaticEncoder
 from babeltune.promotion.export import export, export_trial, load_export
 from babeltune.records import Student, Training
+from babeltune.spec.bounds import student_problems
 from babeltune.spec.reach import model_vocabulary, model_width
 from babeltune.spec.space import make_trial, preparations
 from babeltune.spec.sweep_file import read_sweep, sweep_id
@@ -380,6 +381,11 @@ def test_what_a_static_student_does_not_have_is_one_line_of_the_plan(tiny_file, 
     with pytest.raises(SpecError, match=words) as raised:
         read_sweep(tiny_file, assignments=given)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_start_brings_its_own_table():
+    student = Student(kind="static", start="somewhere/static", ngrams=500)
+    assert [key for key, problem in student_problems((), student) if "brings its own table" in problem] == [("ngrams",)]
 
 
 def saved(folder, tokenizer_folder):

@@ -14,6 +14,7 @@ from babeltune.data.eval_sets import read_eval
 from babeltune.data.files import sha256_of
 from babeltune.errors import PromotionError
 from babeltune.promotion import promote as promotion
+from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.openings import read_openings, record_opening
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
 from babeltune.records import Promotion
@@ -85,6 +86,8 @@ def test_an_equal_challenger_is_a_tie_and_a_better_one_is_promoted(copied, model
     assert again.verdict == "tie"
     assert "this very checkpoint" in again.reasons[1]
     assert again.test == {}, "nothing is opened to compare a model with itself"
+    kept = [(each.decision, each.dry_run) for each in read_decisions(folder)[0]]
+    assert kept[1:] == [(dry, True), (better, False), (again, False)], "the report reads what was decided"
 
 
 def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_start_brings_the_shape_that_the_file_does_not_write(tiny_file, models
     assert (static.kind, static.width, static.projection) == ("static", 24, "teacher"), "a layer after it is a new one"
 
 
-def test_the_content_of_a_start_is_part_of_the_sweeps_id_and_survives_the_written_file(tiny_file, models, tmp_path):
+def test_a_starts_content_is_part_of_the_sweeps_id_and_of_the_written_file(tiny_file, models, tmp_path):
     asked = [student(models, "transformer")]
     sweep = read_sweep(tiny_file, assignments=asked)
     written = tmp_path / "written.yaml"

@@ -6,7 +6,6 @@ from dataclasses import replace
 import mlflow
 import pytest
 
-from babeltune.cli.plan import spec_yaml
 from babeltune.engine.environment import deciding_facts
 from babeltune.engine.lease import only_driver
 from babeltune.engine.sweep import payload
@@ -14,6 +13,7 @@ from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.records import plain
 from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.spec.written import spec_yaml
 from babeltune.sweeps.board import sweep_document
 from babeltune.sweeps.changes import Change, accepted_lines, check_unchanged, differences
 from babeltune.sweeps.folder import condition_of

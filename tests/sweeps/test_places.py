@@ -18,6 +18,7 @@ from babeltune.engine.lease import only_driver
 from babeltune.engine.sweep import driven_folder, submit
 from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.promotion.promote import evaluate_model, promote
+from babeltune.report.write import write_report
 from babeltune.spec.cluster import Cluster
 from babeltune.spec.sweep_file import read_sweep, sweep_id
 from babeltune.storage.mirror import SEAL
@@ -102,6 +103,14 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
     assert f"trials/t0001/checkpoints/000002/{SEAL}" in keys
     assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]
     assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
+
+
+def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
+    _, folder = far
+    there = Places(machine("reporter"))
+    written = write_report(there.sweep("far"), there)
+    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == written.path.read_bytes()
+    assert (Places(machine("reader")).sweep("far").path / "report.html").read_bytes() == written.path.read_bytes()
 
 
 @pytest.mark.long

@@ -90,7 +90,7 @@ def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     assert not torch.equal(learner.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
 
 
-def test_what_is_scored_and_kept_is_the_average_and_training_goes_on_with_the_weights(averaged, tmp_path):
+def test_the_average_is_scored_and_kept_and_training_goes_on_with_the_weights(averaged, tmp_path):
     trial, prepared = averaged(STATIC, EMA)
     plain_trial = replace(trial, training=replace(trial.training, average=None))
     trained(trial, prepared, tmp_path / "average")

@@ -50,8 +50,8 @@ def refit(
         sweep = spelled(text[text.index("version:") :], set_, cluster)
         submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
         return
-    from babeltune.cli.plan import spec_yaml
     from babeltune.errors import SweepError
+    from babeltune.spec.written import spec_yaml
     from babeltune.sweeps.board import is_driven
     from babeltune.sweeps.folder import SweepFolder
     from babeltune.sweeps.refit import gain_words, gains, refit_of

@@ -113,9 +113,9 @@ def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | Non
 
 
 def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: bool, as_json: bool) -> None:
-    from babeltune.cli.plan import spec_yaml
     from babeltune.spec.space import within_grid
     from babeltune.spec.sweep_file import sweep_id
+    from babeltune.spec.written import spec_yaml
 
     file = sent_as(sweep)
     arguments = ["submit", file, *_accepting(accept_changes)]
@@ -135,7 +135,7 @@ def continue_there(
     as_json: bool,
 ) -> None:
     """`resume`, with this spec where one is given, and `extend`."""
-    from babeltune.cli.plan import spec_yaml
+    from babeltune.spec.written import spec_yaml
 
     sweep, plugins = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []

@@ -120,6 +120,7 @@ def run_sweep(
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
     from babeltune.cli.advice import about_gpus, about_precision, about_sweep
+    from babeltune.cli.report import report_at_the_end
     from babeltune.cli.view import attach, live, show_leaderboard
     from babeltune.cluster.interrupts import acknowledged
     from babeltune.engine.lease import DrivenError
@@ -160,8 +161,9 @@ def run_sweep(
         except KeyboardInterrupt:
             err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
-    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     state = folder.state()
+    made = report_at_the_end(folder, cluster) if state == "finished" else None
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         if state in ("stopped", "interrupted"):
             out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
@@ -170,6 +172,8 @@ def run_sweep(
             if rest.get("unsent_bytes"):
                 again = f"babeltune resume {folder.id}{where}"
                 out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+            if made is not None:
+                out.print(f"report: {made}", markup=False, highlight=False, soft_wrap=True)
             out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
     if state == "interrupted":  # while it was watched; as its driver ends
         raise typer.Exit(INTERRUPTED)

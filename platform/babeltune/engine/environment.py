@@ -27,14 +27,15 @@ PACKAGES = (
 
 
 def code_digest() -> str:
-    """SHA-256 over the source files of both packages, but for the command line and the model card, which only show."""
+    """SHA-256 over the source files of both packages, but for the command line, reports and the model card, which only
+    show."""
     import babeltune_methods
 
     digest = hashlib.sha256()
     for package in (babeltune, babeltune_methods):
         folder = Path(package.__path__[0])
         for path in sorted(folder.rglob("*.py")):
-            if path.relative_to(folder).parts[0] == "cli" or path.name == "card.py":
+            if path.relative_to(folder).parts[0] in ("cli", "report") or path.name == "card.py":
                 continue
             digest.update(path.relative_to(folder).as_posix().encode())
             digest.update(path.read_bytes())

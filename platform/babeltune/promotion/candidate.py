@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
 from babeltune.data.prepare import prepare
-from babeltune.data.prepared import IdTask, Prepared, TextTask, read_prepared
+from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.data.starts import start_name
 from babeltune.errors import PromotionError, StoreError, SweepError
 from babeltune.promotion.export import export_trial
-from babeltune.promotion.statistics import Selection, selection, standard_error
+from babeltune.promotion.standard_errors import error_of
+from babeltune.promotion.statistics import Selection, selection
 from babeltune.records import Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.spec.sweep_file import data_root
 from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, read_of_trial
@@ -164,25 +165,10 @@ def selection_of(candidate: Candidate) -> Selection | None:
     values = [row.metrics[metric] for row in rows if metric in row.metrics]
     if value is None or not values:
         return None
-    named = metric.split("/")[1:-1]
-    tasks = [t for t in candidate.prepared.tasks if named in ([t.name], [t.group], [t.name, t.subset])]
-    error = standard_error(metric, value, distinct_rows(tasks))
+    error = error_of(metric, value, candidate.prepared)
     if error is None:
         return None
     return selection(metric, value, values, error, among=chosen_among(candidate), goal=goal)
-
-
-def distinct_rows(tasks: Sequence[IdTask]) -> int:
-    """How many rows the tasks have, translations of one another counting once: languages of a multi-way set, which
-    share a side, its grades or its labels with one another, are no independent evidence."""
-    sets: list[tuple[set[Hashable], int]] = []
-    for task in tasks:
-        rows = len(task.left)
-        sides = (("text", task.left), ("text", task.right[:rows]), ("grades", task.scores), ("labels", task.labels))
-        own: set[Hashable] = {side for side in sides if side[1]}
-        joined = own.union(*(known for known, _ in sets if known & own))
-        sets = [(joined, rows), *(one for one in sets if not one[0] & own)]
-    return sum(rows for _, rows in sets)
 
 
 def lineage(candidate: Candidate) -> dict[str, str]:

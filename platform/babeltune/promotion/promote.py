@@ -42,6 +42,7 @@ from babeltune.promotion.candidate import (
 )
 from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare, words_of
+from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.judge import Decision, Scores, chance_of, judge
 from babeltune.promotion.openings import record_opening, sealed_elsewhere
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
 
 ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
 """What MLflow takes for an alias."""
+
+
+BASELINE = "baseline "
+"""Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
 
 
 def promote(
@@ -98,14 +103,18 @@ def promote(
     if dry_run:
         with places.openings():
             decision = decided(candidate, cluster, alias)
-        return replace(decision, reasons=(*decision.reasons, *words))
+        decision = replace(decision, reasons=(*decision.reasons, *words))
+        record_decision(places, candidate.folder, decision, dry_run=True)
+        return decision
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # A second promotion compares with what the first one has made the champion.
     with FileLock(lock), places.openings():
         decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
-    return replace(decision, reasons=(*decision.reasons, *words))
+    decision = replace(decision, reasons=(*decision.reasons, *words))
+    record_decision(places, candidate.folder, decision, dry_run=False)
+    return decision
 
 
 def chosen(name: str | None, places: Places, prefer: str | None, soup: int | None) -> tuple[Candidate, tuple[str, ...]]:
@@ -291,12 +300,14 @@ def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champi
 
 
 def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:
-    """The folders of the sweep's `baselines` by their rows, and a warning for each that cannot be had now."""
+    """The folders of the sweep's `baselines` by their keys, and a warning for each that cannot be had now.
+
+    A key is the row after `BASELINE`: a folder may be called `model`, as the candidate is."""
     folders: dict[str, str] = {}
     lost: list[str] = []
     for name in candidate.sweep.baselines:
         try:
-            folders[baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
+            folders[BASELINE + baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
         except TeacherError as error:
             lost.append(f"warning: not compared with a baseline: {error}")
     return folders, lost
@@ -311,8 +322,9 @@ def against_baselines(
     """Whether training beat each model that could be had without, in the means of the sealed tests. It decides nothing:
     who reads it chooses between both."""
     rules, lines = candidate.sweep.promotion, []
-    for row in baselines:
-        found = compare(scored[row][1], scored["model"][1], tasks, rules, name=row, on="test")
+    for key in baselines:
+        row = key.removeprefix(BASELINE)
+        found = compare(scored[key][1], scored["model"][1], tasks, rules, name=row, on="test")
         for mean in found.overall:
             sure = mean.p <= 1 - rules.confidence
             word = (

@@ -196,8 +196,8 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield from (((*key, name), problem) for name, problem in static_problems(student))
     elif student.model is None and student.heads >= 1 and student.width % student.heads:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
-    if student.ngrams and student.model is not None:
-        yield (*key, "ngrams"), f"{student.ngrams}: a named model ({student.model}) brings its own table; remove it"
+    if student.ngrams and (named := student.model or student.start):
+        yield (*key, "ngrams"), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:

@@ -217,6 +217,6 @@ def winner(folder: SweepFolder) -> Row:
     shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in trials)
     wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
     raise SweepError(
-        f"sweep {folder.id} has no finished trial to promote; states: {shown or 'no trials'}; "
+        f"sweep {folder.id} has no finished trial; states: {shown or 'no trials'}; "
         f"{wait}`babeltune resume {folder.id}` goes on"
     )

@@ -172,6 +172,11 @@ class Places:
         bring_stores(self.mirror, prepared)
         self.mirror.pull_package(self.mirror.key(checkpoint_folder(folder.trial(number), report)))
 
+    def keep_record(self, path: Path) -> None:
+        """Sends a record of a sweep's folder that no driver writes, such as its report."""
+        if self.mirror is not None:
+            self.mirror.push(path)
+
     def keep(self, package: Path) -> None:
         """Sends a finished folder, such as an exported model."""
         if self.mirror is not None:

@@ -1,0 +1,86 @@
+"""A report as a page: sections of text, tables, charts and code, which each format renders in its own way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """A list of short texts."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of cells. The first cell of a row names it."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[int] = frozenset({0})
+    """Columns that hold words; others hold numbers, which stand to the right."""
+    marked: int | None = None
+    """The row to point out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A chart, what it shows in words, and its numbers as a table."""
+
+    title: str
+    description: str
+    svg: str
+    table: Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """Text to copy."""
+
+    label: str
+    text: str
+    folded: bool = False
+    """Hidden until it is asked for."""
+
+
+Block = Text | Items | Table | Figure | Code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading and what stands under it."""
+
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """A number that stands out, and what it is."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """The whole report."""
+
+    title: str
+    subtitle: str
+    verdict: tuple[str, ...]
+    """Two sentences: which trial is the best, and what to do with that."""
+    facts: tuple[Fact, ...]
+    sections: tuple[Section, ...]
+    footer: str

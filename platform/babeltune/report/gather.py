@@ -1,0 +1,260 @@
+"""Reads a sweep's records and makes a `SweepReport` of them. The only module of this package that reads a sweep."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from babeltune.data.overlap import contaminated
+from babeltune.data.prepared import Prepared, read_prepared
+from babeltune.errors import StoreError
+from babeltune.evaluation.evaluate import COMPUTE, METRICS, PARAMETERS, SPEED
+from babeltune.promotion.decisions import read_decisions
+from babeltune.promotion.standard_errors import error_of
+from babeltune.promotion.statistics import Selection, selection
+from babeltune.records import Report, Sweep
+from babeltune.report.record import (
+    Z95,
+    Cost,
+    Curve,
+    DataFacts,
+    Diagnostic,
+    LanguagePair,
+    LanguageScore,
+    Overlap,
+    Provenance,
+    SourceRows,
+    Standing,
+    SweepReport,
+)
+from babeltune.search.importance import Scored, parameter_importance
+from babeltune.spec.rules import kind_of
+from babeltune.spec.space import proposable_methods
+from babeltune.spec.sweep_file import sweep_id
+from babeltune.spec.written import spec_yaml
+from babeltune.sweeps.board import is_driven, standing
+from babeltune.sweeps.changes import accepted_lines
+from babeltune.sweeps.folder import SweepFolder, read_log
+from babeltune.sweeps.leaderboard import Row, front, goal_of, scores_of, winner
+from babeltune.sweeps.rebuild import told
+from babeltune.training.checkpoint import MANIFEST, checkpoint_folder, read_reports
+
+DIAGNOSTICS = {
+    "train/label_entropy": "Entropy of the teacher's labels as a share of log N. Near 1 they hardly say which "
+    "sentences are alike; near 0 they are hard labels.",
+    "dev/mean_cosine": "Mean cosine of different dev sentences. Near 1 the student has collapsed.",
+    "train/filtered": "Share of the candidates that were left out as negatives.",
+    "train/negatives_least": "Fewest negatives that any sentence kept.",
+    "train/cosine": "Mean cosine of translations in a training batch.",
+    "train/loss": "Training loss. Losses of trials with other temperatures or labels do not compare.",
+}
+"""The diagnostics that a report shows, and what each means."""
+MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
+"""The main metric of each kind of task."""
+WATCHED = 5
+"""Trials whose diagnostics are shown: the best."""
+
+
+def gather(folder: SweepFolder) -> SweepReport:
+    """The sweep's results as its folder has them now. Raises `SweepError` when no trial has finished."""
+    sweep, best = folder.sweep(), winner(folder)
+    prepared, notes = _prepared(folder)
+    rows, baselines = standing(folder), folder.baselines()
+    metric = sweep.objectives[0].metric
+    standings = tuple(_standing(row, metric, row.name in baselines, prepared) for row in rows)
+    reports = {row.name: read_reports(folder.trial(int(row.name[1:]))) for row in rows if row.best is not None}
+    decisions, damaged = read_decisions(folder)
+    metrics, on_front = front(folder, _front_metrics(sweep, rows))
+    varied = {name: each for name, each in sweep.parameters.items() if kind_of(each) != "const"}
+    ours = [each for each in standings if not each.is_baseline]
+    state = folder.state()
+    return SweepReport(
+        sweep=folder.id,
+        name=sweep.name,
+        description=sweep.description,
+        methods=tuple(sorted(proposable_methods(sweep))),
+        state="interrupted" if state == "running" and not is_driven(folder) else state,
+        made=time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+        objectives=sweep.objectives,
+        standings=standings,
+        winner=next(each for each in ours if each.row.name == best.name),
+        selection=_selection(sweep, best, ours, prepared),
+        unit=sweep.budget.unit,
+        curves=tuple(curve for name, found in reports.items() if (curve := _curve(sweep, name, found, metric))),
+        languages=_languages(best, [row for row in rows if row.name in baselines]),
+        searched=tuple(varied),
+        logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
+        importance=tuple(_importance(sweep, ours).items()),
+        front_metrics=tuple((name, goal_of(sweep, name)) for name in metrics),
+        front=tuple(row.name for row in on_front),
+        decisions=tuple(decisions),
+        diagnostics=tuple(_diagnostics(sweep, dict(list(reports.items())[:WATCHED]))),
+        data=_data_facts(sweep, folder, prepared),
+        cost=_cost(sweep, folder, ours, reports),
+        provenance=_provenance(sweep, folder, best),
+        notes=(*notes, *(f"{name} is damaged" for name in damaged), *_trial_notes(rows)),
+    )
+
+
+def _prepared(folder: SweepFolder) -> tuple[Prepared | None, list[str]]:
+    """The record of the data, or why there is none."""
+    try:
+        return read_prepared(folder.prepared), []
+    except StoreError as error:
+        return None, [f"Intervals are missing: {error}"]
+
+
+def _standing(row: Row, metric: str, is_baseline: bool, prepared: Prepared | None) -> Standing:
+    value = row.metrics.get(metric)
+    if value is None or prepared is None or (error := error_of(metric, value, prepared)) is None:
+        return Standing(row=row, is_baseline=is_baseline, value=value, error=None, interval=None)
+    least = -1.0 if metric.endswith("spearman") else 0.0
+    limits = max(least, value - Z95 * error), min(1.0, value + Z95 * error)
+    return Standing(row=row, is_baseline=is_baseline, value=value, error=error, interval=limits)
+
+
+def _selection(sweep: Sweep, best: Row, ours: Sequence[Standing], prepared: Prepared | None) -> Selection | None:
+    """What the winner's value is worth, as promotion computes it."""
+    objective = sweep.objectives[0]
+    value = best.metrics[objective.metric]
+    error = error_of(objective.metric, value, prepared) if prepared is not None else None
+    if error is None:
+        return None
+    finished = [each.value for each in ours if each.row.state == "finished" and each.value is not None]
+    among = max(1, sum(each.row.best is not None for each in ours))
+    return selection(objective.metric, value, finished, error, among=among, goal=objective.goal)
+
+
+def _course(sweep: Sweep, report: Report) -> float:
+    """How far the training was: pairs seen, or counted seconds."""
+    return report.metrics[COMPUTE] if sweep.budget.unit == "compute" and COMPUTE in report.metrics else report.pairs
+
+
+def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> Curve | None:
+    """A metric over the trial's reports; None where no report has it."""
+    found = [(_course(sweep, each), scores[metric]) for each in reports if metric in (scores := scores_of(each))]
+    return Curve(trial=trial, x=tuple(x for x, _ in found), y=tuple(y for _, y in found)) if found else None
+
+
+def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Iterator[Diagnostic]:
+    for name, meaning in DIAGNOSTICS.items():
+        curves = tuple(curve for trial, found in reports.items() if (curve := _curve(sweep, trial, found, name)))
+        if any(value for curve in curves for value in curve.y):
+            yield Diagnostic(name=name, meaning=meaning, curves=curves)
+
+
+def _languages(best: Row, others: Sequence[Row]) -> tuple[LanguageScore, ...]:
+    """The winner's main metric in each subset of each dev set, beside the baselines'."""
+    names = [
+        name
+        for name in best.metrics
+        if name.startswith("dev/") and name.count("/") == 3 and name.rpartition("/")[2] in MAIN_METRICS
+    ]
+    models = [best, *others]
+    return tuple(
+        LanguageScore(metric=name, values=tuple((row.name, row.metrics[name]) for row in models if name in row.metrics))
+        for name in sorted(names)
+    )
+
+
+def _front_metrics(sweep: Sweep, rows: Sequence[Row]) -> list[str]:
+    """The objectives, the model's size and its speed, as far as the trials have them."""
+    known = {name for row in rows if row.best is not None for name in row.metrics}
+    return [name for name in (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED) if name in known]
+
+
+def _importance(sweep: Sweep, ours: Sequence[Standing]) -> dict[str, float]:
+    scored = [Scored(params=each.row.params, value=each.value) for each in ours if each.value is not None]
+    return parameter_importance(sweep.parameters, scored, sweep.objectives[0].goal)
+
+
+def _data_facts(sweep: Sweep, folder: SweepFolder, prepared: Prepared | None) -> DataFacts:
+    if prepared is None:
+        return DataFacts(sealed=tuple(task.name for task in sweep.data.test))
+    counts: dict[str, Any] = prepared.counts
+    judged = contaminated(counts) | contaminated(counts, "dev")
+    synthetic = {source.name for source in sweep.data.train if source.synthetic}
+    return DataFacts(
+        pairs=tuple(
+            LanguagePair(name=name, pairs=rows) for name, rows in zip(prepared.groups, prepared.group_rows, strict=True)
+        ),
+        sources=tuple(
+            SourceRows(name=name, steps=tuple(steps.items()), synthetic=name in synthetic)
+            for name, steps in counts.get("rows", {}).items()
+        ),
+        overlaps=tuple(
+            Overlap(
+                name=name,
+                texts=facts["texts"],
+                near=facts["near"],
+                share=facts["share"],
+                judged=judged.get(name.split("/")[1], ""),
+            )
+            for name, facts in counts.get("contamination", {}).get("sets", {}).items()
+        ),
+        sealed=tuple(dict.fromkeys(task.name for task in sweep.data.test)),
+    )
+
+
+def _cost(sweep: Sweep, folder: SweepFolder, ours: Sequence[Standing], reports: Mapping[str, Sequence[Report]]) -> Cost:
+    last = [found[-1] for found in reports.values()]
+    compute = sum(each.metrics.get(COMPUTE, 0.0) for each in last)
+    return Cost(
+        states=tuple(Counter(each.row.state for each in ours).most_common()),
+        training_s=sum(each.seconds for each in last),
+        worker_s=sum(each.seconds * float(each.facts.get("world_size") or 1) for each in last),
+        pairs=sum(each.pairs for each in last),
+        compute_s=compute if sweep.budget.unit == "compute" else None,
+        wall_s=_wall_seconds(read_log(folder)),
+    )
+
+
+def _wall_seconds(log: str) -> float | None:
+    """From the log's first line to its last; None where it has no times."""
+    lines = log.splitlines()
+    with suppress(ValueError, IndexError):
+        first, last = (datetime.strptime(line[:19], "%Y-%m-%d %H:%M:%S") for line in (lines[0], lines[-1]))
+        return (last - first).total_seconds()
+    return None
+
+
+def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
+    facts, tags = folder.read("facts.json") or {}, told(folder)
+    code = facts.get("code", {})
+    found = {"commit": tags.get("git.commit"), "data": facts.get("data")}
+    found |= {f"code of {name}": digest for name, digest in code.items()} if isinstance(code, dict) else {"code": code}
+    versions = {key.removeprefix("version."): tags[key] for key in sorted(tags) if key.startswith("version.")}
+    machine = {key: tags[key] for key in ("python", "platform", "cpus") if key in tags}
+    digests = {key.removeprefix("digest."): tags[key] for key in sorted(tags) if key.startswith("digest.")}
+    return Provenance(
+        spec=spec_yaml(sweep),
+        file=f"{sweep.name}.yaml",
+        id=sweep_id(sweep),
+        code=tuple((name, str(value)) for name, value in found.items() if value),
+        versions=tuple((name, str(value)) for name, value in {**versions, **machine}.items()),
+        digests=tuple((name, str(value)) for name, value in digests.items()),
+        weights=_weights(folder, best),
+        changes=tuple(accepted_lines(folder)),
+    )
+
+
+def _weights(folder: SweepFolder, best: Row) -> tuple[tuple[str, str], ...]:
+    """SHA-256 of each file of the winner's checkpoint; empty where the checkpoint is not on this machine."""
+    place = checkpoint_folder(folder.trial(int(best.name[1:])), best.best or 0)
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["files"]
+        return tuple((str(name), str(digest)) for name, digest in files.items())
+    return ()
+
+
+def _trial_notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What is amiss with single trials: damage, warnings, and why they failed or collapsed."""
+    for row in sorted(rows, key=lambda row: row.name):
+        for text in (row.warning, row.reason if row.state in ("failed", "pruned") else ""):
+            if text and not text.startswith("stopped by"):
+                yield f"{row.name} ({row.state}): {' '.join(text.split())[:300]}"

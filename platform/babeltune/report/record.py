@@ -1,0 +1,186 @@
+"""Everything that a sweep's report shows, as frozen records. `gather.py` reads them; nothing here does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from babeltune.promotion.decisions import DecisionRecord
+from babeltune.promotion.statistics import Selection
+from babeltune.records import Goal, Objective
+from babeltune.sweeps.leaderboard import Row
+
+Z95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """One line of the leaderboard: a trial or a baseline, with the standard error of its first objective."""
+
+    row: Row
+    is_baseline: bool
+    value: float | None
+    """The first objective, at the best report."""
+    error: float | None
+    """Standard error of `value`; None where the metric's error is not known."""
+    interval: tuple[float, float] | None
+    """The 95 % interval of `value`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One quantity of one trial over the course of its training."""
+
+    trial: str
+    x: tuple[float, ...]
+    """Pairs seen, or counted seconds of compute."""
+    y: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """One quantity of the training that is no objective, such as the labels' entropy, for several trials."""
+
+    name: str
+    meaning: str
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageScore:
+    """A dev metric of one subset, such as `dev/everyday/fra-eng/accuracy`, of several models."""
+
+    metric: str
+    values: tuple[tuple[str, float], ...]
+    """Model and value, the winner first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguagePair:
+    """A pair of languages in the training text."""
+
+    name: str
+    pairs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRows:
+    """A source of training text: the rows that it had, and the pairs that were left of it."""
+
+    name: str
+    steps: tuple[tuple[str, int], ...]
+    """Cleaning step and what was left after it, in order."""
+    synthetic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """How many texts of a dev or test set have a near-duplicate in the training text."""
+
+    name: str
+    texts: int
+    near: int
+    share: float
+    judged: str
+    """Why the set cannot gate; empty where it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What the sweep was trained and scored on."""
+
+    pairs: tuple[LanguagePair, ...] = ()
+    sources: tuple[SourceRows, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    sealed: tuple[str, ...] = ()
+    """The names of the sealed test sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the sweep cost."""
+
+    states: tuple[tuple[str, int], ...]
+    """State and number of trials."""
+    training_s: float
+    """Seconds of training and evaluation, added up over trials."""
+    worker_s: float
+    """The same, times each trial's workers."""
+    pairs: int
+    """Pairs seen by all trials."""
+    compute_s: float | None
+    """Counted seconds of compute; None where trials are as long as their pairs."""
+    wall_s: float | None
+    """From the first line of the log to the last; pauses between submissions included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the result depends on."""
+
+    spec: str
+    """The sweep file, defaults written out."""
+    file: str
+    """A name for it."""
+    id: str
+    """The id that a sweep of this file gets: the sweep's own, unless changes were accepted while it went on."""
+    code: tuple[tuple[str, str], ...]
+    """Distribution and digest of its code; also the commit and the data's digest."""
+    versions: tuple[tuple[str, str], ...]
+    digests: tuple[tuple[str, str], ...]
+    """Digest of each source and evaluation set."""
+    weights: tuple[tuple[str, str], ...]
+    """File and SHA-256 of the winner's checkpoint."""
+    changes: tuple[str, ...]
+    """Changes that were accepted while the sweep went on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepReport:
+    """A sweep's results, ready to be shown."""
+
+    sweep: str
+    name: str
+    description: str
+    methods: tuple[str, ...]
+    state: str
+    made: str
+    """When this report was made: UTC, such as `2026-01-31 12:00`."""
+    objectives: tuple[Objective, ...]
+    standings: tuple[Standing, ...]
+    """Best first."""
+    winner: Standing
+    selection: Selection | None
+    """What the winner's value is worth, given from how many trials it was chosen."""
+    unit: Literal["pairs", "compute"]
+    curves: tuple[Curve, ...]
+    """The first objective of each trial, best first."""
+    languages: tuple[LanguageScore, ...]
+    searched: tuple[str, ...]
+    """Names of the settings that vary."""
+    logarithmic: frozenset[str]
+    """Those that are searched on a logarithmic scale."""
+    importance: tuple[tuple[str, float], ...]
+    front_metrics: tuple[tuple[str, Goal], ...]
+    front: tuple[str, ...]
+    """Trials on the Pareto front of these metrics."""
+    decisions: tuple[DecisionRecord, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    data: DataFacts
+    cost: Cost
+    provenance: Provenance
+    notes: tuple[str, ...]
+    """What could not be read, and what is amiss with single trials."""
+
+    @property
+    def objective(self) -> Objective:
+        return self.objectives[0]
+
+    @property
+    def trials(self) -> tuple[Standing, ...]:
+        return tuple(each for each in self.standings if not each.is_baseline)
+
+    @property
+    def baselines(self) -> tuple[Standing, ...]:
+        return tuple(each for each in self.standings if each.is_baseline)

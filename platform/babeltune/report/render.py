@@ -1,0 +1,57 @@
+"""A page as HTML or Markdown. Every text is escaped; only the markup of the charts is passed on as it is."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from babeltune.report.document import Code, Document, Figure, Items, Table, Text
+
+Format = Literal["html", "md"]
+KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
+
+
+def render(document: Document, format_: Format) -> str:
+    """The page as one self-contained text."""
+    environment = Environment(
+        loader=PackageLoader("babeltune.report", "templates"),
+        autoescape=format_ == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"kind": lambda block: KINDS[type(block)], "md": markdown, "fence": fence, "code": code}
+    environment.globals["markup"] = Markup
+    text: str = environment.get_template(f"report.{format_}.j2").render(document=document)
+    return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
+
+
+SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$])")
+"""What Markdown, or the HTML in it, could take for markup."""
+QUOTED = re.compile(r"(`[^`]+`)")
+"""A command within a sentence."""
+
+
+def code(text: str) -> Markup:
+    """A sentence as HTML, in which what stands in backticks is code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def markdown(text: str) -> str:
+    """A text as Markdown shows it, on one line."""
+    parts = QUOTED.split(" ".join(text.split()))
+    return "".join(part.replace("|", r"\|") if QUOTED.fullmatch(part) else _plain(part) for part in parts)
+
+
+def _plain(text: str) -> str:
+    return SPECIAL.sub(r"\\\1", text).replace("&", "&amp;").replace("\\<", "&lt;")
+
+
+def fence(text: str) -> str:
+    """Enough backticks to enclose the text."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    return "`" * max(3, longest + 1)

@@ -1,0 +1,87 @@
+"""Numbers and verdicts of a report in words."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from babeltune.records import Scalar
+from babeltune.report.charts import short
+from babeltune.report.record import Z95, Standing, SweepReport
+
+
+def score(value: float | None) -> str:
+    """A score with four digits."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def interval(each: Standing) -> str:
+    """The 95 % interval of a value."""
+    return "–" if each.interval is None else "{:.4f} to {:.4f}".format(*each.interval)
+
+
+def setting(value: Scalar) -> str:
+    """A searched value as short as it can be read."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def settings(each: Standing) -> str:
+    """All searched values of a trial."""
+    return ", ".join(f"{name}={setting(value)}" for name, value in each.row.params.items())
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as hours, minutes and seconds."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+
+
+def verdict(report: SweepReport) -> tuple[str, str]:
+    """Which trial is the best, and what to do with that: a sentence each."""
+    return _best(report), _next(report)
+
+
+def _best(report: SweepReport) -> str:
+    best, metric = report.winner, short(report.objective.metric)
+    among = sum(each.row.best is not None for each in report.trials)
+    known = {each.row.name: each.value for each in report.baselines if each.value is not None}
+    against = [f"{name} {score(value)}" for name, value in known.items()]
+    range_ = f" (95 % interval {interval(best)})" if best.interval is not None else ""
+    one = "the only trial with a score" if among == 1 else f"the best of {among} trials"
+    beside = f", against {', '.join(against)}" if against else ""
+    return f"{best.row.name} is {one}: {metric} {score(best.value)}{range_}{beside}."
+
+
+def _next(report: SweepReport) -> str:
+    if report.decisions:
+        record = report.decisions[-1]
+        decision = record.decision
+        when = f"on {record.time[:10]}"
+        if decision.registered:
+            return f"{decision.trial} was promoted {when} as {decision.registered}."
+        if decision.verdict == "refuse":
+            why = f": {decision.reasons[0]}" if decision.reasons else ""
+            return f"Its promotion {when} refused {decision.trial}{why}."
+        if decision.verdict == "tie":
+            return f"Its promotion {when} found {decision.trial} as good as the champion, whose alias stays."
+        return f"A dry run {when} would promote {decision.trial}; `babeltune promote {report.sweep}` does."
+    command = f"babeltune promote {shlex.quote(report.sweep)}"
+    return f"{_lead(report)}; `{command}` scores it once more and registers it."
+
+
+def _lead(report: SweepReport) -> str:
+    """How far the winner is ahead, and whether chance explains it."""
+    best = report.winner
+    others = [each for each in report.trials if each is not best and each.row.state == "finished" and each.value]
+    if not others or best.value is None or others[0].value is None:
+        return "No other trial has finished"
+    second = others[0]
+    ahead = f"It is {abs(best.value - others[0].value):.4f} ahead of {second.row.name}"
+    if best.error is None or second.error is None:
+        return ahead
+    noise = Z95 * math.hypot(best.error, second.error)
+    than = "more" if abs(best.value - others[0].value) > noise else "less"
+    return f"{ahead}, {than} than the {noise:.4f} by which two such scores may differ through chance"

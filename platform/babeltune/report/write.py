@@ -1,0 +1,67 @@
+"""Makes a sweep's report and puts it where it belongs: a file that the user names, or the sweep's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from babeltune.data.files import write_whole
+from babeltune.errors import SpecError, SweepError
+from babeltune.report.gather import gather
+from babeltune.report.record import SweepReport
+from babeltune.report.render import Format, render
+from babeltune.report.sections import MOST_ROWS, document
+from babeltune.sweeps.folder import SweepFolder
+from babeltune.sweeps.places import Places
+
+LARGEST = 2_000_000
+"""Bytes of a report. Above it, tables and charts show fewer trials."""
+FEWEST_ROWS = 20
+"""Below this many trials nothing is left out for the size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A report that was written."""
+
+    sweep: str
+    path: Path
+    bytes: int
+    winner: str
+    notes: tuple[str, ...]
+
+
+def page(report: SweepReport, format_: Format) -> str:
+    """The report as text, with as many trials as its size allows."""
+    most = MOST_ROWS
+    while len((text := render(document(report, most), format_)).encode()) > LARGEST and most > FEWEST_ROWS:
+        most //= 2
+    return text
+
+
+def write_report(folder: SweepFolder, places: Places, format_: Format = "html", out: Path | None = None) -> Written:
+    """Writes the sweep's report to `out`, or into the sweep's folder and the storage that it mirrors.
+
+    Raises `SweepError` for a sweep without a finished trial and for a place that refuses, `SpecError` for an `out` that
+    is a folder or lies in none.
+    """
+    if out is not None:
+        check_place(out)
+    report = gather(folder)
+    path = folder.path / f"report.{format_}" if out is None else out
+    text = page(report, format_).encode()
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise SweepError(f"{path} cannot be written ({error.strerror}); name a file that can be with --out") from error
+    if out is None:
+        places.keep_record(path)
+    return Written(sweep=folder.id, path=path, bytes=len(text), winner=report.winner.row.name, notes=report.notes)
+
+
+def check_place(out: Path) -> None:
+    """`SpecError` unless a file can be called `out`."""
+    if out.is_dir():
+        raise SpecError(f"--out {out} is a folder; name a file, such as {out / 'report.html'}")
+    if not out.parent.is_dir():
+        raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")

@@ -1,0 +1,127 @@
+"""The command that writes a report, and the report at the end of a sweep."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from mlflow import MlflowClient
+
+from babeltune.cli.report import report_at_the_end
+from babeltune.sweeps.folder import SweepFolder, outcome
+from babeltune.sweeps.leaderboard import winner
+
+
+@pytest.fixture
+def home(copied, monkeypatch):
+    """The default cluster's storage is a copy of the finished sweep's: (sweep's folder)."""
+    _, folder, _ = copied
+    monkeypatch.setenv("BABELTUNE_HOME", str(folder.path.parents[1]))
+    return folder
+
+
+def test_a_report_goes_into_the_sweeps_folder(command, home):
+    code, out, err = command("report")
+    path = home.path / "report.html"
+    assert (code, err) == (0, "")
+    assert out == f"report: {path}\n"
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_report_goes_into_the_file_that_is_named(command, home, tmp_path):
+    out_file = tmp_path / "mine.md"
+    code, out, _ = command("report", home.id, "--out", out_file, "--format", "md", "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert said["path"] == str(out_file)
+    assert said["winner"] == winner(home).name
+    assert out_file.read_text(encoding="utf-8").startswith("# Sweep searched\n")
+    assert not (home.path / "report.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["no-such-sweep"], 2, "no sweep 'no-such-sweep'"),
+        (["searched", "--out", "{tmp}/none/report.html"], 2, "there is no folder {tmp}/none; make it, or name"),
+        (["searched", "--out", "{tmp}"], 2, "--out {tmp} is a folder; name a file, such as {tmp}/report.html"),
+        (["searched", "--out", "/proc/report.html"], 1, "/proc/report.html cannot be written ("),
+        (["searched", "--format", "png"], 2, "'png' is not one of"),
+    ],
+    ids=["unknown sweep", "no folder", "a folder", "unwritable", "unknown format"],
+)
+def test_a_report_that_cannot_be_made_says_why_in_one_line(command, home, tmp_path, given, code, words):
+    found, out, err = command("report", *(each.format(tmp=tmp_path) for each in given))
+    assert (found, out) == (code, "")
+    assert words.format(tmp=tmp_path) in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_sweep_without_a_finished_trial_is_one_line(command, home):
+    for place in home.trials():
+        outcome(place, "stopped")
+    code, _, err = command("report")
+    assert code == 1
+    assert f"sweep {home.id} has no finished trial" in err
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_trial_is_warned_of_and_the_report_is_made(command, home):
+    (home.trial(1) / "trial.json").write_text("{", encoding="utf-8")
+    (home.path / "results.jsonl").unlink()
+    code, _, err = command("report")
+    assert code == 0
+    assert "t0001" in err
+    assert (home.path / "report.html").is_file()
+
+
+def artifacts(cluster):
+    client = MlflowClient(cluster.mlflow)
+    runs = client.search_runs(
+        [each.experiment_id for each in client.search_experiments()], "tags.`babeltune.role` = 'sweep'"
+    )
+    return [file.path for run in runs for file in client.list_artifacts(run.info.run_id)]
+
+
+def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_once(copied):
+    _, folder, cluster = copied
+    path = report_at_the_end(folder, cluster)
+    assert path == folder.path / "report.html"
+    assert artifacts(cluster) == ["report.html"]
+    made = path.stat().st_mtime_ns
+    assert report_at_the_end(folder, cluster) == path
+    assert path.stat().st_mtime_ns == made
+    later = path.stat().st_mtime + 60
+    os.utime(folder.path / "state.json", (later, later))
+    report_at_the_end(folder, cluster)
+    assert path.stat().st_mtime_ns > made, "a sweep that went on gets a new one"
+
+
+def test_a_report_that_fails_is_one_line_and_fails_no_sweep(copied, capfd):
+    _, folder, cluster = copied
+    (folder.path / "report.html").mkdir()
+    assert report_at_the_end(folder, cluster) is None
+    err = capfd.readouterr().err
+    assert err.startswith("report: SweepError: ")
+    assert err.count("\n") == 1
+
+
+def test_a_tracking_server_that_is_away_is_one_line_and_the_report_is_there(copied, capfd, tmp_path):
+    _, folder, cluster = copied
+    (tmp_path / "file").touch()
+    away = replace(cluster, mlflow=f"sqlite:///{tmp_path}/file/mlflow.db")
+    assert report_at_the_end(folder, away) == folder.path / "report.html"
+    err = capfd.readouterr().err
+    assert "does not take the report" in err
+    assert err.count("\n") == 1
+
+
+def test_submitting_a_finished_sweep_again_ends_with_the_reports_place(command, home, tiny_file):
+    overlay = home.path.parents[2] / "searched.yaml"
+    from conftest import SEARCHED
+
+    overlay.write_text(SEARCHED, encoding="utf-8")
+    code, out, err = command("submit", tiny_file, "--with", overlay)
+    assert code == 0, err
+    assert f"report: {home.path / 'report.html'}\nnext: " in out
+    assert SweepFolder(home.path).state() == "finished"
