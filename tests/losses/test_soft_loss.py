@@ -73,6 +73,30 @@ def test_tiles_equal_the_formula_in_value_and_gradient(case):
         torch.testing.assert_close(found.grad.double(), wanted.grad, rtol=1e-4, atol=3e-5 / tau)
 
 
+@pytest.mark.parametrize("labelled", [True, False])
+def test_similarities_that_are_kept_give_what_those_made_again_give(labelled, monkeypatch):
+    def values():
+        x, y = (unit(40, 6, seed).requires_grad_() for seed in (0, 1))
+        texts = torch.arange(40) % 30
+        labels = soft_labels(unit(40, 4, 2), Ranks(), temperature=0.1, tile=16) if labelled else None
+        value, _ = tiled_cross_entropy(
+            x,
+            y,
+            temperature=0.1,
+            labels=labels,
+            label_rows=1.0 if labelled else 0.0,
+            repeats=None if labelled else Repeats(texts, texts, 0),
+            tile=16,
+        )
+        value.backward()
+        return value.detach(), x.grad, y.grad
+
+    kept = values()
+    monkeypatch.setattr("babeltune.losses.soft_loss.KEPT", 0)
+    for found, expected in zip(kept, values(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.trap(8)
 @settings(max_examples=30, deadline=None)
 @given(

@@ -122,6 +122,16 @@ def test_the_tables_gradient_is_the_dense_one_and_names_the_rows_of_the_batch_al
     torch.testing.assert_close(sparse.to_dense(), dense.weight.grad)
 
 
+def test_a_sentence_without_tokens_gives_the_table_no_gradient():
+    made = encoder(projection=None)
+    made.table.weight.requires_grad_()
+    (made(tokens_from([[], [7], []])) * torch.randn(3, made.dim)).sum().backward()
+    assert made.word_embeddings.grad.indices()[0].tolist() == [7]
+    made.word_embeddings.grad = None
+    made(tokens_from([[], []])).sum().backward()
+    assert made.word_embeddings.grad.indices().numel() == 0
+
+
 def with_ngrams(tokens, buckets=1000, special=()):
     torch.manual_seed(0)
     ngrams = TokenNgrams(tokens, width=8, buckets=buckets, special=special)

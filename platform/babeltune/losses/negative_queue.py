@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from babeltune.losses.soft_loss import PLAIN
 from babeltune.method import Gather
+from babeltune.products import product
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -131,7 +132,7 @@ class _LogSums(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):
             for start in range(0, len(candidates), tile):
                 at = slice(start, start + tile)
-                products = left @ candidates[at].T
+                products = product(left, candidates[at].T)
                 kept = negatives.keep(products[rows:] if filtered else None, ids[at], at)
                 values = products[:rows].div_(temperature).masked_fill_(~kept, -torch.inf)
                 counts += kept.sum(1)
@@ -145,7 +146,7 @@ class _LogSums(torch.autograd.Function):
                 values.exp_()
                 sums += values.sum(1, keepdim=True)
                 if wanted:
-                    means.addmm_(values, candidates[at])
+                    means += product(values, candidates[at])
         if wanted:
             ctx.mean = means.div_(sums * temperature).masked_fill_(sums == 0, 0.0)
         if not filtered:

@@ -16,7 +16,7 @@ w_ij, and one tile of labels serves two tiles of S.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,15 @@ from torch.autograd.function import once_differentiable
 
 from babeltune.losses.repeats import Repeats
 from babeltune.method import Gather
+from babeltune.products import product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 TILE = {"cpu": 512, "cuda": 8192}
 """Rows and columns of a tile."""
-
+KEPT = 1 << 22
+"""Similarities of a global batch that are kept from the first pass to the second: 16 MB."""
 
 PLAIN = 50.0
 """Largest |v| of which fp32 has room to sum e^v as it is."""
@@ -99,7 +101,7 @@ class Labels:
 
     def similarities(self, i: slice, j: slice) -> Tensor:
         """A tile of a_i·a_j / tau'."""
-        return (self.own[i] @ self.everyone[j].T).div_(self.temperature)
+        return product(self.own[i], self.everyone[j].T).div_(self.temperature)
 
     @cached_property
     @torch.no_grad()
@@ -127,7 +129,7 @@ def soft_labels(
         for i in _spans(len(own), tile):
             for j in _spans(len(everyone), tile):
                 if not alone or i.start <= j.start:
-                    similarities = (own[i] @ everyone[j].T).div_(temperature)
+                    similarities = product(own[i], everyone[j].T).div_(temperature)
                     _add(similarities, sums, i, sums if alone and i.start < j.start else None, j)
     log_z = sums.log()
     return Labels(own, everyone, log_z, gather(log_z.unsqueeze(1)).squeeze(1), temperature, tile)
@@ -158,18 +160,19 @@ class _Work:
     repeats: Repeats | None
     temperature: float
     tile: int
-    only: Tensor | None = None
-    """S, if it is one tile."""
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """The tiles of S by first row and column, if S is one tile or small. Else the second pass makes them again."""
 
     def similarities(self, left: _Side, right: _Side, i: slice, j: slice) -> Tensor:
         """A tile of S (of S transposed when `left` is the columns)."""
-        if self.only is not None:
-            return self.only
-        tile = (left.vectors[i] @ right.vectors[j].T).div_(self.temperature)
+        if (found := self.kept.get((i.start, j.start) if left is self.rows else (j.start, i.start))) is not None:
+            return found if left is self.rows else found.T
+        tile = product(left.vectors[i], right.vectors[j].T).div_(self.temperature)
         if self.repeats is not None:
             self.repeats.drop(tile, i, j)
-        if tile.shape == (len(self.rows.vectors), len(self.columns.vectors)):
-            self.only = tile
+        whole = len(self.rows.vectors) * len(self.columns.vectors)
+        if left is self.rows and (whole <= KEPT or whole == tile.numel()):
+            self.kept[i.start, j.start] = tile
         return tile
 
     def find_sums(self, beside: Tensor | None) -> None:
@@ -213,15 +216,15 @@ class _Work:
                     (left.label_weight, left.label_log_z, i),
                     (right.label_weight, right.label_log_z, j),
                 )
-                totals[0] += torch.dot(labels.view(-1), values.view(-1))
+                totals[0] += torch.dot(labels.view(-1), values.reshape(-1))
                 totals[1] += torch.dot(labels.view(-1), teacher.view(-1))
             if left.gradient is not None and right.gradient is not None:
                 powers = values.exp() if 1 / self.temperature <= PLAIN else None
                 change = _softmaxes(values, powers, (left.weights, left.sums, i), (right.weights, right.sums, j))
                 if labels is not None:
                     change -= labels
-                left.gradient[i].addmm_(change, right.vectors[j])
-                right.gradient[j].addmm_(change.T, left.vectors[i])
+                left.gradient[i] += product(change, right.vectors[j])
+                right.gradient[j] += product(change.T, left.vectors[i])
         return totals[0], totals[1]
 
 
@@ -318,8 +321,8 @@ def tiled_cross_entropy(
         tile = labels.tile
     own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
     work = _Work(
-        _Side(x.detach().float(), row_weights, label_rows, own_z),
-        _Side(y.detach().float(), column_weights, label_columns, all_z),
+        _Side(x.detach().float().contiguous(), row_weights, label_rows, own_z),
+        _Side(y.detach().float().contiguous(), column_weights, label_columns, all_z),
         labels,
         repeats,
         temperature,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import unicodedata
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
+
+from babeltune.models.rows import mean_of_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -48,32 +49,7 @@ class TokenNgrams(nn.Module):
         counts = ends - firsts
         starts = counts.cumsum(0) - counts
         places = torch.arange(int(counts.sum()), device=tokens.device) + (firsts - starts).repeat_interleave(counts)
-        found: Tensor = _MeanOfRows.apply(self.table.weight, self.ids[places], counts)  # type: ignore[no-untyped-call]
-        return found
-
-
-class _MeanOfRows(torch.autograd.Function):
-    """The means of some rows of a table. Its gradient names each row once, and neither pass copies the rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, table: Float[Tensor, "rows width"], ids: Int[Tensor, "ids"], counts: Int[Tensor, "means"]
-    ) -> Float[Tensor, "means width"]:
-        """`ids` are the rows of the first mean, then those of the second; `counts` how many each has."""
-        ctx.save_for_backward(ids, counts)
-        ctx.rows = len(table)
-        return embedding_bag(ids, table.detach(), counts.cumsum(0) - counts, mode="mean")
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Float[Tensor, "means width"]) -> tuple[Tensor, None, None]:
-        ids, counts = ctx.saved_tensors
-        ordered, order = ids.sort(stable=True)
-        rows, repeats = torch.unique_consecutive(ordered, return_counts=True)
-        means = torch.arange(len(counts), device=ids.device).repeat_interleave(counts)[order]
-        shares = gradients[0] / counts.clamp(min=1).unsqueeze(1)
-        values = embedding_bag(means, shares, repeats.cumsum(0) - repeats, mode="sum")
-        size = (ctx.rows, values.shape[1])
-        return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, check_invariants=False), None, None
+        return mean_of_rows(self.table.weight, self.ids[places], counts)
 
 
 def ngrams(token: str) -> list[str]:

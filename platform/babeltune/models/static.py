@@ -15,13 +15,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import embedding, embedding_bag, normalize
+from torch.nn.functional import normalize
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
 from babeltune.models.dense import read_dense
 from babeltune.models.hub import check_files, listed_modules, model_folder
 from babeltune.models.ngrams import TokenNgrams
+from babeltune.models.rows import mean_of_rows
+from babeltune.products import linear
 from babeltune.records import Student
 
 if TYPE_CHECKING:
@@ -93,25 +95,21 @@ class StaticEncoder(nn.Module):
         with torch.autocast(tokens.ids.device.type, enabled=False):
             vectors = self.dropout(self._means(tokens))
             if self.projection is not None:
-                vectors = self.projection(vectors)
+                vectors = linear(vectors, self.projection.weight, self.projection.bias)
             return normalize(vectors, dim=-1) if self.normalize else vectors
 
     def _means(self, tokens: Tokens) -> Float[Tensor, "sentences width"]:
-        """The mean token vector of each sentence.
-
-        In training each distinct token's row is taken out of the table once: what comes back is one gradient a row.
-        """
-        starts = tokens.lengths.cumsum(0) - tokens.lengths
-        starts = starts.to(tokens.ids.device)
-        if not torch.is_grad_enabled() and self.ngrams is None:
-            means: Tensor = self.table(tokens.ids, starts)
+        """The mean token vector of each sentence."""
+        ids, counts = tokens.ids, tokens.lengths.to(tokens.ids.device)
+        means = mean_of_rows(self.word_embeddings, ids, counts)
+        if self.ngrams is None:
             return means
-        rows, ids = torch.unique(tokens.ids, return_inverse=True)
-        return embedding_bag(ids, self._vectors(rows), starts, mode="mean")
+        rows, places = torch.unique(ids, return_inverse=True)
+        return means + mean_of_rows(self.ngrams(rows), places, counts, sparse=False)
 
     def _vectors(self, rows: Int[Tensor, "rows"]) -> Float[Tensor, "rows width"]:
         """The vectors of these tokens."""
-        own = embedding(rows, self.table.weight, sparse=True)
+        own = self.word_embeddings[rows]
         return own if self.ngrams is None else own + self.ngrams(rows)
 
 

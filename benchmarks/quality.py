@@ -1,0 +1,196 @@
+"""What benchmarks of quality share: text, scores, training for so many CPU seconds, and rows on disk.
+
+`benchmarks.encoder` and `benchmarks.quality_curve` use it. Each training is one row in a file of its own, so that a
+benchmark can be interrupted, run as several jobs, and printed once all rows are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from datasets import disable_progress_bars
+from transformers.utils import logging
+
+from babeltune.data.eval_sets import read_tasks
+from babeltune.data.prepare import prepare
+from babeltune.data.prepared import Prepared, TextTask
+from babeltune.errors import TrainingError
+from babeltune.promotion.export import export_trial
+from babeltune.promotion.rescore import score
+from babeltune.records import Sweep, Trial
+from babeltune.spec.space import default_params, make_trial
+from babeltune.spec.sweep_file import data_root, read_sweep
+from babeltune.training.meter import Meter
+from benchmarks.race import one_thread
+from benchmarks.work import start, texts_of
+
+REAL = "benchmarks/data/en_fra_rus_jpn_kor.yaml"
+TRIED = 12
+"""Batches after which a training's speed is known."""
+SHOWN = {
+    "Tatoeba": "test/tatoeba/accuracy",
+    "NTREX": "dev/ntrex/accuracy",
+    "STS-B": "test/stsb_test/spearman",
+    "KorSTS": "test/korsts_test/spearman",
+}
+"""Title of a score -> its metric."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training and its scores."""
+
+    name: str
+    seconds: float
+    """CPU seconds that it was given."""
+    seed: int
+    pairs: int
+    """Rows seen."""
+    spent: float
+    """CPU seconds from its first batch to the end of its export, the trial of its speed included."""
+    scores: dict[str, float]
+    """By the titles in `SHOWN`."""
+
+    @property
+    def file(self) -> str:
+        """The row's file in the folder of rows."""
+        return f"{self.name}-{self.seconds:g}-{self.seed}.json".replace(" ", "-")
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rows that are there, shortest training first."""
+    rows = [Row(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted(folder.glob("*.json"))]
+    return sorted(rows, key=lambda row: (row.seconds, row.name, row.seed))
+
+
+def write_row(folder: Path, row: Row) -> None:
+    """Keeps the row; a reader sees all of it or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{row.file}"
+    draft.write_text(json.dumps(asdict(row), indent=1) + "\n", encoding="utf-8")
+    draft.replace(folder / row.file)
+
+
+class Work:
+    """A sweep's pairs, the teacher's vectors, and the sets that all students are scored on."""
+
+    def __init__(self, sweep: Sweep, storage: Path) -> None:
+        started = time.process_time()
+        self.sweep, self.storage = sweep, storage
+        self.prepared: Prepared = prepare(sweep, storage)
+        self.preparation = time.process_time() - started
+        root = data_root(sweep)
+        self.sets: dict[str, list[TextTask]] = {
+            kind: read_tasks(tasks, root, sweep.data)
+            for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test))
+        }
+
+    def trial(self, seed: int) -> Trial:
+        return make_trial(replace(self.sweep, seed=seed), 0, default_params(self.sweep))
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """The anchors and the targets of all pairs."""
+        texts, pairs = texts_of(self.prepared), self.prepared.pairs()
+        return [texts[i] for i in pairs[:, 0]], [texts[i] for i in pairs[:, 1]]
+
+    def scores(self, folder: Path) -> dict[str, float]:
+        """The scores of an exported model."""
+        found: dict[str, float] = {}
+        for kind, tasks in self.sets.items():
+            found |= score(str(folder), tasks, kind)
+        return {title: found[metric] for title, metric in SHOWN.items()}
+
+
+def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *assignments: str) -> Work:
+    """A sweep file on real text, with these settings in place of what it searches; assignments are as of `--set`."""
+    return Work(read_fixed(sweep_file, settings, *assignments), storage)
+
+
+def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: str) -> Sweep:
+    """The sweep file, with what it searches at these values, and without points where the search begins."""
+    fixed = [f"parameters.{key}={{const: {value}}}" for key, value in settings.items()]
+    return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *fixed, *assignments])
+
+
+def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
+    """The pairs that a trial trains on in so many CPU seconds, by the speed of its first batches."""
+    run, meter = start(trial, prepared), Meter(every=10**9)
+    tried = min(TRIED, len(run.schedule) - 1)
+    if tried < 1:
+        raise TrainingError("a speed is measured on two batches and more; give the trial more pairs")
+    run.one_step(0, meter, flush=False)
+    started = time.process_time()
+    for step in range(1, tried + 1):
+        run.one_step(step, meter, flush=False)
+    speed = (run.schedule.seen[tried] - run.schedule.seen[0]) / (time.process_time() - started)
+    return int(speed * seconds)
+
+
+def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
+    """Trains for so many CPU seconds, at whose end the schedule ends; exports into the folder; returns the pairs."""
+    pairs = max(trial.training.global_batch, pairs_within(trial, work.prepared, seconds))
+    trial = replace(trial, training=replace(trial.training, pairs=pairs, reports=1))
+    run, meter = start(trial, work.prepared), Meter(every=10**9)
+    for step in range(len(run.schedule)):
+        run.one_step(step, meter, flush=False)
+    export_trial(work.sweep, trial, work.prepared, run.learner.encoder, run.learner.method, folder)
+    return pairs
+
+
+Contestant = Callable[[float, int, Path], tuple[int, Work]]
+"""Trains for so many CPU seconds with a seed into a folder; returns the pairs seen, and the work that scores it."""
+
+
+def add_options(parser: argparse.ArgumentParser, *, seconds: Sequence[float], seeds: Sequence[int]) -> None:
+    """The options of a benchmark of quality."""
+    parser.add_argument("--seconds", type=float, nargs="+", default=seconds, help="CPU seconds of each training")
+    parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="who trains; all by default")
+    parser.add_argument("--storage", type=Path, help="where prepared text and teacher vectors are kept")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FOLDER", help="keeps each row here; rows that are here are not trained again"
+    )
+    parser.add_argument("--table", action="store_true", help="trains nothing: prints the rows of --rows")
+
+
+def run_rows(
+    given: argparse.Namespace, names: Iterable[str], make: Callable[[Path], Mapping[str, Contestant]]
+) -> list[Row]:
+    """Trains and scores what is asked for and not there yet; returns all rows. `make` gets the storage."""
+    if unknown := set(given.only or ()) - set(names):
+        raise SystemExit(f"nobody is named {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    if given.table and not given.rows:
+        raise SystemExit("--table prints the rows of a folder; name it with --rows FOLDER")
+    if given.table:
+        return read_rows(given.rows)
+    one_thread()
+    disable_progress_bars()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    with TemporaryDirectory() as temporary:
+        folder = given.rows or Path(temporary) / "rows"
+        there = {row.file for row in read_rows(folder)}
+        contestants = make(given.storage or Path(temporary) / "storage")
+        for seconds in given.seconds:
+            for name in given.only or names:
+                for seed in given.seeds:
+                    if Row(name, seconds, seed, 0, 0, {}).file not in there:
+                        exported = Path(temporary) / f"{name}-{seconds:g}-{seed}".replace(" ", "-")
+                        write_row(folder, _row(contestants[name], name, seconds, seed, exported))
+        return read_rows(folder)
+
+
+def _row(train: Contestant, name: str, seconds: float, seed: int, folder: Path) -> Row:
+    started = time.process_time()
+    pairs, work = train(seconds, seed, folder)
+    spent = time.process_time() - started
+    row = Row(name, seconds, seed, pairs, spent, work.scores(folder))
+    shown = " ".join(f"{title} {value:.3f}" for title, value in row.scores.items())
+    print(f"{name}, {seconds:g} s, seed {seed}: {pairs:,} rows in {spent:.0f} s, {shown}", flush=True)
+    return row

@@ -1,0 +1,98 @@
+"""The benchmarks of quality: rows that outlive an interruption, their tables, and a training of given CPU seconds."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from babeltune.spec.space import default_params, make_trial
+from babeltune.spec.sweep_file import read_sweep
+from benchmarks import encoder, quality_curve
+from benchmarks.quality import SHOWN, Row, Work, read_fixed, read_rows, train_within, write_row
+
+pytestmark = pytest.mark.usefixtures("one_thread", "offline")
+
+
+def row(name, seconds=60.0, seed=0, score=0.5):
+    return Row(name, seconds, seed, 1000, 1.5, dict.fromkeys(SHOWN, score))
+
+
+def test_rows_are_read_as_they_were_written_and_each_is_one_file(tmp_path):
+    rows = [row("mse"), row("static 0.1"), row("static 0.1", seed=1), row("mse", 300.0)]
+    for one in reversed(rows):
+        write_row(tmp_path, one)
+    assert read_rows(tmp_path) == rows
+    write_row(tmp_path, row("mse", score=0.7))
+    assert [one.scores["NTREX"] for one in read_rows(tmp_path)] == [0.7, 0.5, 0.5, 0.5]
+
+
+def test_a_row_that_is_there_is_not_trained_again(tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise AssertionError("trained again")
+
+    write_row(tmp_path, row("mse"))
+    monkeypatch.setattr(encoder, "contestants", lambda _: {"mse": refuse})
+    assert encoder.main(["--only", "mse", "--seconds", "60", "--seeds", "0", "--rows", str(tmp_path)]) == 0
+    with pytest.raises(AssertionError, match="trained again"):
+        encoder.main(["--only", "mse", "--seconds", "60", "--seeds", "1", "--rows", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("ours", "code"), [(0.7, 0), (0.51, 1)])
+def test_the_table_has_the_rows_that_are_there_and_fails_where_a_goal_is_missed(tmp_path, capsys, ours, code):
+    for one in (row("ours", score=ours), row("static 0.1", score=0.4), row("static 0.1", seed=1, score=0.6)):
+        write_row(tmp_path, one)
+    assert encoder.main(["--rows", str(tmp_path), "--table"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["60", "CPU", "s", *SHOWN]
+    assert lines[3].startswith("static 0.1        0.500 ± 0.100")
+    assert lines[3].endswith("(2)")
+    assert f"Tatoeba: ours is {ours - 0.5:+.3f} from the best of the others; goal +0.02" in lines
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(["--only", "nobody"], "nobody is named nobody"), (["--table"], "--rows FOLDER")]
+)
+def test_what_a_benchmark_of_quality_cannot_do_is_one_line(given, expected):
+    with pytest.raises(SystemExit, match=expected) as ended:
+        encoder.main(given)
+    assert "\n" not in str(ended.value)
+
+
+def test_the_curves_page_and_picture_hold_every_row(tmp_path, capsys):
+    for one in (row("static", 10, score=0.4), row("static", 100, score=0.61), row("transformer", 10, score=0.2)):
+        write_row(tmp_path / "rows", one)
+    given = ["--rows", str(tmp_path / "rows"), "--table", "--docs", str(tmp_path)]
+    quality_curve.main(given)
+    page, picture = ((tmp_path / name).read_bytes() for name in ("quality.md", "quality.svg"))
+    lines = page.decode().splitlines()
+    assert "| static | 100 | 1,000 | 0.610 | 0.610 | 0.610 | 0.610 |" in lines
+    assert [line.split(" | ")[0] for line in lines[-3:]] == ["| static", "| static", "| transformer"]
+    assert all(f">{title}<".encode() in picture for title in (*SHOWN, "static", "transformer"))
+    quality_curve.main(given)
+    assert (tmp_path / "quality.svg").read_bytes() == picture
+
+
+def test_a_training_of_some_cpu_seconds_ends_its_schedule_and_exports(tmp_path, tiny_file, tiny_storage):
+    student = "student={kind: static, width: 16, projection: teacher, vocabulary: 500, max_tokens: 32}"
+    work = Work(read_sweep(tiny_file, assignments=[student, "training.pairs=4096"]), tiny_storage)
+    trial = work.trial(3)
+    assert trial.seed == 3
+    pairs = train_within(work, trial, 0.2, tmp_path / "model")
+    assert pairs >= trial.training.global_batch
+    model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    assert model.encode(["one sentence"]).shape == (1, work.prepared.teacher_dim)
+    transformer = "student={layers: 1, width: 16, heads: 2, feed_forward: 32, max_tokens: 32, projection: teacher}"
+    start = f"student.embeddings_from={tmp_path / 'model'}"
+    work = Work(read_sweep(tiny_file, assignments=[transformer, start, "training.pairs=4096"]), tiny_storage)
+    train_within(work, work.trial(3), 0.2, tmp_path / "second")
+    assert (tmp_path / "second" / "modules.json").is_file()
+
+
+def test_every_student_of_the_curve_is_a_trial_of_the_sweep():
+    for settings, kind in ((encoder.SETTINGS, "static"), (quality_curve.TRANSFORMER, "transformer")):
+        sweep = read_fixed(encoder.SWEEP, settings)
+        student = make_trial(sweep, 0, default_params(sweep)).student
+        assert (student.kind, student.vocabulary) == (kind, settings["student.vocabulary"])
