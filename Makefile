@@ -32,7 +32,7 @@ INSTALLED := $(VENV)/.installed$(subst /,_,$(subst :,_,$(TORCH_INDEX)))
 DEVELOPED := $(INSTALLED).dev
 
 # What a sweep imports, so that it is compiled once and now; pip would compile four times as much.
-COMPILED := babeltune.engine.sweep, babeltune.workers.trial, babeltune.promotion.promote, mlflow.server, sentence_transformers
+COMPILED := babeltune.sweep.driver.run, babeltune.sweep.workers.run_trial, babeltune.promotion.promote, mlflow.server, sentence_transformers
 
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

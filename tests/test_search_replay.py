@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from babeltune.spec.space import sample
+from babeltune.planning.space import sample
 from benchmarks.search_replay import __main__ as replay
 from benchmarks.search_replay.record import CORPORA, sweep_of
 from benchmarks.search_replay.table import Surrogate, features, portfolio, read_table

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import optuna
 
-from babeltune.records import Sampler, Scheduler, plain
+from babeltune.files import plain
+from babeltune.schema.records import Sampler, Scheduler
 from benchmarks.search_replay.record import sweep_of
 from benchmarks.search_replay.replay import Contestant, Outcome, contest
 from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table

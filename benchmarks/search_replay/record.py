@@ -18,17 +18,17 @@ from pathlib import Path
 
 import torch
 
-from babeltune.data.files import write_json
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import Prepared
 from babeltune.errors import TrainingError
-from babeltune.losses.gather import Ranks
-from babeltune.records import Report, Sweep, plain
-from babeltune.spec.portfolio import FOLDER
-from babeltune.spec.space import make_trial, sample
-from babeltune.spec.sweep_file import read_sweep, repository, sweep_id
+from babeltune.files import plain, write_json
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.portfolio import FOLDER
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial, sample
+from babeltune.planning.sweep_file import read_sweep, repository, sweep_id
+from babeltune.schema.records import Report, Sweep
 from babeltune.training.compute import measured_rates, work_of_a_pair
-from babeltune.training.loop import Run
+from babeltune.training.trainer import TrialTrainer
 from benchmarks.race import one_thread
 from benchmarks.search_replay.table import FIRST, TABLE, Setting, Surrogate, portfolio, read_table
 from benchmarks.work import Silent
@@ -42,7 +42,7 @@ JUDGED = 1000
 SPACE = "benchmarks/search_replay/space.yaml"
 
 
-class Unsaved(Run):
+class Unsaved(TrialTrainer):
     """A trial that writes no checkpoint."""
 
     def save(self, report: Report) -> None:
@@ -62,7 +62,7 @@ def train_setting(sweep: Sweep, number: int, prepared: Prepared, folder: Path) -
     device = torch.device("cpu")
     trial = make_trial(sweep, number, sample(sweep, number))
     work = work_of_a_pair(trial, prepared, device)
-    run = Unsaved(trial, prepared, folder, Silent(), Ranks(), device)
+    run = Unsaved(trial, prepared, folder, Silent(), ProcessGroup(), device)
     started = time.process_time()
     try:
         run.train()

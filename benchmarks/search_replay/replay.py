@@ -11,10 +11,10 @@ import optuna
 from optuna.trial import TrialState
 from ray.tune.schedulers import TrialScheduler
 
-from babeltune.records import Sampler, Scalar, Scheduler
-from babeltune.search.proposals import Proposals
-from babeltune.search.tune import scheduler_for
-from babeltune.spec.space import suggest
+from babeltune.planning.space import suggest
+from babeltune.schema.records import Sampler, Scalar, Scheduler
+from babeltune.sweep.search.study import Proposals
+from babeltune.sweep.search.tune_run import scheduler_for
 from benchmarks.search_replay.table import Surrogate
 
 MOST_TRIALS = 40
