@@ -78,6 +78,7 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The site, with the reference that is generated from the code, in build/site.
@@ -97,4 +98,4 @@ table: $(DEVELOPED)
 	@$(BIN)/python -m benchmarks.tables $(TABLE)
 
 clean:
-	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
