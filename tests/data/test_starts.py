@@ -82,9 +82,7 @@ def test_a_student_begins_with_the_weights_the_tokens_and_the_scores_of_its_star
     assert scores["dev/sts/spearman"] == pytest.approx(metrics["dev/sts/spearman"], abs=1e-6)
 
 
-def test_a_start_is_copied_into_the_storage_once_whatever_happens_to_the_folder(
-    tiny_file, exported, tmp_path
-):
+def test_a_start_is_copied_into_the_storage_once_whatever_happens_to_the_folder(tiny_file, exported, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(exported("static")[0], folder)
     sweep, trial, prepared = started(tiny_file, tmp_path, folder, "static")
