@@ -32,7 +32,7 @@ INSTALLED := $(VENV)/.installed$(subst /,_,$(subst :,_,$(TORCH_INDEX)))
 DEVELOPED := $(INSTALLED).dev
 
 # What a sweep imports, so that it is compiled once and now; pip would compile four times as much.
-COMPILED := babeltune.engine.sweep, babeltune.workers.trial, babeltune.promotion.promote, mlflow.server, sentence_transformers
+COMPILED := babeltune.sweep.driver.run, babeltune.sweep.workers.run_trial, babeltune.promotion.promote, mlflow.server, sentence_transformers
 
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -78,6 +78,7 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The site, with the reference that is generated from the code, in build/site.
@@ -97,4 +98,4 @@ table: $(DEVELOPED)
 	@$(BIN)/python -m benchmarks.tables $(TABLE)
 
 clean:
-	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from babeltune.data.prepare import prepare
-from babeltune.losses.gather import Ranks
-from babeltune.records import Sweep, Training
-from babeltune.spec.space import default_params, make_trial
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Sweep, Training
+from babeltune.training.batches import make_reader, make_schedule
 from babeltune.training.compute import measured_rates, with_length, work_of_a_pair
-from babeltune.training.learner import make_learner, step_seed
-from babeltune.training.reader import make_reader, make_schedule
+from babeltune.training.step import make_train_step, step_seed
 from benchmarks.race import one_thread
 
 WITHIN = 2.0
@@ -83,18 +83,18 @@ def seconds_of_a_step(sweep: Sweep, storage: Path, rates: tuple[float, float]) -
     batch = sweep.training.global_batch
     trial = with_length(make_trial(sweep, 0, default_params(sweep)), STEPS * batch)
     counted = work_of_a_pair(trial, prepared, device).seconds(rates) * batch
-    learner, reader = make_learner(trial, prepared, Ranks(), device), make_reader(trial, prepared, device)
-    needs = learner.method.needs(learner.method.config)
+    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), device), make_reader(trial, prepared, device)
+    needs = train_step.method.needs(train_step.method.config)
     schedule = make_schedule(trial, prepared, reader, needs)
     if needs.warm_up:
-        learner.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
+        train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
     found = []
     for _ in range(REPEATS + 1):
         started = time.thread_time()
         for step in range(len(schedule)):
             rows = schedule.rows(step)
             torch.manual_seed(step_seed(trial.seed, step, 0))
-            learner.step(reader.batch(rows, len(rows), step=step), int(schedule.seen[step]))
+            train_step.step(reader.batch(rows, len(rows), step=step), int(schedule.seen[step]))
         found.append((time.thread_time() - started) * batch / int(schedule.seen[-1]))
     return counted, min(found[1:])
 

@@ -30,11 +30,11 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PrinterCallback
 
-from babeltune.data.prepare import prepare
 from babeltune.data.store import open_matrix
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
 from babeltune.promotion.export import export_trial
-from babeltune.records import Student
-from babeltune.spec.space import make_trial
+from babeltune.schema.records import Student
 from benchmarks.quality import SHOWN, TRIED, Contestant, Row, Work, add_options, read_work, run_rows, train_within
 from benchmarks.train import Clock
 from benchmarks.work import start
@@ -125,7 +125,7 @@ def distilled(work: Work, seconds: float, seed: int, folder: Path) -> int:
     trial = make_trial(sweep, 0, {})
     run = start(trial, prepared)
     untrained = folder.with_suffix(".untrained")
-    export_trial(sweep, trial, prepared, run.learner.encoder, run.learner.method, untrained)
+    export_trial(sweep, trial, prepared, run.train_step.encoder, run.train_step.method, untrained)
     assert work.prepared.teacher is not None
     anchors, targets = work.texts()
     vectors = open_matrix(Path(work.prepared.teacher)).rows(work.prepared.teacher_rows()[work.prepared.pairs()[:, 0]])

@@ -31,7 +31,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.encoder import build_student, encode_all
 from babeltune.models.hub import BUNDLED, model_folder
-from babeltune.records import Data, Source, Student, Task
+from babeltune.schema.records import Data, Source, Student, Task
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
 

@@ -2,10 +2,9 @@
 
 One forward and backward pass of the whole batch: both encode every chunk without a graph, take the gradient of the loss
 in the vectors, and encode again with a graph. Same weights, pairs and loss (scale 20), fp32, one thread. Ours is
-`Learner.backward`, as a trial calls it; the peer is `CachedMultipleNegativesRankingLoss` on our exported student, which
-is given its tokens, so that its tokenization is not in its time. Then the memory of such a step on 8,192 pairs, each in
-a process of its own: cached, which may take a quarter at most, and in one piece.
-"""
+`TrainStep.backward`, as a trial calls it; the peer is `CachedMultipleNegativesRankingLoss` on our exported student,
+which is given its tokens, so that its tokenization is not in its time. Then the memory of such a step on 8,192 pairs,
+each in a process of its own: cached, which may take a quarter at most, and in one piece."""
 
 from __future__ import annotations
 
@@ -20,8 +19,8 @@ from torch import Tensor
 from transformers.utils import logging
 
 from babeltune.data.prepared import Prepared
-from babeltune.records import Trial
-from babeltune.training.loop import Run
+from babeltune.schema.records import Trial
+from babeltune.training.trainer import TrialTrainer
 from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
 from benchmarks.train import (
     SCALE,
@@ -51,11 +50,11 @@ def make_cached_task(storage: Path, batch: int, chunk: int, **student: Any) -> t
     return replace(trial, training=training), prepared, text
 
 
-def ours(run: Run) -> float:
+def ours(run: TrialTrainer) -> float:
     """CPU seconds of the step's forward and backward passes."""
     rows = run.schedule.rows(0)
     batch = run.reader.batch(rows, len(rows))
-    return cpu_seconds(lambda: run.learner.backward(batch))
+    return cpu_seconds(lambda: run.train_step.backward(batch))
 
 
 def peer(model: SentenceTransformer, features: list[dict[str, Tensor]], chunk: int) -> float:
@@ -76,7 +75,7 @@ def passes(trial: Trial, prepared: Prepared, backward: bool) -> None:
     rows = run.schedule.rows(0)
     batch = run.reader.batch(rows, len(rows))
     if backward:
-        run.learner.backward(batch)
+        run.train_step.backward(batch)
 
 
 def memory(trial: Trial, prepared: Prepared) -> int:

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from babeltune.evaluation.metrics import candidate_scores
-from babeltune.evaluation.neighbours import Matches
-from babeltune.mining.rows import Rows
-from babeltune.mining.tiles import both_ways, nothing
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.tiles import both_ways, nothing
+from babeltune.evaluation.bitext import candidate_scores
+from babeltune.evaluation.knn import Matches
 from benchmarks.race import cpu_seconds, options, own_peak, peak_memory, race, verdict
 
 if TYPE_CHECKING:
@@ -187,8 +187,8 @@ def memory() -> dict[int, int]:
 def mined_text(count: int, model: str | None) -> dict[str, Any]:
     """Mines known pairs with English end to end, French ones first: seconds, memory, recall and precision, and the
     recall of LASER's steps on vectors of the same model."""
-    from babeltune.mining.mine import Settings, mine
-    from babeltune.mining.vectors import model_at
+    from babeltune.apps.mining.mine import Settings, mine
+    from babeltune.apps.mining.vectors import model_at
     from babeltune.models.hub import BUNDLED, model_folder
 
     data = Path(os.environ.get("BABELTUNE_DATA") or Path(__file__).parents[2] / "shared" / "data")

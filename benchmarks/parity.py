@@ -28,10 +28,10 @@ from sklearn.metrics import adjusted_rand_score, f1_score, v_measure_score
 
 from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import TextTask
+from babeltune.evaluation.clustering import SEEDS, STARTS
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.evaluation.kmeans import SEEDS, STARTS
 from babeltune.models.hub import BUNDLED, model_folder
-from babeltune.records import Data, Source, Task
+from babeltune.schema.records import Data, Source, Task
 from benchmarks.evaluation import ROOT, Ours, loaded
 from benchmarks.mteb_tasks import mteb_scores
 from benchmarks.race import one_thread

@@ -18,15 +18,15 @@ from datasets import disable_progress_bars
 from transformers.utils import logging
 
 from babeltune.data.eval_sets import read_tasks
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import Prepared, TextTask
 from babeltune.errors import TrainingError
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.export import export_trial
-from babeltune.promotion.rescore import score
-from babeltune.records import Sweep, Trial
-from babeltune.spec.space import default_params, make_trial
-from babeltune.spec.sweep_file import data_root, read_sweep
-from babeltune.training.meter import Meter
+from babeltune.promotion.fresh_scorer import score
+from babeltune.schema.records import Sweep, Trial
+from babeltune.training.averages import Averages
 from benchmarks.race import one_thread
 from benchmarks.work import start, texts_of
 
@@ -120,7 +120,7 @@ def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: st
 
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
     """The pairs that a trial trains on in so many CPU seconds, by the speed of its first batches."""
-    run, meter = start(trial, prepared), Meter(every=10**9)
+    run, meter = start(trial, prepared), Averages(every=10**9)
     tried = min(TRIED, len(run.schedule) - 1)
     if tried < 1:
         raise TrainingError("a speed is measured on two batches and more; give the trial more pairs")
@@ -136,10 +136,10 @@ def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
     """Trains for so many CPU seconds, at whose end the schedule ends; exports into the folder; returns the pairs."""
     pairs = max(trial.training.global_batch, pairs_within(trial, work.prepared, seconds))
     trial = replace(trial, training=replace(trial.training, pairs=pairs, reports=1))
-    run, meter = start(trial, work.prepared), Meter(every=10**9)
+    run, meter = start(trial, work.prepared), Averages(every=10**9)
     for step in range(len(run.schedule)):
         run.one_step(step, meter, flush=False)
-    export_trial(work.sweep, trial, work.prepared, run.learner.encoder, run.learner.method, folder)
+    export_trial(work.sweep, trial, work.prepared, run.train_step.encoder, run.train_step.method, folder)
     return pairs
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Method, Tokens, load_method, make_config
+from babeltune.method.distributed import ProcessGroup
 from benchmarks.race import cpu_seconds, options, peak_memory, race, verdict
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Ours:
         one_token_each = Tokens(ids, torch.ones_like(ids))
         batch = Batch(one_token_each, one_token_each, ids, ids, pairs, teacher_source=self.given.teacher)
         leaf = self.given.student.detach().requires_grad_()
-        loss = self.objective.loss(cast(Encode, lambda tokens: leaf), batch, Ranks())
+        loss = self.objective.loss(cast(Encode, lambda tokens: leaf), batch, ProcessGroup())
         loss.total.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
         return float(loss.total.detach()), leaf.grad

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, normalize
 
-from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Tokens, load_method, make_config
+from babeltune.method.distributed import ProcessGroup
 from benchmarks.race import SLACK, cpu_seconds, options, peak_memory, race, verdict
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def tiled(given: Vectors) -> tuple[float, Tensor]:
     one_token_each = Tokens(ids, torch.ones_like(ids))
     batch = Batch(one_token_each, one_token_each, ids, ids + pairs, pairs, teacher_source=given.teacher)
     leaf = given.student.detach().requires_grad_()
-    loss = objective.loss(cast(Encode, lambda tokens: leaf), batch, Ranks())
+    loss = objective.loss(cast(Encode, lambda tokens: leaf), batch, ProcessGroup())
     loss.total.backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
     return float(loss.total.detach()), leaf.grad

@@ -12,13 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from babeltune.cluster.connection import local_ray
-from babeltune.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training
-from babeltune.search.searcher import OnEvent
-from babeltune.search.tune import search
-from babeltune.spec.space import suggest
-from babeltune.workers.lane import Reporter
-from babeltune.workers.lanes import Lanes
+from babeltune.planning.space import suggest
+from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training
+from babeltune.sweep.search.tune_run import search
+from babeltune.sweep.search.tune_searcher import OnEvent
+from babeltune.sweep.workers.connection import local_ray
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.worker import Reporter
 from benchmarks.race import Row, options, verdict
 
 GOAL = 1 / 1.2
@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 METRIC = "dev/score"
 
 
-def work(payload: dict[str, Any], desk: Reporter, rank: int, world: int, device: str) -> None:
-    """What a lane runs as a trial: `payload["reports"]` reports over `payload["seconds"]` of sleep."""
-    for index in range(1, payload["reports"] + 1):
-        time.sleep(payload["seconds"] / payload["reports"])
-        metrics = {METRIC: payload["value"] * index}
-        last = index == payload["reports"]
+def work(assignment: dict[str, Any], dispatcher: Reporter, rank: int, world: int, device: str) -> None:
+    """What a lane runs as a trial: `assignment["reports"]` reports over `assignment["seconds"]` of sleep."""
+    for index in range(1, assignment["reports"] + 1):
+        time.sleep(assignment["seconds"] / assignment["reports"])
+        metrics = {METRIC: assignment["value"] * index}
+        last = index == assignment["reports"]
         report = {"index": index, "metrics": metrics, "last": last, "checkpoint": "", "points": [], "facts": {}}
-        if not desk.report(report):
+        if not dispatcher.report(report):
             return
 
 
@@ -53,9 +53,9 @@ def sweep_of(trials: int, reports: int, sampler: Literal["random", "tpe"]) -> Sw
     )
 
 
-def open_lanes(storage: Path) -> Lanes:
+def open_pool(storage: Path) -> WorkerPool:
     """Two lanes of one worker."""
-    return Lanes(
+    return WorkerPool(
         count=LANES,
         workers=1,
         cpus_per_worker=1,
@@ -65,23 +65,23 @@ def open_lanes(storage: Path) -> Lanes:
     )
 
 
-def wait_for(lanes: Lanes) -> None:
+def wait_for(pool: WorkerPool) -> None:
     """Until every lane waits for a trial."""
-    while lanes.free() < lanes.count:
+    while pool.free() < pool.count:
         time.sleep(0.1)
 
 
-def run(sweep: Sweep, lanes: Lanes, folder: Path, seconds: float, on_event: OnEvent) -> float:
+def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: OnEvent) -> float:
     """Seconds of one search of the sweep's trials, of so many seconds of work each."""
     folder.mkdir(parents=True)
     shape = {"reports": sweep.training.reports, "seconds": seconds, "seed": 0}
     started = time.perf_counter()
     search(
         sweep,
-        lanes=lanes,
+        pool=pool,
         folder=folder,
         suggest=lambda trial: suggest(sweep.parameters, trial),
-        make_payload=lambda _, params: {**shape, "value": params["x"]},
+        make_assignment=lambda _, params: {**shape, "value": params["x"]},
         on_event=on_event,
         trials=sweep.budget.trials,
         stop=lambda: False,
@@ -95,12 +95,12 @@ def main() -> None:
     own, sweep = TRIALS * SECONDS / LANES, sweep_of(TRIALS, REPORTS, "random")
     with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
         place, started = Path(temporary), time.perf_counter()
-        with open_lanes(place / "lanes") as lanes:
+        with open_pool(place / "lanes") as pool:
             print(f"{LANES} lanes opened in {time.perf_counter() - started:.1f} s", flush=True)
-            wait_for(lanes)
+            wait_for(pool)
             rows = []
             for number in range(given.rounds):
-                took = run(sweep, lanes, place / f"round-{number}", SECONDS, lambda *_: None)
+                took = run(sweep, pool, place / f"round-{number}", SECONDS, lambda *_: None)
                 rows.append(Row(ours=took, peer=own))
                 print(f"round {number + 1}: {rows[-1].ours:.2f} s for {own:g} s of work", flush=True)
     verdict("sweep_overhead", rows, GOAL, given, unit="wall seconds")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from babeltune.spec.cluster import read_cluster
+from babeltune.schema.cluster import read_cluster
 from babeltune.tracking.registry import champion_of
 
 FOLDER = "search_spaces/reproduce"

@@ -1,10 +1,9 @@
 """An eight-trial sweep over one teacher store against a teacher that is asked again for every batch.
 
 Trials are the quickstart's student with random proposals, each seeing as many pairs as there are; the teacher is the
-real all-MiniLM-L6-v2. Both run `Run.one_step`, as a trial does. Ours builds the store first, which counts, and reads
-it; the peer forwards each batch's distinct anchors through the same loaded teacher, by the same code in batches of
-equal length. CPU seconds of the whole sweep.
-"""
+real all-MiniLM-L6-v2. Both run `TrialTrainer.one_step`, as a trial does. Ours builds the store first, which counts, and
+reads it; the peer forwards each batch's distinct anchors through the same loaded teacher, by the same code in batches
+of equal length. CPU seconds of the whole sweep."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from torch import Tensor
 
 from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import TeacherModel, build_teacher_store, load_teacher
-from babeltune.records import Sweep, Trial
-from babeltune.spec.space import make_trial
-from babeltune.training.meter import Meter
-from babeltune.training.reader import Reader
+from babeltune.planning.space import make_trial
+from babeltune.schema.records import Sweep, Trial
+from babeltune.training.averages import Averages
+from babeltune.training.batches import Reader
 from benchmarks.race import cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, part_of, prepare_text, start, texts_of
 
@@ -93,7 +92,7 @@ class Work:
         """The loss of every step of every trial."""
         losses = []
         for trial in self.trials:
-            run, meter = start(trial, prepared), Meter(every=1)
+            run, meter = start(trial, prepared), Averages(every=1)
             if online:
                 fields = {name: getattr(run.reader, name) for name in Reader.__dataclass_fields__}
                 run.reader = OnlineReader(**fields, model=self.model)

@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from babeltune.cluster.connection import local_ray
-from babeltune.search.proposals import Proposals
+from babeltune.sweep.search.study import Proposals
+from babeltune.sweep.workers.connection import local_ray
 from benchmarks.race import Row, options, verdict
-from benchmarks.sweep_overhead import LANES, ROOT, open_lanes, run, sweep_of, wait_for
+from benchmarks.sweep_overhead import LANES, ROOT, open_pool, run, sweep_of, wait_for
 
 TRIALS, PART, REPORTS = 1000, 100, 5
 GROWTH_MIB = 40
@@ -106,9 +106,9 @@ def main() -> None:
     Proposals.ask = watch.timed(Proposals.ask)  # type: ignore[method-assign, assignment]
     with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
         place = Path(temporary)
-        with open_lanes(place / "lanes") as lanes:
-            wait_for(lanes)
-            took = run(sweep_of(TRIALS, REPORTS, "tpe"), lanes, place / "sweep", 0.0, watch)
+        with open_pool(place / "lanes") as pool:
+            wait_for(pool)
+            took = run(sweep_of(TRIALS, REPORTS, "tpe"), pool, place / "sweep", 0.0, watch)
     print(f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, allowed {GROWTH_MIB}")
     first, last = watch.seconds(1), watch.seconds(TRIALS // PART - 1)
     print(f"last hundred {last:.1f} s, second hundred {first:.1f} s")

@@ -23,8 +23,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from babeltune.records import Point
-from babeltune.tracking.mlflow_store import open_client, serve_command
+from babeltune.schema.records import Point
+from babeltune.tracking.mlflow_client import open_client, serve_command
 from babeltune.tracking.tracker import Tracker
 from benchmarks.race import Row, options, verdict
 
@@ -36,7 +36,7 @@ STEP = 0.01
 """Seconds of a training step, in which it does not touch the tracker."""
 DEAD = 3.0
 """Seconds for which the server is stopped, and for which it is dead."""
-STARTS_WITHIN = 600.0
+START_TIMEOUT_S = 600.0
 
 
 def point(step: int) -> Point:
@@ -49,7 +49,7 @@ def opened(uri: str, spool: Path, name: str) -> Tracker:
     tracker = Tracker(uri, spool, "benchmark")
     tracker.start_sweep(name, {}, {})
     tracker.start_trial(0, {}, {})
-    if not tracker.flush(STARTS_WITHIN):
+    if not tracker.flush(START_TIMEOUT_S):
         raise SystemExit(f"{uri} does not take a run: {tracker.trouble}")
     return tracker
 
@@ -60,7 +60,7 @@ def write(uri: str, spool: Path, round_: int, begin: Barrier, end: Barrier) -> N
     begin.wait()
     for step in range(1, STEPS + 1):
         tracker.metrics(0, [point(step)])
-    if not tracker.flush(STARTS_WITHIN) or tracker.refused:
+    if not tracker.flush(START_TIMEOUT_S) or tracker.refused:
         raise SystemExit(f"{uri} did not take everything: {tracker.trouble}, {tracker.refused} requests refused")
     end.wait()
     tracker.close()
@@ -77,9 +77,9 @@ def throughput(uri: str, place: Path, round_: int) -> float:
     processes = [context.Process(target=write, args=(uri, spool, round_, begin, end)) for spool in spools]
     for process in processes:
         process.start()
-    begin.wait(STARTS_WITHIN)
+    begin.wait(START_TIMEOUT_S)
     started = time.perf_counter()
-    end.wait(STARTS_WITHIN)
+    end.wait(START_TIMEOUT_S)
     seconds = time.perf_counter() - started
     for process in processes:
         process.join()
@@ -100,7 +100,7 @@ def server(place: Path) -> Iterator[tuple[str, int]]:
             command, env=environment, cwd=place, stdout=said, stderr=said, start_new_session=True
         )
     try:
-        deadline = time.monotonic() + STARTS_WITHIN
+        deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
                 urllib.request.urlopen(f"{uri}/health", timeout=1).close()

@@ -2,7 +2,7 @@
 
 Both train the same weights on the same batches of 64 pairs in the same order, in fp32 on one thread, with the loss that
 sentence-transformers calls MultipleNegativesRankingLoss (scale 20) and fused AdamW with the same settings. Ours is
-`Run.one_step`, as a trial calls it: the sampler's rows, the token store, and `Learner.step`. The peer is
+`TrialTrainer.one_step`, as a trial calls it: the sampler's rows, the token store, and `TrainStep.step`. The peer is
 `SentenceTransformerTrainer.train` on our exported student, from its first batch to its last update: no logging, no
 saving, no evaluation. Its tokenization is in its time, as it is in every run of it; ours is done once per sweep.
 """
@@ -29,12 +29,12 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.tokens import load_tokenizer
 from babeltune.models.encoder import Encoder
 from babeltune.models.static import StaticEncoder
+from babeltune.planning.space import make_trial
 from babeltune.promotion.export import export
-from babeltune.records import Trial
-from babeltune.spec.space import make_trial
-from babeltune.training.loop import Run
-from babeltune.training.meter import Meter
-from babeltune.training.reader import token_set
+from babeltune.schema.records import Trial
+from babeltune.training.averages import Averages
+from babeltune.training.batches import token_set
+from babeltune.training.trainer import TrialTrainer
 from benchmarks.race import Options, cpu_seconds, options, race, verdict
 from benchmarks.work import benchmark_sweep, describe_lengths, prepare_text, start, texts_of
 
@@ -56,7 +56,7 @@ def batches(trial: Trial, prepared: Prepared) -> list[tuple[list[str], list[str]
 
 def ours(trial: Trial, prepared: Prepared) -> float:
     """CPU seconds of all steps."""
-    run, meter = start(trial, prepared), Meter(every=len(prepared.pairs()))
+    run, meter = start(trial, prepared), Averages(every=len(prepared.pairs()))
 
     def steps() -> None:
         for step in range(len(run.schedule)):
@@ -125,7 +125,7 @@ def load(exported: Path) -> SentenceTransformer:
 def export_untrained(trial: Trial, prepared: Prepared, folder: Path) -> None:
     """Writes the untrained student for the peer."""
     tokenizer = load_tokenizer(trial.student, Path(token_set(trial, prepared).tokenizer))
-    encoder = start(trial, prepared).learner.encoder
+    encoder = start(trial, prepared).train_step.encoder
     assert isinstance(encoder, Encoder | StaticEncoder)
     export(encoder, tokenizer, trial.student, folder)
 
@@ -134,7 +134,7 @@ def gradient_difference(trial: Trial, prepared: Prepared, exported: Path, batch:
     """The largest difference of both gradients on the first batch, relative to the largest gradient."""
     run = start(trial, prepared)
     rows = run.schedule.rows(0)
-    run.learner.backward(run.reader.batch(rows, len(rows)))
+    run.train_step.backward(run.reader.batch(rows, len(rows)))
     model = load(exported)
     features = [model.preprocess(side) for side in batch]
     MultipleNegativesRankingLoss(model, scale=SCALE)(features, None).backward()
@@ -149,9 +149,9 @@ def largest_difference(own: dict[str, Tensor], theirs: dict[str, Tensor]) -> flo
     return max(float((own[name] - theirs[name]).abs().max()) for name in own) / largest
 
 
-def own_gradients(run: Run) -> dict[str, Tensor]:
+def own_gradients(run: TrialTrainer) -> dict[str, Tensor]:
     """What a backward pass left in our student's parameters."""
-    found = {name: p.grad for name, p in run.learner.encoder.named_parameters() if p.grad is not None}
+    found = {name: p.grad for name, p in run.train_step.encoder.named_parameters() if p.grad is not None}
     return {name: gradient.to_dense() for name, gradient in found.items()}
 
 

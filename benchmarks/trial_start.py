@@ -2,11 +2,10 @@
 
 The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two
 gloo workers. Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands
-over, and `babeltune.workers.trial:run` trains. The first trial of each round also starts Tune's own process for the
-sweep; the median of the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose train
-function takes the same step. The clock starts when the searcher makes the proposal and stops when rank 0 has made the
-step.
-"""
+over, and `babeltune.sweep.workers.run_trial:run` trains. The first trial of each round also starts Tune's own process
+for the sweep; the median of the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose
+train function takes the same step. The clock starts when the searcher makes the proposal and stops when rank 0 has made
+the step."""
 
 from __future__ import annotations
 
@@ -24,18 +23,18 @@ import ray.train.torch
 from ray import tune
 from ray.tune.search import Searcher
 
-from babeltune.cluster.connection import local_ray
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.engine.sweep import payload
-from babeltune.losses.gather import Ranks
-from babeltune.records import Scalar, Sweep
-from babeltune.search.tune import search
-from babeltune.spec.space import suggest
-from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.workers.lanes import Lanes
-from babeltune.workers.trial import run as run_trial
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import suggest
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.driver.run import assignment
+from babeltune.sweep.search.tune_run import search
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.workers.connection import local_ray
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.run_trial import run as run_trial
 from benchmarks.race import Row, options, race, verdict
 
 GOAL = 60.0
@@ -54,7 +53,7 @@ class Starts:
 
     sweep: Sweep
     scratch: Path
-    lanes: Lanes
+    pool: WorkerPool
     rounds: count[int] = field(default_factory=count)
     cold: list[float] = field(default_factory=list)
     """Seconds of each round's first trial of ours."""
@@ -86,10 +85,10 @@ class Starts:
 
         search(
             self.sweep,
-            lanes=self.lanes,
+            pool=self.pool,
             folder=folder.path,
             suggest=propose,
-            make_payload=lambda number, params: payload(self.sweep, folder, number, params),
+            make_assignment=lambda number, params: assignment(self.sweep, folder, number, params),
             on_event=listen,
             trials=TRIALS,
             stop=lambda: False,
@@ -101,7 +100,7 @@ class Starts:
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""
         folder = self.folder()
-        given = {"payload": payload(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
+        given = {"payload": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
         proposals = Proposals(given)
         tune.Tuner(
             stock_trial,
@@ -140,7 +139,7 @@ def stock_trial(config: dict[str, Any]) -> None:
 
 def stock_loop(config: dict[str, Any]) -> None:
     """The same trial on one of its workers."""
-    ranks = Ranks()
+    ranks = ProcessGroup()
     run_trial(config["payload"], OneStep(Path(config["payload"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu")
 
 
@@ -169,14 +168,14 @@ def one_step_sweep(file: str | Path) -> Sweep:
     return replace(sweep, training=training, parameters=parameters, data=replace(sweep.data, dev=dev))
 
 
-def open_lane(storage: Path) -> Lanes:
+def open_group(storage: Path) -> WorkerPool:
     """One lane of two workers."""
-    return Lanes(
+    return WorkerPool(
         count=1,
         workers=WORKERS,
         cpus_per_worker=1,
         gpus_per_worker=0,
-        run_trial="babeltune.workers.trial:run",
+        run_trial="babeltune.sweep.workers.run_trial:run",
         storage=storage,
     )
 
@@ -196,9 +195,9 @@ def main() -> None:
     with (
         TemporaryDirectory() as temporary,
         local_ray(num_cpus=2 * WORKERS + 2),
-        open_lane(Path(temporary) / "lanes") as lanes,
+        open_group(Path(temporary) / "lanes") as pool,
     ):
-        starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), lanes)
+        starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), pool)
         rows = race(starts.ours, starts.peer, given.rounds)
     print(seconds(rows, starts.cold))
     verdict("trial_start", rows, GOAL, given, slack=SLACK, unit="wall seconds", first_of_sweep=starts.cold)

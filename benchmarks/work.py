@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import open_ragged
 from babeltune.errors import SpecError
-from babeltune.losses.gather import Ranks
-from babeltune.records import Student, Sweep, Trial
-from babeltune.spec.sweep_file import data_root, read_sweep
-from babeltune.training.loop import Run
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.sweep_file import data_root, read_sweep
+from babeltune.schema.records import Student, Sweep, Trial
+from babeltune.training.trainer import TrialTrainer
 
 SWEEP = "search_spaces/quickstart.yaml"
 REAL = "benchmarks/data/mixed_lengths.yaml"
@@ -95,6 +95,8 @@ class Silent:
         return False
 
 
-def start(trial: Trial, prepared: Prepared) -> Run:
+def start(trial: Trial, prepared: Prepared) -> TrialTrainer:
     """A trial before its first step, alone on the CPU. Nothing is resumed, and nothing is written."""
-    return Run(trial, prepared, Path(prepared.folder) / "no-trial", Silent(), Ranks(), torch.device("cpu"))
+    return TrialTrainer(
+        trial, prepared, Path(prepared.folder) / "no-trial", Silent(), ProcessGroup(), torch.device("cpu")
+    )

@@ -20,10 +20,12 @@ from typer.main import get_command
 
 from babeltune import method, train
 from babeltune.cli import app
-from babeltune.cli.view import field_notes, method_document
+from babeltune.cli.render import field_notes, method_document
 from babeltune.evaluation import evaluate
-from babeltune.records import Sweep, base
-from babeltune.spec.cluster import Cluster
+from babeltune.method import registry
+from babeltune.schema import base
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Sweep
 
 MEASURED = Path(__file__).parent / "measured"
 PUBLIC = (method, train)
@@ -152,7 +154,7 @@ def metrics() -> str:
 def methods() -> str:
     """The reference of the methods: what each is, and the place of each setting in its paper."""
     parts = ["# Methods", "`babeltune methods NAME` prints the same."]
-    for name in method.available():
+    for name in registry.available():
         document = method_document(name)
         rows: list[tuple[object, ...]] = [
             (f"`{s['name']}`", f"`{s['type']}`", f"`{s['default']}`", s["source"]) for s in document["settings"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from babeltune.cli.common import folder_of
-from babeltune.cli.view import show_leaderboard
+from babeltune.cli.render import show_leaderboard
 
 PICTURE = Path(__file__).parent / "leaderboard.svg"
 COLUMNS = 165

@@ -164,7 +164,7 @@ def bucket_server(request):
 @pytest.fixture(scope="session")
 def ray_cluster(loopback_only, s3_port):
     """A local Ray of four logical CPUs whose workers can import the modules beside this file, and the faulty method."""
-    from babeltune.cluster.connection import local_ray
+    from babeltune.sweep.workers.connection import local_ray
     from bucket_servers import environment
 
     here = Path(__file__).parent
@@ -251,8 +251,8 @@ def tiny_storage(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny(tiny_file, tiny_storage):
     """The tiny sweep and what is prepared for it."""
-    from babeltune.data.prepare import prepare
-    from babeltune.spec.sweep_file import read_sweep
+    from babeltune.planning.preparation import prepare
+    from babeltune.planning.sweep_file import read_sweep
 
     sweep = read_sweep(tiny_file)
     return sweep, prepare(sweep, tiny_storage)
@@ -278,7 +278,7 @@ budget: {trials: 4, workers: 2}
 
 def cluster_at(storage):
     """One lane, which is half of what two cost to open, and everything that it writes in one folder."""
-    from babeltune.spec.cluster import Cluster
+    from babeltune.schema.cluster import Cluster
 
     return Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db", lanes=1)
 
@@ -291,9 +291,9 @@ def searched(request, tiny_file, tmp_path_factory):
     """
     from filelock import FileLock
 
-    from babeltune.engine.sweep import submit
-    from babeltune.spec.sweep_file import read_sweep
-    from babeltune.sweeps.folder import find_sweep
+    from babeltune.planning.sweep_file import read_sweep
+    from babeltune.sweep.driver.run import submit
+    from babeltune.sweep.state.folder import find_sweep
 
     place = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
@@ -311,7 +311,7 @@ def searched(request, tiny_file, tmp_path_factory):
 @pytest.fixture(scope="session")
 def copy_of(searched):
     """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
-    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.sweep.state.folder import SweepFolder
 
     sweep, folder = searched
 
@@ -333,8 +333,8 @@ def one_scoring_process():
     """Promotions and evaluations of a module share the process that scores: it takes ten seconds to start."""
     from contextlib import nullcontext
 
-    from babeltune.promotion.rescore import Rescorer
+    from babeltune.promotion.fresh_scorer import FreshScorer
 
-    with Rescorer() as warm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("babeltune.promotion.promote.Rescorer", lambda: nullcontext(warm))
+    with FreshScorer() as warm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("babeltune.promotion.promote.FreshScorer", lambda: nullcontext(warm))
         yield

@@ -20,10 +20,10 @@ from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 from ray.cluster_utils import Cluster
 
 from babeltune.errors import ClusterError
-from babeltune.spec.cluster import Cluster as ClusterFile
-from babeltune.workers import lanes as lanes_module
-from babeltune.workers.autoscaling import nodes_asked
-from babeltune.workers.lanes import Lanes
+from babeltune.schema.cluster import Cluster as ClusterFile
+from babeltune.sweep.workers import pool as pool_module
+from babeltune.sweep.workers.autoscaling import nodes_asked
+from babeltune.sweep.workers.pool import WorkerPool
 from marked import MARK
 from ports import free_port
 from waiting import PATIENCE_S, wait_until
@@ -51,32 +51,32 @@ def nodes(*cpus, gpus=0, **head):
         cluster.shutdown()
 
 
-def until(lanes, ready):
+def until(pool, ready):
     """As a search does while it waits."""
-    wait_until(ready, meanwhile=lanes.mend, every=0.1)
+    wait_until(ready, meanwhile=pool.mend, every=0.1)
 
 
-def look_again_and_again(lanes):
+def look_again_and_again(pool):
     """Lets the lanes look at the nodes so often that whatever they would do has begun."""
     looks = set()
-    until(lanes, lambda: looks.add(lanes._surveyed) or len(looks) > 6)
+    until(pool, lambda: looks.add(pool._surveyed) or len(looks) > 6)
 
 
-def ended(lanes, *names):
+def ended(pool, *names):
     """Lets the trials run to their ends, all at once; the reports of each and why it ended."""
-    waiting = {lanes._desk.next_report.remote(name, 0): name for name in names}
+    waiting = {pool._dispatcher.next_report.remote(name, 0): name for name in names}
     seen = {name: [] for name in names}
     reasons = {}
     while waiting:
         ready, _ = ray.wait(list(waiting), timeout=0.2)
-        lanes.mend()
+        pool.mend()
         for answer in ready:
             name, found = waiting.pop(answer), ray.get(answer)
             if "ended" in found:
                 reasons[name] = found["ended"]
                 continue
             seen[name].append(found["report"]["index"])
-            waiting[lanes._desk.next_report.remote(name, seen[name][-1])] = name
+            waiting[pool._dispatcher.next_report.remote(name, seen[name][-1])] = name
     return seen, reasons
 
 
@@ -92,18 +92,18 @@ def worlds(folder, name):
 def come_and_go(folder):
     """A node comes and brings a lane; it goes, and the trial that its lane had goes on in the other."""
     notes = []
-    with nodes(1) as (cluster, _), Lanes(**settings(folder, workers=1), note=notes.append) as lanes:
-        counts = [lanes.count]
+    with nodes(1) as (cluster, _), WorkerPool(**settings(folder, workers=1), note=notes.append) as pool:
+        counts = [pool.count]
         second = cluster.add_node(num_cpus=1, **HERE)
-        until(lanes, lambda: lanes.free() == 2)
-        counts.append(lanes.count)
+        until(pool, lambda: pool.free() == 2)
+        counts.append(pool.count)
         for name in ("a", "b"):
-            offer(lanes, folder, name, steps=60, seconds=0.1)
-            assert lanes.next_report(name)["report"]["index"] == 1
+            offer(pool, folder, name, steps=60, seconds=0.1)
+            assert pool.next_report(name)["report"]["index"] == 1
         cluster.remove_node(second, allow_graceful=False)
-        seen, reasons = ended(lanes, "a", "b")
-        until(lanes, lambda: lanes.count == 1)
-        counts.append(lanes.count)
+        seen, reasons = ended(pool, "a", "b")
+        until(pool, lambda: pool.count == 1)
+        counts.append(pool.count)
     begun = {name: len(worlds(folder, name)) for name in ("a", "b")}
     return {
         "counts": counts,
@@ -119,34 +119,34 @@ def shrink_and_grow(folder):
     later ones have two again once it is back."""
     trial = json.loads((folder / "trial.json").read_text())
     elastic = {"workers": 2, "least_workers": 1, "run_trial": "toy_trials:train_for_real"}
-    with nodes(1, 1) as (cluster, (_, second)), Lanes(**settings(folder, **elastic)) as lanes:
+    with nodes(1, 1) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic)) as pool:
         for name in ("whole", "cut"):
             (folder / name).mkdir()
-            lanes.offer(name, {**trial, "folder": str(folder / name)})
-            assert lanes.next_report(name)["report"]["index"] == 1
+            pool.offer(name, {**trial, "folder": str(folder / name)})
+            assert pool.next_report(name)["report"]["index"] == 1
             if name == "cut":
                 cluster.remove_node(second, allow_graceful=False)
-            seen, reasons = ended(lanes, name)
+            seen, reasons = ended(pool, name)
         cluster.add_node(num_cpus=1, **HERE)
         later = []
-        wait_until(functools.partial(grown, lanes, folder, "b", later))
+        wait_until(functools.partial(grown, pool, folder, "b", later))
     return {"last": seen["cut"][-1], "why": reasons["cut"], "later": later[-1:]}
 
 
 def lose_one_of_two(folder):
     """Two elastic lanes fill a node each; one node goes, and the other lane ends both trials."""
     notes, elastic = [], {"workers": 2, "least_workers": 1}
-    with nodes(2, 2) as (cluster, (_, second)), Lanes(**settings(folder, **elastic), note=notes.append) as lanes:
-        until(lanes, lambda: lanes.free() == 2)
+    with nodes(2, 2) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic), note=notes.append) as pool:
+        until(pool, lambda: pool.free() == 2)
         for name in ("a", "b"):
-            offer(lanes, folder, name, steps=60, seconds=0.1)
-            assert lanes.next_report(name)["report"]["index"] == 1
+            offer(pool, folder, name, steps=60, seconds=0.1)
+            assert pool.next_report(name)["report"]["index"] == 1
         cluster.remove_node(second, allow_graceful=False)
-        seen, reasons = ended(lanes, "a", "b")
+        seen, reasons = ended(pool, "a", "b")
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
 
 
-class Holder:
+class LeaseActor:
     """An actor that holds what it was given."""
 
 
@@ -154,27 +154,27 @@ def wait_for_room(folder):
     """Two lanes where something else holds one of two nodes: one trains, and the other waits, the same all the time."""
     notes = []
     with nodes(1, 1):
-        held = ray.remote(num_cpus=1)(Holder).remote()
+        held = ray.remote(num_cpus=1)(LeaseActor).remote()
         ray.get(held.__ray_ready__.remote())
-        with Lanes(**settings(folder, count=2, workers=1), note=notes.append) as lanes:
-            names = set(lanes._lanes)
-            look_again_and_again(lanes)
-            same = set(lanes._lanes) == names
+        with WorkerPool(**settings(folder, count=2, workers=1), note=notes.append) as pool:
+            names = set(pool._worker_groups)
+            look_again_and_again(pool)
+            same = set(pool._worker_groups) == names
             ray.kill(held)
-            until(lanes, lambda: lanes.free() == 2)
+            until(pool, lambda: pool.free() == 2)
     return {"notes": notes, "same": same}
 
 
 def stop_without_nodes(folder):
     """The only node goes, and then the sweep is to stop."""
     notes = []
-    with nodes(1) as (cluster, (only,)), Lanes(**settings(folder, count=1, workers=1), note=notes.append) as lanes:
-        offer(lanes, folder, "a", steps=600, seconds=0.1)
-        assert lanes.next_report("a")["report"]["index"] == 1
+    with nodes(1) as (cluster, (only,)), WorkerPool(**settings(folder, count=1, workers=1), note=notes.append) as pool:
+        offer(pool, folder, "a", steps=600, seconds=0.1)
+        assert pool.next_report("a")["report"]["index"] == 1
         cluster.remove_node(only, allow_graceful=False)
-        until(lanes, lambda: any("waiting for one" in note for note in notes))
-        lanes.stop("a")
-        _, reasons = ended(lanes, "a")
+        until(pool, lambda: any("waiting for one" in note for note in notes))
+        pool.stop("a")
+        _, reasons = ended(pool, "a")
     return {"why": reasons, "notes": notes}
 
 
@@ -185,22 +185,24 @@ def one_bad_node(folder):
     os.environ["ONE_NODE"] = str(good)
     with (
         nodes(1, 1) as (cluster, both),
-        Lanes(**settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append) as lanes,
+        WorkerPool(
+            **settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append
+        ) as pool,
     ):
-        until(lanes, lambda: lanes.count == 1 and lanes.free() == 1)
-        offer(lanes, folder, "a", steps=5)
-        seen, reasons = ended(lanes, "a")
+        until(pool, lambda: pool.count == 1 and pool.free() == 1)
+        offer(pool, folder, "a", steps=5)
+        seen, reasons = ended(pool, "a")
         for name in ("b", "c"):
             os.kill(starts(folder, "a")[0]["pid"] if name == "b" else starts(folder, "b")[0]["pid"], signal.SIGKILL)
-            offer(lanes, folder, name, steps=5)
-            reasons |= ended(lanes, name)[1]
-        look_again_and_again(lanes)
-        count, said = lanes.count, list(notes)
+            offer(pool, folder, name, steps=5)
+            reasons |= ended(pool, name)[1]
+        look_again_and_again(pool)
+        count, said = pool.count, list(notes)
         (bad,) = [node for node in both if node.node_id not in good.read_text()]
         cluster.remove_node(bad, allow_graceful=False)
         with good.open("a") as file:
             file.write(cluster.add_node(num_cpus=1, **HERE).node_id)
-        until(lanes, lambda: lanes.count == 2 and lanes.free() == 2)
+        until(pool, lambda: pool.count == 2 and pool.free() == 2)
     return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": said, "bad": bad.node_id}
 
 
@@ -210,12 +212,12 @@ def one_blind_node(folder):
     os.environ["ONE_NODE"] = str(good)
     with (
         nodes(1, 1) as (_, both),
-        Lanes(**settings(folder, workers=1, run_trial="toy_trials:seen_on_one_node"), note=notes.append) as lanes,
+        WorkerPool(**settings(folder, workers=1, run_trial="toy_trials:seen_on_one_node"), note=notes.append) as pool,
     ):
-        until(lanes, lambda: lanes.free() == 2)
+        until(pool, lambda: pool.free() == 2)
         for name in ("a", "b"):
-            offer(lanes, folder, name, steps=5, seconds=0.2)
-        seen, reasons = ended(lanes, "a", "b")
+            offer(pool, folder, name, steps=5, seconds=0.2)
+        seen, reasons = ended(pool, "a", "b")
         (blind,) = [node for node in both if node.node_id not in good.read_text()]
         return {"last": [each[-1] for each in seen.values()], "why": reasons, "notes": notes, "blind": blind.node_id}
 
@@ -229,13 +231,13 @@ def share_a_gpu(folder):
 
 def on_shares(folder, share):
     notes = []
-    with Lanes(**settings(folder, count="auto", workers=1, gpus_per_worker=share), note=notes.append) as lanes:
-        until(lanes, lambda: lanes.free() == lanes.count)
+    with WorkerPool(**settings(folder, count="auto", workers=1, gpus_per_worker=share), note=notes.append) as pool:
+        until(pool, lambda: pool.free() == pool.count)
         left = ray.available_resources().get("GPU", 0)
-        offer(lanes, folder, "a", steps=2)
-        why = ended(lanes, "a")[1]["a"]
-        lanes.mend()
-        return [lanes.count, left, why, [note.replace(here_as_named(), "NODE") for note in notes]]
+        offer(pool, folder, "a", steps=2)
+        why = ended(pool, "a")[1]["a"]
+        pool.mend()
+        return [pool.count, left, why, [note.replace(here_as_named(), "NODE") for note in notes]]
 
 
 def here_as_named():
@@ -245,18 +247,18 @@ def here_as_named():
 
 def two_gpus(folder):
     """Which GPUs a rank sees of a lane that has two on one node, a rank each."""
-    with nodes(2, gpus=2), Lanes(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as lanes:
-        offer(lanes, folder, "a", steps=2)
-        return {"why": ended(lanes, "a")[1], "visible": json.loads((folder / "a/starts.jsonl").read_text())["visible"]}
+    with nodes(2, gpus=2), WorkerPool(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as pool:
+        offer(pool, folder, "a", steps=2)
+        return {"why": ended(pool, "a")[1], "visible": json.loads((folder / "a/starts.jsonl").read_text())["visible"]}
 
 
 def fill_a_gpu(folder):
     """What each trial found on the GPU, in which process: the first and the fourth leave 600 MiB there."""
     names = ("leak-1", "fill-1", "fill-2", "leak-2", "fill-3")
-    with nodes(2, gpus=1), Lanes(**settings(folder, count=1, workers=1, gpus_per_worker=1)) as lanes:
+    with nodes(2, gpus=1), WorkerPool(**settings(folder, count=1, workers=1, gpus_per_worker=1)) as pool:
         for name in names:
-            offer(lanes, folder, name, steps=2, orders={"kind": name[:4], "at": 1})
-            assert ended(lanes, name)[1] == {name: None}
+            offer(pool, folder, name, steps=2, orders={"kind": name[:4], "at": 1})
+            assert ended(pool, name)[1] == {name: None}
     starts = [json.loads((folder / name / "starts.jsonl").read_text()) for name in names]
     return {key: [start[key] for start in starts] for key in ("pid", "gpu_memory")}
 
@@ -299,11 +301,11 @@ def from_none(folder):
         raise InterruptedError("stopped")
 
     with nodes(**autoscaling(folder)):
-        with asked() as surveyed, Lanes(**settings(folder, workers=1, count=2), surveyed=surveyed) as lanes:
-            until(lanes, lambda: lanes.free() == 2)
-            began.append(lanes.count)
-            offer(lanes, folder, "a", steps=1)
-            seen, _ = ended(lanes, "a")
+        with asked() as surveyed, WorkerPool(**settings(folder, workers=1, count=2), surveyed=surveyed) as pool:
+            until(pool, lambda: pool.free() == 2)
+            began.append(pool.count)
+            offer(pool, folder, "a", steps=1)
+            seen, _ = ended(pool, "a")
         wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1, every=0.2)
         for attempt in (asked(progress=stop), asked(within=3, workers=4)):
             try:
@@ -324,26 +326,26 @@ def regrow(folder):
     with (
         nodes(**autoscaling(folder, most=2, every=25)),
         nodes_asked(cluster, trials=9, note=notes.append, progress=lambda *_: None) as surveyed,
-        Lanes(**settings(folder, **elastic, count=1), surveyed=surveyed) as lanes,
+        WorkerPool(**settings(folder, **elastic, count=1), surveyed=surveyed) as pool,
     ):
         for lost in (0, 1, 2):
             notes.clear()
             for node in (gone := workers()[:lost]):
                 kill_raylet(node["NodeManagerPort"])
-            until(lanes, lambda: not {node["NodeID"] for node in gone} & {node["NodeID"] for node in workers()})
+            until(pool, lambda: not {node["NodeID"] for node in gone} & {node["NodeID"] for node in workers()})
             seen[lost] = []
-            wait_until(functools.partial(grown, lanes, folder, lost, seen[lost]), lambda: (seen, notes))
+            wait_until(functools.partial(grown, pool, folder, lost, seen[lost]), lambda: (seen, notes))
             asked[lost] = list(notes)
     return {"seen": seen, "asked": asked}
 
 
-def grown(lanes, folder, name, begun):
+def grown(pool, folder, name, begun):
     """Runs one more trial, and notes with how many workers it began; whether it had two at last."""
     trial = f"{name}-{len(begun)}"
-    offer(lanes, folder, trial, steps=10, seconds=0.1)
-    ended(lanes, trial)
+    offer(pool, folder, trial, steps=10, seconds=0.1)
+    ended(pool, trial)
     begun += worlds(folder, trial)
-    until(lanes, lanes.free)
+    until(pool, pool.free)
     return begun[-1:] == [2]
 
 
@@ -372,12 +374,12 @@ def settings(folder, **more):
     }
 
 
-def offer(lanes, folder, name, **payload):
-    lanes.offer(name, {"folder": str(folder / name), "seed": 1, **payload})
+def offer(pool, folder, name, **assignment):
+    pool.offer(name, {"folder": str(folder / name), "seed": 1, **assignment})
 
 
 if __name__ == "__main__":
-    lanes_module.HOMELESS = lanes_module.SURVEY = 1.0
+    pool_module.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

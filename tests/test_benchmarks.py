@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from babeltune.losses.gather import Ranks
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep
-from babeltune.training.loop import train
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.training.trainer import train
 from benchmarks import __main__ as everything
 from benchmarks import gradcache, queue_loss, race, soft_loss, tables, teacher_store, work
 from benchmarks import train as train_step
@@ -118,7 +118,7 @@ class Allocated(TorchDispatchMode):
 
 def a_trial(sweep, prepared, folder, **config):
     trial = make_trial(replace(sweep, config=config), 0, {})
-    train(trial, prepared, folder, Once(), Ranks(), torch.device("cpu"))
+    train(trial, prepared, folder, Once(), ProcessGroup(), torch.device("cpu"))
 
 
 def end_of(capsys, *arguments, **more):
@@ -299,7 +299,7 @@ def test_chunks_of_a_sixth_take_less_than_half_of_the_memory_of_one_piece(task):
         run = work.start(chosen, prepared)
         batch = run.reader.batch(run.schedule.rows(0), 48)
         with Allocated() as allocated:
-            run.learner.backward(batch)
+            run.train_step.backward(batch)
         peaks.append(allocated.peak)
     assert peaks[0] < peaks[1] / 2
 
@@ -322,14 +322,14 @@ def test_absent_real_text_is_said_and_named(capsys):
 
 def test_a_trial_and_the_benchmark_of_chunks_share_them(task, tiny, tmp_path, monkeypatch):
     sweep, prepared = tiny
-    monkeypatch.setattr("babeltune.losses.gradcache.CachedEncode.backward", refuse)
+    monkeypatch.setattr("babeltune.method.gradcache.CachedEncode.backward", refuse)
     with pytest.raises(RefusedError):
         a_trial(replace(sweep, training=replace(sweep.training, chunk=16)), prepared, tmp_path)
     with pytest.raises(RefusedError):
         gradcache.ours(work.start(*cached(task)))
 
 
-@pytest.mark.parametrize("name", ["babeltune.training.learner.Learner.step", "babeltune.training.reader.Reader.batch"])
+@pytest.mark.parametrize("name", ["babeltune.training.step.TrainStep.step", "babeltune.training.batches.Reader.batch"])
 def test_a_trial_and_the_benchmark_of_steps_share_the_step(name, task, tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(name, refuse)
     with pytest.raises(RefusedError):
@@ -392,7 +392,7 @@ def test_a_trial_and_the_benchmark_of_the_queue_share_its_tiles(tiny, tmp_path, 
 
 @pytest.mark.parametrize("name", ["vectors", "batch"])
 def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_work, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"babeltune.training.reader.Reader.{name}", refuse)
+    monkeypatch.setattr(f"babeltune.training.batches.Reader.{name}", refuse)
     with pytest.raises(RefusedError):
         a_trial(*tiny, tmp_path)
     with pytest.raises(RefusedError):
@@ -400,7 +400,7 @@ def test_a_trial_and_the_benchmark_of_the_store_share_its_reader(name, sweep_wor
 
 
 def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, tiny, tmp_path, monkeypatch):
-    from babeltune.data.prepare import prepare
+    from babeltune.planning.preparation import prepare
 
     monkeypatch.setattr("babeltune.data.teacher.build", refuse)
     with pytest.raises(RefusedError):
@@ -411,22 +411,22 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 
 @pytest.mark.long
 def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
-    from babeltune.search.tune import search
+    from babeltune.sweep.search.tune_run import search
     from benchmarks import trial_start
 
-    with trial_start.open_lane(tmp_path / "lanes") as lanes:
-        starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, lanes)
+    with trial_start.open_group(tmp_path / "lanes") as pool:
+        starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, pool)
         assert 0 < starts.ours() < 10
-        monkeypatch.setattr("babeltune.workers.lanes.Lanes.offer", refuse)
+        monkeypatch.setattr("babeltune.sweep.workers.pool.WorkerPool.offer", refuse)
         with pytest.raises(RefusedError):
             starts.ours()
         with pytest.raises(RefusedError):
             search(
                 trial_start.one_step_sweep(tiny_file),
-                lanes=lanes,
+                pool=pool,
                 folder=tmp_path / "searched",
                 suggest=lambda trial: {},
-                make_payload=lambda number, params: {},
+                make_assignment=lambda number, params: {},
                 on_event=lambda *_: None,
                 trials=1,
                 stop=lambda: False,
@@ -435,14 +435,14 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_
 
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     from babeltune.data.prepared import write_prepared
-    from babeltune.engine.sweep import payload
-    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.sweep.driver.run import assignment
+    from babeltune.sweep.state.folder import SweepFolder
     from benchmarks import trial_start
 
     sweep, prepared = tiny
     folder = SweepFolder(tmp_path)
     write_prepared(prepared, folder.prepared)
-    trial_start.stock_loop({"payload": payload(sweep, folder, 0, {})})
+    trial_start.stock_loop({"payload": assignment(sweep, folder, 0, {})})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
 
 

@@ -8,8 +8,8 @@ from sentence_transformers import SentenceTransformer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from babeltune.spec.space import default_params, make_trial
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
 from benchmarks import encoder, quality_curve
 from benchmarks.quality import SHOWN, Row, Work, read_fixed, read_rows, train_within, write_row
 

@@ -11,7 +11,7 @@ import yaml
 from typer.main import get_command
 
 from babeltune.cli import app
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.planning.sweep_file import read_sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]

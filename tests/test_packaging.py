@@ -159,7 +159,7 @@ def wheel_of(copy, out):
 
 def job_of(copy, out):
     """What a job on a cluster receives."""
-    program = "from babeltune.cluster.wheel import build_wheel; from pathlib import Path; import sys"
+    program = "from babeltune.remote.wheel import build_wheel; from pathlib import Path; import sys"
     return unzipped(ran(f"{program}; print(build_wheel(Path(sys.argv[1])))", copy, out))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from babeltune import __version__
-from babeltune.cluster.interrupts import acknowledged
+from babeltune.signals import acknowledged
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]

@@ -8,12 +8,27 @@ import pytest
 from waiting import PATIENCE_S
 
 PLATFORM = (
-    *("method", "records", "errors", "data.prepared", "data.store", "data.tokens", "models.encoder", "models.packing"),
-    *("losses.gather", "losses.soft_loss", "losses.gradcache", "losses.negative_queue", "losses.masked_language"),
-    *("losses.matryoshka", "losses.views"),
-    *("evaluation.metrics", "evaluation.evaluate", "evaluation.kmeans"),
-    *("evaluation.bucc", "evaluation.neighbours", "evaluation.linear_head"),
-    *("training.checkpoint", "training.sampler", "training.loop", "workers.trial"),
+    *(
+        "method",
+        "schema.records",
+        "errors",
+        "data.prepared",
+        "data.store",
+        "data.tokens",
+        "models.encoder",
+        "models.packing",
+    ),
+    *(
+        "method.distributed",
+        "method.tiled_contrastive",
+        "method.gradcache",
+        "method.negative_queue",
+        "method.masked_lm",
+    ),
+    *("method.matryoshka", "method.views"),
+    *("evaluation.bitext", "evaluation.evaluate", "evaluation.clustering"),
+    *("evaluation.mining_f1", "evaluation.knn", "evaluation.probing"),
+    *("training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),
@@ -68,7 +83,12 @@ def test_training_imports_only_torch_transformers_and_what_they_bring():
     assert result.returncode == 0, result.stderr
 
 
-ACTORS = ("babeltune.workers.trainer", "babeltune.workers.desk", "babeltune.search.watcher", "babeltune.engine.holder")
+ACTORS = (
+    "babeltune.sweep.workers.ray_train",
+    "babeltune.sweep.workers.dispatcher",
+    "babeltune.sweep.search.trial_proxy",
+    "babeltune.sweep.state.lease_actor",
+)
 
 
 def test_a_sweeps_actors_that_do_not_train_start_without_torch():

@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, tokens_from
+from babeltune.method.distributed import ProcessGroup
 
 
 def gaussian(rows, columns, seed):
@@ -31,6 +31,6 @@ def batch_of(n, *, source_ids=None, target_ids=None, **fields):
 def run(method, vectors, batch):
     """The loss of a student whose vector of text i is row i, and its gradient."""
     table = torch.tensor(vectors, requires_grad=True)
-    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
+    loss = method.loss(lambda tokens: table[tokens.ids], batch, ProcessGroup())
     loss.total.backward()
     return loss, table.grad

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 
 import torch
 
-import babeltune.method
+import babeltune.method.registry
 import babeltune_methods.combined
 from babeltune.method import GROUP, Loss, Method, Needs
 
@@ -88,7 +88,7 @@ def install(monkeypatch, *methods, beside=()):
     """Makes these methods the installed ones, together with the entry points `beside` them."""
     importlib.import_module("babeltune_methods.combined")  # it reads once which methods there are
     entries = [*(Entry(method.name, method) for method in methods), *beside]
-    monkeypatch.setattr(babeltune.method, "entry_points", lambda group: entries)
+    monkeypatch.setattr(babeltune.method.registry, "entry_points", lambda group: entries)
 
 
 def combined_beside(monkeypatch, *methods):

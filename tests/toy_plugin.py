@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-from babeltune import method
+from babeltune.method import registry
 
 NAME, PACKAGE = "simcse-methods", "simcse_methods"
 PROJECT = """
@@ -115,4 +115,4 @@ def forget():
     for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
         del sys.modules[name]
     importlib.invalidate_caches()
-    method._entries.cache_clear()
+    registry._entries.cache_clear()

@@ -21,9 +21,9 @@ from babeltune.errors import TrainingError
 LEAKED = []
 
 
-def train(payload, desk, rank, world, device):
+def train(assignment, dispatcher, rank, world, device):
     """Sums ranks' contributions for `steps` reports, with a checkpoint file per report, and follows orders to fail."""
-    folder = Path(payload["folder"])
+    folder = Path(assignment["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.json"
     start = json.loads(checkpoint.read_text())["index"] if checkpoint.exists() else 0
@@ -32,9 +32,9 @@ def train(payload, desk, rank, world, device):
             began = {"from": start, "time": time.time(), "pid": os.getpid(), "world": world}
             began["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
             file.write(json.dumps({**began, "gpu_memory": torch.cuda.memory_reserved()}) + "\n")
-    steps, orders = payload["steps"], payload.get("orders", {})
+    steps, orders = assignment["steps"], assignment.get("orders", {})
     if start == steps:
-        desk.report(report_of(payload, start))
+        dispatcher.report(report_of(assignment, start))
         return
     for index in range(start + 1, steps + 1):
         if index == orders.get("at"):
@@ -43,25 +43,25 @@ def train(payload, desk, rank, world, device):
         if world > 1:
             distributed.all_reduce(total)
         assert int(total) == world
-        if payload.get("seconds"):
-            time.sleep(payload["seconds"])
+        if assignment.get("seconds"):
+            time.sleep(assignment["seconds"])
         if rank == 0:
             _write(checkpoint, {"index": index, "draw": float(torch.rand(1))})
-        if not desk.report(report_of(payload, index)):
+        if not dispatcher.report(report_of(assignment, index)):
             return
     if orders.get("kind") == "hang_after":
         _hang_after_the_next_answer()
 
 
-def report_of(payload, index):
-    value = payload.get("value", 0.5)
-    metrics = {"dev/score": value * index / payload["steps"], "dev/other": -value}
-    if payload.get("nan") == index:
+def report_of(assignment, index):
+    value = assignment.get("value", 0.5)
+    metrics = {"dev/score": value * index / assignment["steps"], "dev/other": -value}
+    if assignment.get("nan") == index:
         metrics["dev/score"] = float("nan")
-    if payload.get("missing"):
+    if assignment.get("missing"):
         del metrics["dev/score"]
-    last = index == payload["steps"]
-    facts = {"collapsed": "collapsed: all vectors are alike"} if payload.get("collapse") == index else {}
+    last = index == assignment["steps"]
+    facts = {"collapsed": "collapsed: all vectors are alike"} if assignment.get("collapse") == index else {}
     checkpoint = f"{index:06d}"
     return {"index": index, "metrics": metrics, "last": last, "checkpoint": checkpoint, "points": [], "facts": facts}
 
@@ -149,21 +149,22 @@ def _change_whatever_a_process_shares():
     os.chdir("/")
 
 
-def train_for_real(payload, desk, rank, world, device):
-    """`babeltune.workers.trial:run`, after which it may be `untidy`; a payload without a trial is for `train`."""
-    from babeltune.workers.trial import run
+def train_for_real(assignment, dispatcher, rank, world, device):
+    """`babeltune.sweep.workers.run_trial:run`, after which it may be `untidy`; a payload without a trial is for
+    `train`."""
+    from babeltune.sweep.workers.run_trial import run
 
-    (run if "trial" in payload else train)(payload, desk, rank, world, device)
-    if payload.get("untidy"):
+    (run if "trial" in assignment else train)(assignment, dispatcher, rank, world, device)
+    if assignment.get("untidy"):
         _change_whatever_a_process_shares()
 
 
-def wait_until_free(lanes, count):
+def wait_until_free(pool, count):
     """As a search waits: a lane whose run ended is started again."""
     from waiting import wait_until
 
-    free = lanes.free  # how many
-    wait_until(lambda: free() >= count, free, meanwhile=lanes.mend)
+    free = pool.free  # how many
+    wait_until(lambda: free() >= count, free, meanwhile=pool.mend)
 
 
 def groups_held():
@@ -171,14 +172,14 @@ def groups_held():
     return {name for name, group in ray.util.placement_group_table().items() if group["state"] != "REMOVED"}
 
 
-def seen_on_one_node(payload, desk, rank, world, device):
+def seen_on_one_node(assignment, dispatcher, rank, world, device):
     """`train` on the node that asks first, and on those whose ids are beside its own; another does not see the sweep's
     storage."""
-    from babeltune.workers.trial import run
+    from babeltune.sweep.workers.run_trial import run
 
     if not _is_known_here():
-        run({**payload, "prepared": "/nowhere/prepared.json"}, desk, rank, world, device)
-    train(payload, desk, rank, world, device)
+        run({**assignment, "prepared": "/nowhere/prepared.json"}, dispatcher, rank, world, device)
+    train(assignment, dispatcher, rank, world, device)
 
 
 def __getattr__(name):

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.repeats import Repeats, negative_shares, of_both_sides
-from babeltune.losses.soft_loss import additive_margin
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -132,8 +132,8 @@ class BilingualAligner(Method):
         all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
         offset = gather.offset(len(x))
-        sources = Repeats(batch.source_ids, all_source, offset)
-        targets = Repeats(batch.target_ids, all_target, offset)
+        sources = Duplicates(batch.source_ids, all_source, offset)
+        targets = Duplicates(batch.target_ids, all_target, offset)
 
         masked = config.reading == "fixed"
         left_out = [
@@ -141,7 +141,7 @@ class BilingualAligner(Method):
             for positives, rows in ((targets, sources), (sources, targets))
         ]
 
-        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, left_out: Repeats) -> Tensor:
+        def ranked(a: Tensor, b: Tensor, all_a: Tensor, all_b: Tensor, left_out: Duplicates) -> Tensor:
             """-sum_i log( e^(a_i.b_i/tau) / sum_j e^(a_i.b_j/tau) ), other a_j beside the b_j where `intra`."""
             candidates = torch.cat([all_b, all_a]) if config.both_sides else all_b
             return additive_margin(a, b, candidates, left_out, scale=1 / config.temperature)

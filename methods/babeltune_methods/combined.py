@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from babeltune.errors import MethodError, nearest
-from babeltune.losses.views import Shared, Views
 from babeltune.method import (
     Batch,
     Encode,
@@ -34,6 +33,7 @@ from babeltune.method import (
     load_method,
     make_config,
 )
+from babeltune.method.views import Shared, Views
 
 NAME = "combined"
 METHODS = tuple(name for name in available() if name != NAME and name.isidentifier())

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.masked_language import MaskedLanguageHead
-from babeltune.losses.negative_queue import Filter, Queue, equal_m, log_sums
-from babeltune.losses.repeats import negative_shares, occurrences
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.duplicates import negative_shares, occurrences
+from babeltune.method.masked_lm import MaskedLanguageHead
+from babeltune.method.negative_queue import Filter, Queue, equal_m, log_sums
 
 if TYPE_CHECKING:
     from jaxtyping import Float

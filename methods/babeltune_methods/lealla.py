@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.repeats import Repeats, negative_shares
-from babeltune.losses.soft_loss import additive_margin
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -150,8 +150,8 @@ class Lealla(Method):
         all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
         offset = gather.offset(len(x))
-        sources = Repeats(batch.source_ids, all_source, offset)
-        targets = Repeats(batch.target_ids, all_target, offset)
+        sources = Duplicates(batch.source_ids, all_source, offset)
+        targets = Duplicates(batch.target_ids, all_target, offset)
         terms: list[tuple[str, Tensor]] = []
         diagnostics = {"cosine": (x * y).sum().detach() / total}
         if config.alpha:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.masked_language import MaskedLanguageHead
-from babeltune.losses.repeats import Repeats, negative_shares, of_both_sides
-from babeltune.losses.soft_loss import tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
+from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.masked_lm import MaskedLanguageHead
+from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -142,7 +142,7 @@ def anchor_losses(
     a: Float[Tensor, "local dim"],
     b: Float[Tensor, "local dim"],
     candidates: Float[Tensor, "candidates dim"],
-    left_out: Repeats,
+    left_out: Duplicates,
     temperature: float,
     *,
     positive_below: bool,
@@ -227,8 +227,8 @@ class MlCtl(Method):
         all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
         offset = gather.offset(len(x))
-        sources = Repeats(batch.source_ids, all_source, offset)
-        targets = Repeats(batch.target_ids, all_target, offset)
+        sources = Duplicates(batch.source_ids, all_source, offset)
+        targets = Duplicates(batch.target_ids, all_target, offset)
         left_out = of_both_sides(sources, targets, config.reading == "fixed")
         anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
         info, candidates = "info" in config.variant, torch.cat([all_x, all_y])

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.repeats import Repeats, negative_shares
-from babeltune.losses.soft_loss import Labels, soft_labels, tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
+from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.tiled_contrastive import Labels, soft_labels, tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -86,7 +86,7 @@ class Side:
 
     own: Float[Tensor, "local dim"]
     everyone: Float[Tensor, "global dim"]
-    repeats: Repeats | None
+    repeats: Duplicates | None
     """Set where repeated texts are dropped from denominators."""
 
 
@@ -232,8 +232,8 @@ class SoftContrastive(Method):
         f_s, f_t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
         all_s, all_t = gather(torch.cat([f_s, f_t], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        sources = Repeats(batch.source_ids, all_source, gather.offset(len(f_s)))
-        targets = Repeats(batch.target_ids, all_target, sources.offset)
+        sources = Duplicates(batch.source_ids, all_source, gather.offset(len(f_s)))
+        targets = Duplicates(batch.target_ids, all_target, sources.offset)
         masked = config.labels == "hard" and config.reading == "fixed"
         s = Side(f_s, all_s, sources if masked else None)
         t = Side(f_t, all_t, targets if masked else None)

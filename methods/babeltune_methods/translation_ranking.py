@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.repeats import Repeats, negative_shares
-from babeltune.losses.soft_loss import tiled_cross_entropy
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -76,7 +76,7 @@ def ranking(
     t: Float[Tensor, "local dim"],
     all_t: Float[Tensor, "global dim"],
     temperature: float,
-    repeats: Repeats | None,
+    repeats: Duplicates | None,
     hard: Float[Tensor, "local"] | None = None,
 ) -> Float[Tensor, ""]:
     """-sum_i log( e^phi(s_i, t_i) / ( sum_j e^phi(s_i, t_j) + sum_k e^phi(s_i, h_ik) ) )."""
@@ -115,8 +115,8 @@ class TranslationRanking(Method):
         all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
         all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
         offset = gather.offset(len(s))
-        sources = Repeats(batch.source_ids, all_source, offset)
-        targets = Repeats(batch.target_ids, all_target, offset)
+        sources = Duplicates(batch.source_ids, all_source, offset)
+        targets = Duplicates(batch.target_ids, all_target, offset)
         masked = config.mask_duplicates
 
         hard = None

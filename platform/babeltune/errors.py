@@ -113,7 +113,7 @@ class NodeError(ClusterError):
     """A node on which no trial can run, in words that go on after its name, such as `does not see …`."""
 
 
-class BucketError(ClusterError):
+class ObjectStoreError(ClusterError):
     """A storage behind a URI that does not answer, refuses, or holds what it should not."""
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from babeltune import __version__
 from babeltune.errors import REFUSALS, BabeltuneError
-from babeltune.spec.secrets import without_password
+from babeltune.redaction import without_password
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""

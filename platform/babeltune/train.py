@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from babeltune.data.files import write_json
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
-from babeltune.data.store import key_of
 from babeltune.errors import SpecError
-from babeltune.losses.gather import Ranks
+from babeltune.files import write_json
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
-from babeltune.records import Sweep, plain
-from babeltune.spec.space import default_params, make_trial
-from babeltune.spec.sweep_file import read_sweep
-from babeltune.training.compute import measured_rates
-from babeltune.training.loop import Run
+from babeltune.schema.records import Sweep
+from babeltune.sweep.workers.standalone import with_rates
+from babeltune.training.trainer import TrialTrainer
 
 
 class Printer:
@@ -49,37 +46,9 @@ def progress(what: str, done: int, total: int) -> None:
     print(f"{what} {done}/{total}", file=sys.stderr, flush=True)
 
 
-def payload_alone(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What `trial.run` trains for one of Tune's configurations.
-
-    `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
-    name in sweep files, such as `training.learning_rate`.
-    """
-    params = {key: value for key, value in settings.items() if key not in ("sweep", "out")}
-    sweep = read_sweep(settings["sweep"], assignments=[f"method={method}"], check=False)
-    sweep = replace(sweep, parameters={})
-    out = Path(settings.get("out") or ".babeltune/tune").absolute()
-    prepared = prepare(sweep, out)
-    trial = make_trial(with_rates(sweep, out, "cpu"), 0, params)
-    folder = out / "trials" / key_of(plain(trial))[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    write_prepared(prepared, folder / "prepared.json")
-    return {"trial": plain(trial), "prepared": str(folder / "prepared.json"), "folder": str(folder)}
-
-
-def with_rates(sweep: Sweep, out: Path, device: str) -> Sweep:
-    """The sweep with the rates by which `training.compute` counts, measured once and kept in the folder `out`."""
-    if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
-        return sweep
-    if not (kept := out / "rates.json").exists():
-        write_json(kept, {"rates": measured_rates(torch.device(device))})
-    rates = tuple(json.loads(kept.read_text(encoding="utf-8"))["rates"])
-    return replace(sweep, training=replace(sweep.training, rates=rates))
-
-
 def train_alone(
     file: str, overlays: Sequence[str], assignments: Sequence[str], out: Path, device: str
-) -> tuple[Run, Sweep]:
+) -> tuple[TrialTrainer, Sweep]:
     """Trains the default configuration of a sweep file into the folder `out`, resuming what is there.
 
     Raises `SpecError` before anything is prepared if the folder holds something else."""
@@ -94,7 +63,7 @@ def train_alone(
     prepared = prepare(sweep, out, progress=progress)
     write_prepared(prepared, out / "prepared.json")
     printer = Printer([objective.metric for objective in sweep.objectives])
-    run = Run(trial, prepared, out, printer, Ranks(), torch.device(device))
+    run = TrialTrainer(trial, prepared, out, printer, ProcessGroup(), torch.device(device))
     run.train()
     return run, sweep
 
@@ -111,10 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     run, sweep = train_alone(given.file, given.overlays, given.assignments, given.out, given.device)
     if given.export:
-        learner = run.learner
-        with learner.averaged():
-            learner.module.cpu()
-            export_trial(sweep, run.trial, run.prepared, learner.encoder, learner.method, given.export)
+        train_step = run.train_step
+        with train_step.averaged():
+            train_step.module.cpu()
+            export_trial(sweep, run.trial, run.prepared, train_step.encoder, train_step.method, given.export)
         print(f"model: {given.export}")
 
 

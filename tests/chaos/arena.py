@@ -22,13 +22,14 @@ from typing import Any
 import pytest
 import yaml
 
-from babeltune.engine.sweep import submit
 from babeltune.errors import SweepError
-from babeltune.records import Sweep, plain
-from babeltune.spec.cluster import Cluster, read_cluster
-from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.leaderboard import leaderboard
+from babeltune.files import plain
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.schema.cluster import Cluster, read_cluster
+from babeltune.schema.records import Sweep
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import leaderboard
 from chaos.faulty import RELEASED, STEPS
 from chaos.invariants import check
 from marked import MARK, end_marked

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from babeltune import method
+from babeltune.method import registry
 
 pytest.register_assert_rewrite("chaos.arena", "chaos.invariants")
 
@@ -30,12 +30,12 @@ def faulty_installed():
     """The distribution beside this file is installed in this process."""
     before = list(sys.path)
     sys.path[:0] = own_path()
-    method._entries.cache_clear()
+    registry._entries.cache_clear()
     try:
         yield
     finally:
         sys.path[:] = before
-        method._entries.cache_clear()
+        registry._entries.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

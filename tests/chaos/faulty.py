@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from babeltune.losses.gather import Ranks
 from babeltune.method import Batch, Encode, Gather, Loss
+from babeltune.method.distributed import ProcessGroup
 from babeltune_methods import soft_contrastive
 
 STEPS, RELEASED = "steps.jsonl", "released"
@@ -95,7 +95,7 @@ class Faulty(soft_contrastive.SoftContrastive):
         """
         for path in Path(self.config.folder).glob(f"{kind}-*.order"):
             order = json.loads(path.read_text(encoding="utf-8"))
-            if (order["at"], order["rank"]) != (int(self.step), getattr(self, "rank", Ranks().rank)):
+            if (order["at"], order["rank"]) != (int(self.step), getattr(self, "rank", ProcessGroup().rank)):
                 continue
             taken = sorted(path.parent.glob(f"{path.name}.*.taken"))
             own = not taken or json.loads(taken[0].read_text(encoding="utf-8"))["mark"] == self.config.temperature

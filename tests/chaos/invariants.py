@@ -12,21 +12,21 @@ import optuna
 import pytest
 import torch
 
-from babeltune.losses.gather import Ranks
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.space import suggest
 from babeltune.promotion.candidate import find_candidate
-from babeltune.search.proposals import Ledger, replay
-from babeltune.spec.space import suggest
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.leaderboard import leaderboard
+from babeltune.sweep.search.study import Ledger, replay
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student
 from chaos.leftovers import leftovers
 from waiting import wait_until
 
 if TYPE_CHECKING:
-    from babeltune.records import Sweep
-    from babeltune.spec.cluster import Cluster
+    from babeltune.schema.cluster import Cluster
+    from babeltune.schema.records import Sweep
 
 STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "FINISHED"), "FAIL": ("failed", "FAILED")}
 """Of Optuna, of our outcome files, of MLflow."""
@@ -151,7 +151,7 @@ def best_checkpoint_reproduces(folder: SweepFolder) -> None:
     tensors, _ = load_checkpoint(checkpoint_folder(folder.trial(trial.number), candidate.report.index))
     encoder.load_state_dict(tensors["student"])
     method.load_state_dict(tensors.get("method", {}))
-    found = dev_scores(encoder, method, trial, prepared, Ranks(), torch.device("cpu"))
+    found = dev_scores(encoder, method, trial, prepared, ProcessGroup(), torch.device("cpu"))
     recorded = {name: value for name, value in candidate.report.metrics.items() if name.startswith("dev/")}
     assert {name: found[name] for name in recorded} == pytest.approx(recorded, abs=1e-4)
 

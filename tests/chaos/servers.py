@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from babeltune.tracking.mlflow_store import serve_command
+from babeltune.tracking.mlflow_client import serve_command
 from ports import free_port, listens
 from waiting import PATIENCE_S, wait_for_server, wait_until
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from babeltune.workers import trial
+from babeltune.sweep.workers import run_trial
 
 
 class Silent:
@@ -29,8 +29,8 @@ class Silent:
         return getattr(self._reporter, name)
 
 
-def run(payload: dict[str, Any], reporter: Any, rank: int, world: int, device: str) -> None:
-    """`babeltune.workers.trial:run` with that reporter."""
-    values = payload["trial"]
+def run(assignment: dict[str, Any], reporter: Any, rank: int, world: int, device: str) -> None:
+    """`babeltune.sweep.workers.run_trial:run` with that reporter."""
+    values = assignment["trial"]
     silent = Silent(reporter, values["objectives"][0]["metric"], Path(values["config"]["folder"]))
-    trial.run(payload, silent, rank, world, device)
+    run_trial.run(assignment, silent, rank, world, device)

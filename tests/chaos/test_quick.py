@@ -2,7 +2,7 @@
 
 import pytest
 
-from babeltune.spec.cluster import Cluster
+from babeltune.schema.cluster import Cluster
 from chaos.arena import Arena, build
 from chaos.nodes import TOKEN, environment, nodes
 from chaos.servers import Mlflow, Postgres

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from babeltune.engine import events
 from babeltune.errors import StorageError
+from babeltune.sweep.driver import recorder
 from chaos.faults import fill, read_only, slow_disk, small_disk, truncate
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
@@ -26,7 +26,7 @@ def refused(arena):
     """The storage refuses, the sweep ends and says so, and no trial has failed by it."""
     refusal = pytest.raises(StorageError, match=r"^the storage refuses .*; free space .*`babeltune resume`")
     with refusal, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "LAST_WAIT", 2.0)  # MLflow's file is there, too
+        patch.setattr(recorder, "LAST_WAIT", 2.0)  # MLflow's file is there, too
         yield
     assert not [row for row in arena.rows() if row["state"] == "failed"]
 

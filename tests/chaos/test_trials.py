@@ -4,8 +4,8 @@ import functools
 
 import pytest
 
-from babeltune.engine import sweep as engine
-from babeltune.workers.lanes import Lanes
+from babeltune.sweep.driver import run as engine
+from babeltune.sweep.workers.pool import WorkerPool
 from chaos.invariants import check
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
@@ -26,7 +26,7 @@ def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, no
     arena.order("nan_metric", at=40)
     (arena.orders / "objectives").write_text("null\nInfinity\n", encoding="utf-8")
     arena.order("nan_loss", at=50)
-    monkeypatch.setattr(engine, "Lanes", functools.partial(Forgetful, Lanes))
+    monkeypatch.setattr(engine, "WorkerPool", functools.partial(Forgetful, WorkerPool))
     arena.submit()
     arena.check(len(FAULTS) + 1, failed=len(FAULTS))
     failed = sorted((row["name"], row["reason"]) for row in arena.rows() if row["state"] == "failed")
@@ -37,7 +37,7 @@ def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, no
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
     """The lanes, two of whose trials have lost their objective at their second report."""
-    assert run_trial == "babeltune.workers.trial:run"
+    assert run_trial == "babeltune.sweep.workers.run_trial:run"
     return kind(run_trial="chaos.silent:run", **settings)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import psutil
 import pytest
 
-from babeltune.workers import trainer
+from babeltune.sweep.workers import ray_train
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
@@ -60,7 +60,7 @@ def test_a_trial_fails_after_killing_its_worker_three_times_without_progress(are
 
 
 def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
-    monkeypatch.setitem(trainer.ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "5")
+    monkeypatch.setitem(ray_train.ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "5")
     arena = make_arena(budget__workers=2)
     arena.order("hang", at=50, rank=1)
     arena.submit()

@@ -16,14 +16,14 @@ from rich.console import Console
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from babeltune.cli import app, main, view
-from babeltune.cli.advice import about_memory, about_precision, about_queue
-from babeltune.engine.sweep import driven_folder, only_driver
+from babeltune.cli import app, main, render
+from babeltune.files import plain
 from babeltune.method import load_method
-from babeltune.records import plain
-from babeltune.spec.sweep_file import read_sweep
-from babeltune.spec.written import spec_yaml
-from babeltune.sweeps.folder import SweepFolder, outcome, sweep_folders
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.planning.warnings import about_memory, about_precision, about_queue
+from babeltune.planning.written import spec_yaml
+from babeltune.sweep.driver.run import driven_folder, only_driver
+from babeltune.sweep.state.folder import SweepFolder, outcome, sweep_folders
 from ports import free_port
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until
@@ -155,9 +155,9 @@ def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune,
 
 def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_file, monkeypatch):
     sweep = read_sweep(tiny_file, assignments=["training.precision=bf16"])
-    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: False)
+    monkeypatch.setattr("babeltune.memory.emulates_bf16", lambda: False)
     assert not [*about_precision(sweep)]
-    monkeypatch.setattr("babeltune.machine.emulates_bf16", lambda: True)
+    monkeypatch.setattr("babeltune.memory.emulates_bf16", lambda: True)
     assert "--set training.precision=fp32" in next(iter(about_precision(sweep)))
     assert not [*about_precision(read_sweep(tiny_file))]
 
@@ -320,13 +320,13 @@ def drive(folder, until):
 @pytest.fixture
 def watching(monkeypatch):
     """Is set once a command watches a sweep that another driver has."""
-    begun, attach = threading.Event(), view.attach
+    begun, attach = threading.Event(), render.attach
 
     def told(*arguments):
         begun.set()
         return attach(*arguments)
 
-    monkeypatch.setattr(view, "attach", told)
+    monkeypatch.setattr(render, "attach", told)
     return begun
 
 
@@ -397,7 +397,7 @@ def test_of_two_submits_at_one_moment_the_second_shows_the_first(watched, monkey
         looks.append(arguments)
         return driven_folder(*arguments) if len(looks) > 1 else None
 
-    monkeypatch.setattr("babeltune.engine.sweep.driven_folder", late)
+    monkeypatch.setattr("babeltune.sweep.driver.run.driven_folder", late)
     _, code, _, err = watched("stopped")
     assert code == 0, err
     assert "is running in another process; showing it" in err
@@ -406,12 +406,12 @@ def test_of_two_submits_at_one_moment_the_second_shows_the_first(watched, monkey
 
 def test_who_watches_a_sweep_waits_until_it_has_begun(copied, monkeypatch):
     _, folder, _ = copied
-    looks, is_driven = [], view.is_driven
-    monkeypatch.setattr(view, "is_driven", lambda folder: looks.append(folder) or is_driven(folder))
+    looks, is_driven = [], render.is_driven
+    monkeypatch.setattr(render, "is_driven", lambda folder: looks.append(folder) or is_driven(folder))
     begun = folder.path / "sweep.json"
     begun.rename(folder.path / "later")
     with only_driver(folder):
-        thread = threading.Thread(target=view.attach, args=(folder, Console()))
+        thread = threading.Thread(target=render.attach, args=(folder, Console()))
         thread.start()
         wait_until(lambda: len(looks) > 3)
         assert thread.is_alive()
@@ -419,7 +419,7 @@ def test_who_watches_a_sweep_waits_until_it_has_begun(copied, monkeypatch):
     thread.join(PATIENCE_S)
     assert not thread.is_alive()
     begun.unlink()
-    assert view.attach(folder, Console()) == folder, "its driver has died before it began"
+    assert render.attach(folder, Console()) == folder, "its driver has died before it began"
 
 
 @pytest.mark.long

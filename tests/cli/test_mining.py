@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from babeltune.apps.mining.vectors import Model
 from babeltune.cli import app
 from babeltune.errors import BabeltuneError
-from babeltune.mining.vectors import Model
 
 TEXT = ["one cat", "two dogs run", "three old houses", "four"]
 

@@ -8,9 +8,9 @@ import yaml
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.promotion.promote import promote
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.leaderboard import leaderboard, winner
-from babeltune.sweeps.refit import Gain, best_settings, gain_words, gains, refit_of, settings_of
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import leaderboard, winner
+from babeltune.sweep.state.refit import Gain, best_settings, gain_words, gains, refit_of, settings_of
 
 pytestmark = pytest.mark.usefixtures("one_scoring_process", "ray_cluster")
 METRIC = "dev/everyday/accuracy"

@@ -8,8 +8,8 @@ import pytest
 from mlflow import MlflowClient
 
 from babeltune.cli.report import report_at_the_end
-from babeltune.sweeps.folder import SweepFolder, outcome
-from babeltune.sweeps.leaderboard import winner
+from babeltune.sweep.state.folder import SweepFolder, outcome
+from babeltune.sweep.state.leaderboard import winner
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from babeltune.data.prepare import prepare
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.export import export_trial
-from babeltune.promotion.openings import read_openings
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import data_root, read_sweep
-from babeltune.training.learner import make_method, make_student
+from babeltune.promotion.sealed_test_log import read_openings
+from babeltune.training.step import make_method, make_student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 K = 3

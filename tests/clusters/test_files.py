@@ -22,7 +22,7 @@ from ray.autoscaler.tags import TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 from typer.main import get_command
 
 from babeltune.cli import app
-from babeltune.spec.cluster import read_cluster
+from babeltune.schema.cluster import read_cluster
 from waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

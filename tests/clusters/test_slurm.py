@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import SweepFolder, read_outcome
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.sweep.state.folder import SweepFolder, read_outcome
 from marked import MARK, end_marked
 from waiting import PATIENCE_S, wait_until
 

@@ -13,9 +13,9 @@ from babeltune.data.alignment import TOGETHER, build_spans, build_words, mutual,
 from babeltune.data.corpus import Corpus
 from babeltune.data.store import facts_of
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
-from babeltune.data.words import find_words
+from babeltune.data.word_segmentation import find_words
 from babeltune.errors import DataError
-from babeltune.records import Source, Student, Words
+from babeltune.schema.records import Source, Student, Words
 
 PAIRS = [
     ("The art of a party.", "L'art d'une fête"),

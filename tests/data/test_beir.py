@@ -11,12 +11,13 @@ from babeltune.data.corpus import build_corpus
 from babeltune.data.eval_sets import read_eval, read_tasks
 from babeltune.data.prepared import tasks_from
 from babeltune.errors import DataError
-from babeltune.records import Data, Source, Task, plain
-from babeltune.spec.data_rules import data_problems
-from babeltune.spec.goals import dev_metrics
-from babeltune.spec.reach import Hub
-from babeltune.spec.reach import data_problems as unreachable
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.files import plain
+from babeltune.planning.availability import Hub
+from babeltune.planning.availability import data_problems as unreachable
+from babeltune.planning.data_rules import data_problems
+from babeltune.planning.goals import dev_metrics
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Data, Source, Task
 
 ENG = Data(train=(), anchor_priority=("eng",))
 DOCUMENTS = (

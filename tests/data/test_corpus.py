@@ -18,8 +18,8 @@ from babeltune.data.eval_sets import read_tasks
 from babeltune.data.sources import text_key
 from babeltune.data.split import components, sentence_keys
 from babeltune.errors import DataError
-from babeltune.records import Data, Source, Split, Task
-from babeltune.spec.sweep_file import read_data
+from babeltune.planning.sweep_file import read_data
+from babeltune.schema.records import Data, Source, Split, Task
 from corpora import DATA, needs_data
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -11,10 +11,11 @@ from babeltune.data.eval_sets import read_eval, read_tasks
 from babeltune.data.prepared import tasks_from
 from babeltune.errors import DataError
 from babeltune.evaluation.evaluate import evaluate_texts
-from babeltune.records import Data, Mined, Source, Sweep, Task, plain
-from babeltune.spec.data_rules import data_problems
-from babeltune.spec.goals import dev_metrics
-from babeltune.spec.sweep_file import read_data
+from babeltune.files import plain
+from babeltune.planning.data_rules import data_problems
+from babeltune.planning.goals import dev_metrics
+from babeltune.planning.sweep_file import read_data
+from babeltune.schema.records import Data, Mined, Source, Sweep, Task
 
 ENG = Data(train=(), anchor_priority=("eng",))
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from babeltune.data.corpus import build_corpus
-from babeltune.data.prepare import Wanted, asked_of_teacher, prepare
+from babeltune.data.prepare import Wanted, asked_of_teacher
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.store import facts_of, open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import StoreError
+from babeltune.files import plain
 from babeltune.method import load_method, make_config
-from babeltune.records import plain
-from babeltune.spec.sweep_file import data_root
+from babeltune.planning.preparation import prepare
+from babeltune.planning.sweep_file import data_root
 
 
 def stores(storage):
@@ -132,8 +133,8 @@ def write(path, rows):
 def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_storage):
     import torch
 
-    from babeltune.spec.space import make_trial
-    from babeltune.training.reader import make_reader
+    from babeltune.planning.space import make_trial
+    from babeltune.training.batches import make_reader
 
     sweep, plain = tiny
     sweep = only_soft(sweep, labels="average")
@@ -150,8 +151,8 @@ def test_average_labels_with_copied_anchors_read_the_anchors_vectors(tiny, tiny_
 def test_hard_negatives_are_mined_once_for_translation_ranking(tiny, tiny_storage):
     import torch
 
-    from babeltune.spec.space import make_trial
-    from babeltune.training.reader import make_reader
+    from babeltune.planning.space import make_trial
+    from babeltune.training.batches import make_reader
 
     sweep, _ = tiny
     sweep = replace(sweep, method="translation_ranking", config={"hard_negatives": 2}, parameters={})

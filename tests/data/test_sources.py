@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
 from babeltune.errors import DataError
-from babeltune.records import Data, Source, Task
+from babeltune.schema.records import Data, Source, Task
 from waiting import PATIENCE_S
 
 TABLE = "id\teng\tfra\na\tGood morning.\tBonjour.\nb\tThank you.\tMerci.\n"
@@ -493,7 +493,7 @@ def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
         file.write(b"\tfin\nNo\tNon\n")
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from babeltune.data.sources import read_source; from babeltune.records import Source\n"
+        "from babeltune.data.sources import read_source; from babeltune.schema.records import Source\n"
         "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 100_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
         "columns = {'eng': 'eng', 'fra': 'fra'}\n"
@@ -682,7 +682,7 @@ def test_parquet_that_repeats_one_long_text_stays_small_in_memory(tmp_path):
     parquet.write_table(pa.table({"eng": repeated, "fra": ["y"] * 20_000}), tmp_path / "t.parquet", store_schema=False)
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "import pyarrow.parquet; from babeltune.data.tables import parquet_rows; import hashlib\n"
+        "import pyarrow.parquet; from babeltune.data.file_readers import parquet_rows; import hashlib\n"
         "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 500_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
         "rows = parquet_rows(Path(sys.argv[1]), ['eng', 'fra'], None, hashlib.sha256())\n"

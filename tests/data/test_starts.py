@@ -6,28 +6,28 @@ import shutil
 import pytest
 import torch
 
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.starts import keep_start, pinned
 from babeltune.data.store import stores_from
 from babeltune.errors import TeacherError
-from babeltune.losses.gather import Ranks
+from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import WORD_STD, build_student
 from babeltune.models.start import embeddings_problem, read_start, take_embeddings
 from babeltune.models.static import StaticEncoder
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.export import export_trial
-from babeltune.records import Student
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.schema.records import Student
+from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.where import Where
-from babeltune.sweeps.carry import bring_prepared
-from babeltune.sweeps.places import stores_of
+from babeltune.sweep.sync.view import stores_of
+from babeltune.sweep.sync.worker import bring_prepared
 from babeltune.train import Printer
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import Run
-from babeltune.training.reader import token_set
+from babeltune.training.batches import token_set
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student
+from babeltune.training.trainer import TrialTrainer
 from bucket_servers import BUCKET
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -49,10 +49,10 @@ def exported(tiny_file, tiny_storage, tmp_path_factory):
             sweep = read_sweep(tiny_file, assignments=short)
             prepared = prepare(sweep, tiny_storage)
             trial = make_trial(sweep, 0, {})
-            run = Run(trial, prepared, place / f"run-{shape}", Printer([]), Ranks(), CPU)
+            run = TrialTrainer(trial, prepared, place / f"run-{shape}", Printer([]), ProcessGroup(), CPU)
             (report,) = run.train()
-            export_trial(sweep, trial, prepared, run.learner.encoder, run.learner.method, place / shape)
-            made[shape] = place / shape, report.metrics, run.learner.encoder
+            export_trial(sweep, trial, prepared, run.train_step.encoder, run.train_step.method, place / shape)
+            made[shape] = place / shape, report.metrics, run.train_step.encoder
         return made[shape]
 
     return export
@@ -77,7 +77,7 @@ def test_a_student_begins_with_the_weights_the_tokens_and_the_scores_of_its_star
     for (name, weight), other in zip(student.named_parameters(), encoder.parameters(), strict=True):
         assert torch.equal(weight, other), name
     method = make_method(trial, prepared, student)
-    scores = dev_scores(student, method, trial, prepared, Ranks(), CPU)
+    scores = dev_scores(student, method, trial, prepared, ProcessGroup(), CPU)
     assert scores["dev/everyday/accuracy"] == metrics["dev/everyday/accuracy"]
     assert scores["dev/sts/spearman"] == pytest.approx(metrics["dev/sts/spearman"], abs=1e-6)
 
@@ -108,7 +108,10 @@ def test_two_sweeps_from_other_starts_read_their_own_tokens(tiny_file, tiny_stor
 
 
 def test_a_node_that_shares_no_folder_gets_the_start_with_the_stores(s3, tiny_file, exported, tmp_path):
-    where = [Where(uri=f"s3://{BUCKET}/starts", cache=str(tmp_path / name), patience=20) for name in ("one", "other")]
+    where = [
+        StorageLocation(uri=f"s3://{BUCKET}/starts", cache=str(tmp_path / name), patience=20)
+        for name in ("one", "other")
+    ]
     one, other = map(Mirror, where)
     _, trial, prepared = started(tiny_file, one.folder, exported("static")[0], "static")
     record = one.folder / "sweeps" / "a" / "prepared.json"
@@ -146,7 +149,7 @@ def test_a_transformers_table_is_the_static_ones_or_what_its_dense_layer_makes_o
     scale = made.word_embeddings.std() / wanted.std()
     torch.testing.assert_close(made.word_embeddings, wanted * scale)
     assert made.word_embeddings.std().item() == pytest.approx(WORD_STD, rel=0.1)
-    run = Run(trial, prepared, tiny_storage / f"from-table-{width}", Printer([]), Ranks(), CPU)
+    run = TrialTrainer(trial, prepared, tiny_storage / f"from-table-{width}", Printer([]), ProcessGroup(), CPU)
     assert len(run.train()) == 2
 
 

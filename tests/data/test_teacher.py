@@ -10,17 +10,11 @@ from transformers import BertConfig, BertModel
 
 from babeltune.data import teacher as module
 from babeltune.data.store import facts_of, open_matrix
-from babeltune.data.teacher import (
-    build_teacher_store,
-    encode_shard,
-    load_teacher,
-    model_digest,
-    teacher_folder,
-)
+from babeltune.data.teacher import build_teacher_store, encode_shard, load_teacher, model_digest, teacher_folder
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import StoreError, TeacherError
 from babeltune.models.hub import BUNDLED_SHA256, verify_weights
-from babeltune.records import Student, Teacher
+from babeltune.schema.records import Student, Teacher
 
 TEXTS = [
     "A man is riding a horse on the beach.",

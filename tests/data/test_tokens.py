@@ -6,15 +6,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from babeltune.data import tokens
 from babeltune.data.store import facts_of, open_ragged
-from babeltune.data.tokens import (
-    build_token_store,
-    build_tokenizer,
-    load_tokenizer,
-    tokenizer_key,
-    train_tokenizer,
-)
+from babeltune.data.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key, train_tokenizer
 from babeltune.errors import DataError, TeacherError
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 TEXTS = [
     "The train leaves at seven, so we should hurry.",

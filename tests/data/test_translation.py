@@ -20,15 +20,16 @@ from transformers import (
 )
 
 import babeltune.data.translation
-from babeltune.cli.plan import make_plan
 from babeltune.data.corpus import build_corpus
-from babeltune.data.prepare import read_corpus
 from babeltune.data.sources import read_source
 from babeltune.data.store import facts_of
-from babeltune.data.translation import Model, StandIn, Translation, Translator, batches, drawn, ended
+from babeltune.data.translation import Model, StandIn, Translator, batches, drawn, ended
 from babeltune.errors import DataError, SpecError, TeacherError
-from babeltune.records import Data, Source, Split, Task
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.planning.plan import make_plan
+from babeltune.planning.preparation import read_corpus
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Data, Source, Split, Task
+from babeltune.schema.text import Translation
 
 WORDS = ["hello", "world", "good", "morning", "thank", "you", "friend", "night", "day", "water", "__two__"]
 NUMBERS = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}
@@ -332,5 +333,5 @@ def test_a_translation_has_its_place_among_the_sources(how, tiny_file, tmp_path,
 
 
 def test_the_record_brings_no_library():
-    program = "import babeltune.records, sys; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
+    program = "import babeltune.schema.records, sys; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,22 +11,22 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from babeltune.bundled.templates import __file__ as bundled
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import Prepared
 from babeltune.data.trimming import check_equal, trimmed
 from babeltune.errors import DataError, SpecError, TeacherError
-from babeltune.losses.gather import Ranks
+from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import Encoder
 from babeltune.models.static import StaticEncoder
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.export import export, export_trial
-from babeltune.records import Student
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.schema.records import Student
 from babeltune.train import Printer
-from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import train
-from babeltune.training.reader import token_set
+from babeltune.training.batches import token_set
+from babeltune.training.step import make_method, make_student
+from babeltune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -178,7 +178,7 @@ def test_a_trimmed_student_and_its_export_give_the_vectors_of_the_whole_one(
         rows - tokens.vocabulary
     )
 
-    report = train(trial, prepared, tmp_path / "trial", Printer(()), Ranks(), torch.device("cpu"))[-1]
+    report = train(trial, prepared, tmp_path / "trial", Printer(()), ProcessGroup(), torch.device("cpu"))[-1]
     assert report.facts["vocabulary"] == tokens.vocabulary
     assert report.facts["vocabulary_untrimmed"] == tokens.untrimmed
     dropped = report.metrics["model/parameters_untrimmed"] - report.metrics["model/parameters"]

@@ -8,9 +8,9 @@ import pytest
 from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepared import EvalTask
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluation import metrics, neighbours
+from babeltune.evaluation import bitext, knn, sts
 from babeltune.evaluation.evaluate import evaluate, evaluate_texts
-from babeltune.records import Data, Source, Task
+from babeltune.schema.records import Data, Source, Task
 from corpora import DATA, needs_data
 
 TABLE = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
@@ -28,11 +28,11 @@ class Embed:
         return self.table[ids]
 
 
-def bitext(name="ntrex", subset="fra-eng", left=range(100), right=range(100, 200), **more):
+def bitext_task(name="ntrex", subset="fra-eng", left=range(100), right=range(100, 200), **more):
     return EvalTask(name=name, kind="bitext", subset=subset, left=tuple(left), right=tuple(right), **more)
 
 
-def sts(scores=tuple(range(50)), **more):
+def sts_task(scores=tuple(range(50)), **more):
     return EvalTask(
         name="stsb",
         kind="sts",
@@ -46,7 +46,9 @@ def sts(scores=tuple(range(50)), **more):
 
 def test_every_text_is_encoded_once_over_all_tasks():
     embed = Embed()
-    evaluate([bitext(), bitext(subset="rus-eng", left=range(50, 150), right=range(100, 200)), sts()], embed)
+    evaluate(
+        [bitext_task(), bitext_task(subset="rus-eng", left=range(50, 150), right=range(100, 200)), sts_task()], embed
+    )
     assert embed.asked == [list(range(200))]
 
 
@@ -62,9 +64,9 @@ def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
         given.append(list(zip(texts, languages, strict=True)))
         return np.random.default_rng(0).normal(size=(len(texts), 8)).astype(np.float32)
 
-    side = neighbours.side
+    side = knn.side
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "side", lambda rows: ready.append(type(rows)) or side(rows))
+        patch.setattr(knn, "side", lambda rows: ready.append(type(rows)) or side(rows))
         scores = evaluate_texts(tasks, encode)
     assert len(paths) == 42
     assert len(tasks) == 861 == len([name for name in scores if name.count("/") == 3 and name.endswith("/accuracy")])
@@ -75,23 +77,23 @@ def test_every_two_of_42_languages_are_861_pairs_of_42_encodings():
 
 @pytest.mark.trap(30)
 def test_metrics_say_task_subset_and_direction():
-    scores = evaluate([bitext(), sts()], Embed())
-    forward, backward = metrics.bitext_accuracy(TABLE[:100], TABLE[100:200])
-    errors = metrics.xsim_error(TABLE[:100], TABLE[100:200])
+    scores = evaluate([bitext_task(), sts_task()], Embed())
+    forward, backward = bitext.bitext_accuracy(TABLE[:100], TABLE[100:200])
+    errors = bitext.xsim_error(TABLE[:100], TABLE[100:200])
     assert forward != backward
     assert scores["dev/ntrex/fra-eng/accuracy_forward"] == forward
     assert scores["dev/ntrex/fra-eng/accuracy_backward"] == backward
     assert scores["dev/ntrex/fra-eng/accuracy"] == (forward + backward) / 2
     assert scores["dev/ntrex/fra-eng/xsim_error"] == sum(errors) / 2
-    cosines = metrics.paired_cosine(TABLE[:50], TABLE[100:150])
-    assert scores["dev/stsb/eng/spearman"] == metrics.spearman(range(50), cosines)
+    cosines = sts.paired_cosine(TABLE[:50], TABLE[100:150])
+    assert scores["dev/stsb/eng/spearman"] == sts.spearman(range(50), cosines)
 
 
 @pytest.mark.trap(31)
 def test_a_task_has_its_macro_mean_even_with_one_subset():
-    easy = bitext(subset="deu-eng", left=range(10), right=range(10))
-    one = evaluate([bitext()], Embed())
-    both = evaluate([bitext(), easy, sts()], Embed())
+    easy = bitext_task(subset="deu-eng", left=range(10), right=range(10))
+    one = evaluate([bitext_task()], Embed())
+    both = evaluate([bitext_task(), easy, sts_task()], Embed())
     for metric in ("accuracy", "xsim_error"):
         mine, other = (both[f"dev/ntrex/{subset}/{metric}"] for subset in ("fra-eng", "deu-eng"))
         assert one[f"dev/ntrex/{metric}"] == one[f"dev/ntrex/fra-eng/{metric}"] == mine
@@ -102,8 +104,8 @@ def test_a_task_has_its_macro_mean_even_with_one_subset():
 
 @pytest.mark.trap(31)
 def test_pooled_errors_count_rows_and_macro_means_count_subsets():
-    small = bitext(subset="deu-eng", left=range(10), right=range(100, 110))
-    scores = evaluate([bitext(), small], Embed())
+    small = bitext_task(subset="deu-eng", left=range(10), right=range(100, 110))
+    scores = evaluate([bitext_task(), small], Embed())
     large, few = (scores[f"dev/ntrex/{subset}/xsim_error"] for subset in ("fra-eng", "deu-eng"))
     assert scores["dev/ntrex/xsim_error"] == pytest.approx((large + few) / 2)
     assert scores["dev/ntrex/xsim_error_pooled"] == pytest.approx((100 * large + 10 * few) / 110)
@@ -111,78 +113,78 @@ def test_pooled_errors_count_rows_and_macro_means_count_subsets():
 
 
 def test_a_group_is_the_mean_over_the_subsets_of_its_tasks():
-    other = EvalTask(**{**vars(sts(group="sts_en")), "name": "sts12", "left": tuple(range(50, 100))})
-    scores = evaluate([sts(group="sts_en"), other, bitext()], Embed())
+    other = EvalTask(**{**vars(sts_task(group="sts_en")), "name": "sts12", "left": tuple(range(50, 100))})
+    scores = evaluate([sts_task(group="sts_en"), other, bitext_task()], Embed())
     for metric in ("spearman", "pearson"):
         both = [scores[f"dev/{name}/{metric}"] for name in ("stsb", "sts12")]
         assert scores[f"dev/sts_en/{metric}"] == pytest.approx(sum(both) / 2)
 
 
 def test_f1_is_mtebs_direction():
-    scores = evaluate([bitext()], Embed())
-    assert scores["dev/ntrex/f1"] == metrics.bitext_f1(TABLE[:100], TABLE[100:200])[0]
+    scores = evaluate([bitext_task()], Embed())
+    assert scores["dev/ntrex/f1"] == bitext.bitext_f1(TABLE[:100], TABLE[100:200])[0]
 
 
 def test_the_margin_and_what_is_compared_are_the_tasks():
     twice = {"left": [*range(50), *range(50)], "right": [*range(50), *range(50)]}
-    assert evaluate([bitext(compare="index", **twice)], Embed())["dev/ntrex/xsim_error"] == 0.5
+    assert evaluate([bitext_task(compare="index", **twice)], Embed())["dev/ntrex/xsim_error"] == 0.5
     for margin in ("ratio", "distance", "absolute"):
-        expected = sum(metrics.xsim_error(TABLE[:100], TABLE[100:200], margin=margin)) / 2
-        assert evaluate([bitext(margin=margin)], Embed())["dev/ntrex/xsim_error"] == expected
+        expected = sum(bitext.xsim_error(TABLE[:100], TABLE[100:200], margin=margin)) / 2
+        assert evaluate([bitext_task(margin=margin)], Embed())["dev/ntrex/xsim_error"] == expected
 
 
 def test_changed_sentences_are_candidates_of_xsimpp_alone():
-    harder = evaluate([bitext(right=range(100, 300))], Embed())
-    plain = evaluate([bitext()], Embed())
-    among = metrics.neighbours.match(TABLE[:100], TABLE[100:300])
-    assert harder["dev/ntrex/xsimpp_error"] == metrics.xsim(among) > plain["dev/ntrex/xsim_error"]
+    harder = evaluate([bitext_task(right=range(100, 300))], Embed())
+    plain = evaluate([bitext_task()], Embed())
+    among = bitext.knn.match(TABLE[:100], TABLE[100:300])
+    assert harder["dev/ntrex/xsimpp_error"] == bitext.xsim(among) > plain["dev/ntrex/xsim_error"]
     for metric in ("accuracy", "f1", "xsim_error"):
         assert harder[f"dev/ntrex/{metric}"] == plain[f"dev/ntrex/{metric}"]
 
 
 @pytest.mark.trap(25)
 def test_an_equal_text_is_no_xsim_error_in_either_direction():
-    twice = bitext(left=[*range(50), *range(50)], right=[*range(50), *range(50)])
+    twice = bitext_task(left=[*range(50), *range(50)], right=[*range(50), *range(50)])
     scores = evaluate([twice], Embed())
     assert scores["dev/ntrex/xsim_error"] == 0
     assert scores["dev/ntrex/accuracy"] == 0.5
 
 
 def test_the_tasks_k_is_used():
-    values = {k: evaluate([bitext(k=k)], Embed())["dev/ntrex/xsim_error"] for k in (1, 4, 50)}
+    values = {k: evaluate([bitext_task(k=k)], Embed())["dev/ntrex/xsim_error"] for k in (1, 4, 50)}
     assert len(set(values.values())) > 1
 
 
 @pytest.mark.trap(32)
 def test_a_constant_encoder_fails_the_trial_and_names_the_metric():
     with pytest.raises(TrainingError, match=r"'dev/stsb/eng/spearman' is NaN: .* alike"):
-        evaluate([sts()], Embed(np.ones((400, 4), dtype=np.float32)))
+        evaluate([sts_task()], Embed(np.ones((400, 4), dtype=np.float32)))
 
 
 def test_vectors_that_are_not_finite_fail_the_trial():
     table = TABLE.copy()
     table[120, 3] = np.inf
     with pytest.raises(TrainingError, match=r"'dev/ntrex/fra-eng/accuracy' is NaN: .* not finite"):
-        evaluate([bitext()], Embed(table))
+        evaluate([bitext_task()], Embed(table))
 
 
 @pytest.mark.trap(31)
 def test_vectors_missing_for_some_texts_are_refused():
     with pytest.raises(TrainingError, match="3 vectors came back for 200 texts"):
-        evaluate([bitext()], lambda ids: TABLE[:3])
+        evaluate([bitext_task()], lambda ids: TABLE[:3])
 
 
 @pytest.mark.trap(31)
 def test_two_tasks_of_one_name_are_refused_rather_than_averaged():
     with pytest.raises(DataError, match="'ntrex/fra-eng'"):
-        evaluate([bitext(), bitext(k=2)], Embed())
+        evaluate([bitext_task(), bitext_task(k=2)], Embed())
 
 
 @pytest.mark.trap(24)
 def test_a_margin_that_means_nothing_is_reported():
-    assert "dev/ntrex/fra-eng/xsim_flipped" not in evaluate([bitext()], Embed())
+    assert "dev/ntrex/fra-eng/xsim_flipped" not in evaluate([bitext_task()], Embed())
     centred = np.array([[1, 0], [-1, 0.01], [-1, 0], [1, -0.01]], dtype=np.float32)
-    scores = evaluate([bitext(left=(0, 1), right=(2, 3))], Embed(centred))
+    scores = evaluate([bitext_task(left=(0, 1), right=(2, 3))], Embed(centred))
     assert scores["dev/ntrex/fra-eng/xsim_flipped"] > 0
 
 
@@ -198,7 +200,7 @@ def test_texts_score_as_their_ids_do():
         assert len(languages) == len(texts)
         return TABLE[[int(text) for text in texts]]
 
-    tasks = [bitext(right=[*range(100, 199), 100]), sts()]
+    tasks = [bitext_task(right=[*range(100, 199), 100]), sts_task()]
     assert evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode) == evaluate(
         tasks, Embed(), prefix="test"
     )
@@ -243,7 +245,7 @@ def test_a_clustering_score_may_be_negative_but_not_missing():
 @pytest.mark.trap(34)
 def test_contrastive_accuracy_is_that_of_a_fixed_pool():
     """D34: of a batch of 64 it would depend on the batch."""
-    small, large = (evaluate([bitext(left=range(n), right=range(100, 100 + n))], Embed()) for n in (10, 100))
+    small, large = (evaluate([bitext_task(left=range(n), right=range(100, 100 + n))], Embed()) for n in (10, 100))
     assert small["dev/ntrex/accuracy"] > large["dev/ntrex/accuracy"]
 
 
@@ -256,7 +258,7 @@ def test_the_encoder_of_texts_is_told_their_languages():
 
     tasks = [
         topics("mixed", range(3), labels="aba", left_languages=("eng", "zho", "eng")),
-        bitext(left=(10, 11), right=(20, 21), left_languages=("fra",), right_languages=("eng",)),
+        bitext_task(left=(10, 11), right=(20, 21), left_languages=("fra",), right_languages=("eng",)),
     ]
     evaluate_texts([task.mapped(lambda text, _: str(text)) for task in tasks], encode)
     assert said == {"0": "eng", "1": "zho", "2": "eng", "10": "fra", "11": "fra", "20": "eng", "21": "eng"}

@@ -12,7 +12,7 @@ from babeltune.data.tokens import train_tokenizer
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.encoder import build_student
 from babeltune.promotion.export import export
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 

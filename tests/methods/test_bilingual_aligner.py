@@ -10,8 +10,8 @@ from torch import nn
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config
+from babeltune.method.distributed import ProcessGroup
 from babeltune_methods.bilingual_aligner import BilingualAligner, Config, aligner
 from toy_batches import gaussian
 
@@ -111,7 +111,7 @@ def test_the_gradient_is_that_of_the_plain_formula(config, seed):
     n = 5
     ids = {"languages": [[0, 1 + i % 2] for i in range(n)]}
     batch, vectors, method = toy_batches.batch_of(n, **ids), torch.tensor(gaussian(2 * n, WIDTH, seed)), made(config)
-    method.loss(lambda tokens: vectors[tokens.ids], batch, Ranks()).total.backward()
+    method.loss(lambda tokens: vectors[tokens.ids], batch, ProcessGroup()).total.backward()
     twin = made(config).double()
     parts = [twin.aligned(side, k) for side, k in zip(vectors.double().chunk(2), batch.languages.T, strict=True)]
     total, labels = 0.0, torch.arange(n)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from babeltune.cli.view import method_document
+from babeltune.cli.render import method_document
 from babeltune.method import available, load_method
-from babeltune.spec.space import fields_of
+from babeltune.planning.space import fields_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = ROOT.parent / "shared" / "papers"

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import normalize
 
-from babeltune.cli.view import method_document
+from babeltune.cli.render import method_document
 from babeltune.errors import MethodError, SpecError
-from babeltune.losses.gather import Ranks
-from babeltune.losses.gradcache import CachedEncode, chunks
 from babeltune.method import Needs, available, encode_together, load_method, make_config
-from babeltune.spec.space import default_params, possible_needs
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.method.distributed import ProcessGroup
+from babeltune.method.gradcache import CachedEncode, chunks
+from babeltune.planning.space import default_params, possible_needs
+from babeltune.planning.sweep_file import read_sweep
 from babeltune_methods.combined import METHODS, Combined, Shared, Views, union
 from toy_batches import batch_of, gaussian, run
 from toy_methods import First, TwoViews, combined_beside
@@ -68,7 +68,7 @@ def test_the_student_encodes_every_sentence_once(chunk):
         return table[tokens.ids]
 
     cached = CachedEncode(encode, chunk) if chunk else None
-    built(dict.fromkeys(SETTINGS, 1.0)).loss(cached or encode, batch(), Ranks()).total.backward()
+    built(dict.fromkeys(SETTINGS, 1.0)).loss(cached or encode, batch(), ProcessGroup()).total.backward()
     assert sorted(seen) == list(range(2 * N))
     if cached:
         cached.backward()
@@ -102,7 +102,7 @@ def with_dropout(method, encode, student, cached=None):
     """Loss, gradients and the next random number of one step from a given state of the generator."""
     student.zero_grad()
     torch.manual_seed(11)
-    loss = method.loss(encode, batch(), Ranks())
+    loss = method.loss(encode, batch(), ProcessGroup())
     loss.total.backward()
     if cached:
         cached.backward()

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
-from babeltune.losses.gather import Ranks
-from babeltune.losses.gradcache import CachedEncode
-from babeltune.losses.masked_language import Masking
 from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
+from babeltune.method.distributed import ProcessGroup
+from babeltune.method.gradcache import CachedEncode
+from babeltune.method.masked_lm import Masking
 from babeltune.training.sampler import local_sizes, lots, own_rows
 from toy_methods import TwoViews, combined_beside
 from waiting import PATIENCE_S
@@ -236,7 +236,7 @@ def everything(ranks):
 
 @pytest.fixture(scope="module")
 def one_rank():
-    return everything(Ranks())
+    return everything(ProcessGroup())
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def test_gradients_reach_the_student_and_neither_the_teacher_nor_the_terms(name,
     student, batch = Student(), share(7, needs.hard_negatives)
     vectors = [side.clone().requires_grad_() for side in (batch.teacher_source, batch.teacher_target)]
     batch = dataclasses.replace(batch, teacher_source=vectors[0], teacher_target=vectors[1])
-    loss = method.loss(student, batch, Ranks())
+    loss = method.loss(student, batch, ProcessGroup())
     loss.total.backward()
     assert isinstance(loss, Loss)
     assert all(p.grad is not None and p.grad.any() for p in student.layers.parameters())
@@ -298,7 +298,7 @@ def test_a_few_steps_lower_the_loss(name, values):
     for _ in range(5):
         method.load_state_dict(before)  # a queue that has grown is another loss
         optimizer.zero_grad()
-        loss = method.loss(student, batch, Ranks())
+        loss = method.loss(student, batch, ProcessGroup())
         loss.total.backward()
         optimizer.step()
         losses.append(loss.total.item())
@@ -313,7 +313,7 @@ def test_gradient_caching_changes_nothing(name, values):
         method, needs = build(name, values)
         student, batch = Student(), share(7, needs.hard_negatives)
         cached = CachedEncode(student, chunk) if chunk else None
-        method.loss(cached or student, batch, Ranks()).total.backward()
+        method.loss(cached or student, batch, ProcessGroup()).total.backward()
         if cached:
             cached.backward()
         found.append([p.grad for p in student.parameters()])
@@ -326,11 +326,11 @@ def test_gradient_caching_changes_nothing(name, values):
 def test_a_saved_method_continues_bit_for_bit(name, values, tmp_path):
     method, needs = build(name, values)
     batch = share(7, needs.hard_negatives)
-    method.loss(Student(), batch, Ranks())
+    method.loss(Student(), batch, ProcessGroup())
     save_file(dict(method.state_dict()), tmp_path / "method.safetensors")
     again, _ = build(name, values)
     again.load_state_dict(load_file(tmp_path / "method.safetensors"))
-    losses = [m.loss(Student(), batch, Ranks()).total for m in (method, again)]
+    losses = [m.loss(Student(), batch, ProcessGroup()).total for m in (method, again)]
     assert torch.equal(*losses)
 
 
@@ -339,9 +339,9 @@ def test_a_nan_is_never_hidden(name, values):
     method, needs = build(name, values)
     student, batch = Student(), share(7, needs.hard_negatives)
     nn.init.constant_(student.layers[0].bias, torch.nan)
-    assert method.loss(student, batch, Ranks()).total.isnan()
+    assert method.loss(student, batch, ProcessGroup()).total.isnan()
     batch.teacher_source[2, 3] = torch.nan
-    assert method.loss(Student(), batch, Ranks()).total.isnan() == bool(needs.teacher)
+    assert method.loss(Student(), batch, ProcessGroup()).total.isnan() == bool(needs.teacher)
 
 
 def tensors_of(batch):
@@ -364,7 +364,7 @@ def test_a_loss_leaves_its_batch_as_it_was(name, values):
     batch = share(7, needs.hard_negatives)
     batch = dataclasses.replace(batch, teacher_source=3 * batch.teacher_source, teacher_target=2 * batch.teacher_target)
     before = copy.deepcopy(tensors_of(batch))
-    method.loss(Student(), batch, Ranks()).total.backward()
+    method.loss(Student(), batch, ProcessGroup()).total.backward()
     after = tensors_of(batch)
     assert after.keys() == before.keys() >= {"batch.source.ids", "batch.teacher_source", "batch.masked_source.labels"}
     assert all(torch.equal(after[at], value) for at, value in before.items())
@@ -391,7 +391,7 @@ def weighted(terms, batch):
     total, student, figures = 0.0, None, {}
     for weight, method in terms:
         one = Numbered()
-        loss = method.loss(one, batch, Ranks())
+        loss = method.loss(one, batch, ProcessGroup())
         (weight * loss.total).backward()
         total += weight * loss.total.item()
         figures |= loss.diagnostics
@@ -420,7 +420,7 @@ def test_combined_gives_every_method_the_views_that_it_gets_alone(name, values, 
     views = TwoViews(make_config(TwoViews, {}), student_dim=DIM, teacher_dim=DIM)
     expected, gradient, figures = weighted([(0.5, alone), (2.0, views)], batch)
     student = Numbered()
-    loss = method.loss(student, batch, Ranks())
+    loss = method.loss(student, batch, ProcessGroup())
     loss.total.backward()
     assert loss.total.item() == pytest.approx(expected, rel=1e-5)
     for found, one in zip(student.parameters(), gradient, strict=True):
@@ -496,7 +496,7 @@ def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(
         batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
     kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
     student = Student()
-    found = method.loss(student, batch, Ranks()).diagnostics
+    found = method.loss(student, batch, ProcessGroup()).diagnostics
     assert found["duplicates"].item() == pytest.approx(duplicates)
     assert found["negatives_least"].item() == min(map(sum, kept))
     assert least in (None, min(map(sum, kept)))
@@ -529,7 +529,7 @@ SHARP = [(name, sharp(name, values)) for name, values in CASES if name not in ("
 
 
 class Rounded(Student):
-    """Computes in bf16 and answers in fp32, as `learner.AutocastEncode` does."""
+    """Computes in bf16 and answers in fp32, as `train_step.AutocastEncode` does."""
 
     def states(self, tokens):
         with torch.autocast("cpu", torch.bfloat16):
@@ -546,7 +546,7 @@ class Rounded(Student):
 def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
     """D11."""
     (method, needs), encode = build(name, values), student()
-    loss = method.loss(encode, share(7, needs.hard_negatives), Ranks())
+    loss = method.loss(encode, share(7, needs.hard_negatives), ProcessGroup())
     loss.total.backward()
     assert all(value.isfinite() for value in (loss.total, *loss.terms.values()))
     trained = [*encode.layers.parameters(), *(p for p in method.parameters() if p.grad is not None)]
@@ -560,12 +560,12 @@ def test_negatives_are_required_where_they_are_the_method(name, values):
     method, needs = build(name, values)
     batch = share(1, needs.hard_negatives)
     if not needs.in_batch_negatives or needs.hard_negatives:
-        assert method.loss(Student(), batch, Ranks()).total.isfinite()
+        assert method.loss(Student(), batch, ProcessGroup()).total.isfinite()
     if needs.hard_negatives:
         batch = dataclasses.replace(batch, negatives_mask=torch.zeros_like(batch.negatives_mask))
     if needs.in_batch_negatives:
         with pytest.raises(TrainingError, match="no negatives"):
-            method.loss(Student(), batch, Ranks())
+            method.loss(Student(), batch, ProcessGroup())
 
 
 if __name__ == "__main__":
@@ -574,6 +574,6 @@ if __name__ == "__main__":
         if own_rank < size:
             store = f"file://{place}/store-{size}"
             dist.init_process_group("gloo", init_method=store, rank=own_rank, world_size=size)
-            result = everything(Ranks())
+            result = everything(ProcessGroup())
             save_file({key: value.contiguous() for key, value in result.items()}, place / f"{size}-{own_rank}")
             dist.destroy_process_group()

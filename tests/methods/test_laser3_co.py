@@ -10,9 +10,9 @@ from torch.nn.functional import cosine_embedding_loss
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.losses.gather import Ranks
-from babeltune.losses.negative_queue import equal_m
 from babeltune.method import Masked, Tokens, load_method, make_config
+from babeltune.method.distributed import ProcessGroup
+from babeltune.method.negative_queue import equal_m
 from babeltune_methods.laser3_co import Config, Laser3Co
 from toy_batches import gaussian, run
 
@@ -168,7 +168,7 @@ def test_the_mask_task_is_masked_language_modelling_of_the_target(config, weight
     config = dataclasses.replace(config, mask_weight=weight)
     method = Laser3Co(config, student_dim=DIM, teacher_dim=DIM, width=width, vocabulary=vocabulary)
     method.warm_up(torch.tensor(entries), torch.arange(1000, 1006))
-    loss = method.loss(Encode(), batch, Ranks())
+    loss = method.loss(Encode(), batch, ProcessGroup())
     guesses = []
     for token, label in zip(ids, labels, strict=True):
         if label != -100:
@@ -320,7 +320,7 @@ def test_a_temperature_of_0_005_is_finite(dtype, variant):
     table = torch.tensor(gaussian(8, DIM, 0)).to(dtype).requires_grad_()
     batch = batch_of(gaussian(4, DIM, 1))
     batch = dataclasses.replace(batch, teacher_source=batch.teacher_source.to(dtype))
-    method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total.backward()
+    method.loss(lambda tokens: table[tokens.ids], batch, ProcessGroup()).total.backward()
     assert table.grad.isfinite().all()
     assert table.grad.any()
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.losses.gather import Ranks
 from babeltune.method import EVERY, load_method, make_config
+from babeltune.method.distributed import ProcessGroup
 from babeltune_methods.lealla import Config, Lealla, squared_differences
 from toy_batches import gaussian
 
@@ -187,7 +187,7 @@ def test_the_head_is_the_methods_and_not_the_students():
     n = 4
     table = torch.tensor(gaussian(2 * n, DIM, 0))
     batch = batch_of(gaussian(n, TEACHER, 1), gaussian(n, TEACHER, 2))
-    method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total.backward()
+    method.loss(lambda tokens: table[tokens.ids], batch, ProcessGroup()).total.backward()
     assert all(p.grad is not None and p.grad.any() for p in method.parameters())
 
 
@@ -222,7 +222,7 @@ def test_a_scale_of_200_is_finite(dtype):
         batch, teacher_source=batch.teacher_source.to(dtype), teacher_target=batch.teacher_target.to(dtype)
     )
     method = Lealla(Config(scale=200.0), student_dim=DIM, teacher_dim=TEACHER)
-    loss = method.loss(lambda tokens: table[tokens.ids], batch, Ranks()).total
+    loss = method.loss(lambda tokens: table[tokens.ids], batch, ProcessGroup()).total
     loss.backward()
     assert loss.isfinite()
     assert table.grad.isfinite().all()

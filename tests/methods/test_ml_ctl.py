@@ -9,22 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from babeltune.cli.advice import about_projection
 from babeltune.data.alignment import word_counts
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.store import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
-from babeltune.losses.gather import Ranks
-from babeltune.losses.repeats import Repeats
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
-from babeltune.records import Words
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.method.distributed import ProcessGroup
+from babeltune.method.duplicates import Duplicates
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.planning.warnings import about_projection
+from babeltune.schema.records import Words
+from babeltune.training.batches import make_reader
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.training.learner import make_learner
-from babeltune.training.loop import train
-from babeltune.training.reader import make_reader
+from babeltune.training.step import make_train_step
+from babeltune.training.trainer import train
 from babeltune_methods.ml_ctl import Config, MlCtl, anchor_losses
 
 WIDTH, VOCABULARY = 3, 12
@@ -169,7 +169,7 @@ def test_the_loss_is_the_printed_equation(config, n, seed):
     source_ids = [draw.randrange(4) for _ in range(n)]
     batch = batch_of(n, seed, source_ids, [100 + draw.randrange(4) for _ in range(n)])
     method, encode = method_of(config), Table(seed)
-    loss = method.loss(encode, batch, Ranks())
+    loss = method.loss(encode, batch, ProcessGroup())
     assert loss.total.item() == pytest.approx(printed(config, method, encode, batch), rel=1e-4, abs=1e-4)
     assert sum(v.item() for v in loss.terms.values()) == pytest.approx(loss.total.item(), rel=1e-5, abs=1e-5)
     loss.total.backward()
@@ -201,7 +201,7 @@ def losses(n, positive_below, seed=0, temperature=0.07):
     a, b = (torch.nn.functional.normalize(torch.randn(n, 4, generator=generator), dim=1) for _ in range(2))
     a.requires_grad_()
     places = torch.arange(n)
-    left_out = Repeats(places, places.repeat(2), 0, positives=True)
+    left_out = Duplicates(places, places.repeat(2), 0, positives=True)
     rows = row_by_row(a, b, torch.cat([a, b]).detach(), left_out, temperature, positive_below=positive_below)
     rows.mean().backward()
     return rows.detach(), a.grad, a.detach(), b, ~torch.eye(n, dtype=torch.bool).repeat(1, 2)
@@ -240,14 +240,14 @@ def test_a_single_pair_has_no_negatives():
     """D16."""
     for variant in ("info_snt", "ml_ctl_cz"):
         with pytest.raises(TrainingError, match="no negatives"):
-            method_of(Config(variant=variant)).loss(Table(), batch_of(1), Ranks())
-    assert method_of(Config(variant="mlm")).loss(Table(), batch_of(1), Ranks()).total.isfinite()
+            method_of(Config(variant=variant)).loss(Table(), batch_of(1), ProcessGroup())
+    assert method_of(Config(variant="mlm")).loss(Table(), batch_of(1), ProcessGroup()).total.isfinite()
 
 
 def test_a_pair_of_which_all_others_are_repeats_counts_nothing():
     batch = batch_of(3, source_ids=[5, 5, 5], target_ids=[105, 105, 105])
     encode = Table()
-    loss = method_of(Config(alpha=0.0)).loss(encode, batch, Ranks())
+    loss = method_of(Config(alpha=0.0)).loss(encode, batch, ProcessGroup())
     loss.total.backward()
     assert loss.total.item() == 0.0
     assert not encode.table.grad.any()
@@ -272,7 +272,7 @@ def test_a_repeated_pair_is_as_if_it_were_there_once(variant):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("babeltune_methods.ml_ctl.anchor_losses", spy)
-            method.loss(Table(), batch, Ranks())
+            method.loss(Table(), batch, ProcessGroup())
         return torch.stack(rows)
 
     once, twice = per_row([0, 1, 2, 3]), per_row([0, 1, 2, 3, 1])
@@ -288,7 +288,7 @@ def test_masks_reach_the_contrastive_input_only_where_that_is_asked_for():
     other = dataclasses.replace(batch, masked_source=masked_copy(batch.source, random.Random(9)))
     for cl_input, same in (("clean", True), ("masked", False)):
         method = method_of(Config(cl_input=cl_input))
-        terms = [method.loss(Table(), b, Ranks()).terms["contrast"] for b in (batch, other)]
+        terms = [method.loss(Table(), b, ProcessGroup()).terms["contrast"] for b in (batch, other)]
         assert torch.equal(*terms) == same
 
 
@@ -297,7 +297,7 @@ def test_masks_reach_the_contrastive_input_only_where_that_is_asked_for():
 def test_a_temperature_of_5_thousandths_is_finite(variant):
     """D11."""
     encode = Table()
-    loss = method_of(Config(variant=variant, temperature=0.005)).loss(encode, batch_of(5), Ranks())
+    loss = method_of(Config(variant=variant, temperature=0.005)).loss(encode, batch_of(5), ProcessGroup())
     loss.total.backward()
     assert loss.total.isfinite()
     assert encode.table.grad.isfinite().all()
@@ -365,7 +365,7 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
         def stopped(self):
             return False
 
-    train(trial, prepared, folder, Collect(), Ranks(), CPU)
+    train(trial, prepared, folder, Collect(), ProcessGroup(), CPU)
     return reports, load_checkpoint(checkpoint_folder(folder, reports[-1]["index"]))[0]
 
 
@@ -456,9 +456,11 @@ def test_training_aligns_words_and_a_chunked_step_is_the_whole_one(prepared, tmp
     found = []
     for chunk in (None, 5):
         chosen = dataclasses.replace(trial, training=dataclasses.replace(trial.training, chunk=chunk))
-        learner, reader = make_learner(chosen, record, Ranks(), CPU), make_reader(chosen, record, CPU)
-        values = learner.backward(reader.batch(reader.usable()[:16], 16))
-        found.append((values["loss"], torch.cat([p.grad.flatten() for p in learner.parameters if p.grad is not None])))
+        train_step, reader = make_train_step(chosen, record, ProcessGroup(), CPU), make_reader(chosen, record, CPU)
+        values = train_step.backward(reader.batch(reader.usable()[:16], 16))
+        found.append(
+            (values["loss"], torch.cat([p.grad.flatten() for p in train_step.parameters if p.grad is not None]))
+        )
     (loss, whole), (again, cached) = found
     assert again == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-5 * whole.abs().max().item())

@@ -4,15 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.errors import MethodError, TrainingError
-from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config
+from babeltune.method.distributed import ProcessGroup
 from babeltune_methods.mse_distillation import Config, MseDistillation
 from toy_batches import batch_of
 
 
 def loss_of(table, batch, config=None):
     method = MseDistillation(config or Config(), student_dim=table.shape[1], teacher_dim=table.shape[1])
-    return method.loss(lambda tokens: table[tokens.ids], batch, Ranks())
+    return method.loss(lambda tokens: table[tokens.ids], batch, ProcessGroup())
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,8 +9,8 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 from torch import nn
 
-from babeltune.losses.gather import Ranks
 from babeltune.method import load_method
+from babeltune.method.distributed import ProcessGroup
 from toy_batches import batch_of, gaussian, run
 
 N, DIM = 6, 5
@@ -109,7 +109,7 @@ def test_ml_ctls_infonce_of_sentences_is_metric_learnings_ntxent_over_both_sides
             return states[tokens.ids]
 
     batch = batch_of(N)
-    loss = made.loss(Encode(), batch, Ranks())
+    loss = made.loss(Encode(), batch, ProcessGroup())
     c = torch.cat([made.contextual(states[side.ids], side, None) for side in (batch.source, batch.target)])
     value = NTXentLoss(temperature=0.07)(c, torch.arange(N).repeat(2))
     own, expected = (torch.autograd.grad(v, states)[0] for v in (loss.total, value))

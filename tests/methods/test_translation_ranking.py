@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import toy_batches
 from babeltune.errors import MethodError, TrainingError
-from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config, tokens_from
+from babeltune.method.distributed import ProcessGroup
 from babeltune_methods.translation_ranking import Config, TranslationRanking
 from toy_batches import gaussian
 
@@ -127,7 +127,7 @@ def test_one_pair_for_which_no_hard_negative_was_found_is_refused(direction):
     assert run(config, vectors, batch_of(1, 2, [[False, True]]))[0].total > 0
 
 
-class Second(Ranks):
+class Second(ProcessGroup):
     """The second of two ranks that share one pair, for which the first found this many hard negatives."""
 
     def __init__(self, found):

@@ -23,7 +23,7 @@ from babeltune.errors import TeacherError
 from babeltune.method import Tokens, tokens_from
 from babeltune.models.encoder import Encoder, build_student, encode_all, pool
 from babeltune.models.packing import pack
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 TINY = Student(layers=2, width=32, heads=4, feed_forward=64, max_tokens=40)

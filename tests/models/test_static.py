@@ -12,26 +12,26 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from babeltune.data.prepare import prepare
 from babeltune.data.store import open_ragged
 from babeltune.data.tokens import build_token_store, load_tokenizer, tokenizer_key, train_tokenizer
 from babeltune.errors import SpecError, TeacherError
-from babeltune.losses.gather import Ranks
 from babeltune.method import needs_of, tokens_from
+from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import build_student, encode_all
 from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
 from babeltune.models.static import StaticEncoder
+from babeltune.planning.availability import model_vocabulary, model_width
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial, preparations
+from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.export import export, export_trial, load_export
-from babeltune.records import Student, Training
-from babeltune.spec.bounds import student_problems
-from babeltune.spec.reach import model_vocabulary, model_width
-from babeltune.spec.space import make_trial, preparations
-from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.schema.bounds import student_problems
+from babeltune.schema.records import Student, Training
 from babeltune.training import row_adam
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_learner, make_optimizers
-from babeltune.training.reader import make_reader
+from babeltune.training.batches import make_reader
+from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.row_adam import RowAdam
+from babeltune.training.step import make_optimizers, make_train_step
 from every_method import SETTINGS, assignments
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -201,16 +201,16 @@ def test_a_student_with_ngrams_trains_and_its_dev_scores_are_those_of_its_export
     sweep = read_sweep(tiny_file, assignments=[LETTERS, "training.learning_rate=0.01"])
     prepared = prepare(sweep, tiny_storage)
     trial = make_trial(sweep, 0, {})
-    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-    losses = [learner.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
+    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+    losses = [train_step.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
     assert losses[-1] < losses[0]
-    scores = dev_scores(learner.encoder, learner.method, trial, prepared, Ranks(), CPU)
-    export_trial(sweep, trial, prepared, learner.encoder, learner.method, tmp_path / "model")
+    scores = dev_scores(train_step.encoder, train_step.method, trial, prepared, ProcessGroup(), CPU)
+    export_trial(sweep, trial, prepared, train_step.encoder, train_step.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert scores["model/parameters"] == sum(parameter.numel() for parameter in model.parameters())
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))[:20]
     store = open_ragged(Path(next(iter(prepared.tokens.values())).evaluation))
-    ours = encode_all(learner.encoder, store.take, np.arange(20), device="cpu")
+    ours = encode_all(train_step.encoder, store.take, np.arange(20), device="cpu")
     np.testing.assert_allclose(model.encode(texts), ours, atol=1e-5)
 
 
@@ -232,13 +232,13 @@ def test_a_step_changes_the_rows_of_its_batch_and_no_other(tiny_file, tiny_stora
     sweep = read_sweep(tiny_file, assignments=[STATIC])
     prepared = prepare(sweep, tiny_storage)
     trial = make_trial(sweep, 0, {})
-    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-    assert isinstance(learner.encoder, StaticEncoder)
-    before = learner.encoder.word_embeddings.detach().clone()
+    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+    assert isinstance(train_step.encoder, StaticEncoder)
+    before = train_step.encoder.word_embeddings.detach().clone()
     batch = reader.batch(np.arange(8), 8)
-    learner.step(batch, 200)
+    train_step.step(batch, 200)
     touched = torch.unique(torch.cat([batch.source.ids, batch.target.ids]))
-    changed = (learner.encoder.word_embeddings.detach() != before).any(1).nonzero()[:, 0]
+    changed = (train_step.encoder.word_embeddings.detach() != before).any(1).nonzero()[:, 0]
     assert changed.tolist() == touched.tolist()
     assert 0 < len(touched) < len(before) / 2
 
@@ -268,10 +268,10 @@ def test_every_method_that_reads_sentence_vectors_trains_a_static_student(tiny_f
     prepared = prepare(sweep, tiny_storage)
     trial = make_trial(sweep, 0, {})
     assert not needs_of(trial.method, trial.config).states
-    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
     if rows := needs_of(trial.method, trial.config).warm_up:
-        learner.method.warm_up(*reader.anchors(rows, trial.seed))
-    losses = [learner.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
+        train_step.method.warm_up(*reader.anchors(rows, trial.seed))
+    losses = [train_step.step(reader.batch(np.arange(24), 24), 100 + step)["loss"] for step in range(12)]
     assert losses[-1] < losses[0]
 
 
@@ -282,9 +282,9 @@ def test_gradient_caching_gives_the_gradient_of_the_whole_batch(tiny_file, tiny_
     def gradients(chunk):
         trial = make_trial(sweep, 0, {})
         trial = replace(trial, training=replace(trial.training, chunk=chunk))
-        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-        learner.backward(reader.batch(np.arange(32), 32))
-        return [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in learner.parameters]
+        train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        train_step.backward(reader.batch(np.arange(32), 32))
+        return [p.grad.to_dense() if p.grad.is_sparse else p.grad for p in train_step.parameters]
 
     for whole, cached in zip(gradients(None), gradients(7), strict=True):
         torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-6)
@@ -314,10 +314,10 @@ def test_the_factor_of_the_embeddings_reaches_their_first_step(tiny_file, tiny_s
         sweep = read_sweep(tiny_file, assignments=given)
         prepared = prepare(sweep, tiny_storage)
         trial = make_trial(sweep, 0, {})
-        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-        before = learner.encoder.word_embeddings.detach().clone()
-        learner.step(reader.batch(np.arange(8), 8), 200)
-        return float((learner.encoder.word_embeddings.detach() - before).abs().max())
+        train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        before = train_step.encoder.word_embeddings.detach().clone()
+        train_step.step(reader.batch(np.arange(8), 8), 200)
+        return float((train_step.encoder.word_embeddings.detach() - before).abs().max())
 
     assert change(4) == pytest.approx(4 * change(1), rel=1e-3)
 
@@ -336,9 +336,9 @@ def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage
     prepared = prepare(sweep, tiny_storage)
     for kind in ("transformer", "static"):
         trial = make_trial(sweep, 0, {"student.kind": kind})
-        learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
-        assert isinstance(learner.encoder, StaticEncoder) == (kind == "static")
-        assert learner.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
+        train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
+        assert isinstance(train_step.encoder, StaticEncoder) == (kind == "static")
+        assert train_step.step(reader.batch(np.arange(8), 8), 200)["loss"] > 0
 
 
 REFUSED = {

@@ -9,7 +9,7 @@ from babeltune.data.prepared import IdTask
 from babeltune.promotion.candidate import chosen_among, export_model, find_candidate, selection_of
 from babeltune.promotion.promote import promote
 from babeltune.promotion.standard_errors import distinct_rows
-from babeltune.records import Objective
+from babeltune.schema.records import Objective
 from babeltune.tracking.registry import find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports
 

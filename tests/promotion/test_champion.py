@@ -11,15 +11,15 @@ from safetensors.torch import load_file, save_file
 
 from babeltune.cli import app
 from babeltune.data.eval_sets import read_eval
-from babeltune.data.files import sha256_of
 from babeltune.errors import PromotionError
+from babeltune.files import sha256_of
+from babeltune.planning.sweep_file import read_data
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.decisions import read_decisions
-from babeltune.promotion.openings import read_openings, record_opening
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
-from babeltune.records import Promotion
-from babeltune.spec.sweep_file import read_data
-from babeltune.sweeps.leaderboard import winner
+from babeltune.promotion.sealed_test_log import read_openings, record_opening
+from babeltune.schema.records import Promotion
+from babeltune.sweep.state.leaderboard import winner
 from babeltune.tracking import registry
 from babeltune.tracking.registry import champion_of, find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports

@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from babeltune.data.prepared import TextTask
+from babeltune.evaluation.bitext import bitext_accuracy
 from babeltune.evaluation.evaluate import Lookup, evaluate
-from babeltune.evaluation.metrics import bitext_accuracy, paired_cosine, spearman
+from babeltune.evaluation.sts import paired_cosine, spearman
 from babeltune.promotion.compare import compare, outcomes
-from babeltune.promotion.openings import Openings
-from babeltune.records import Promotion
+from babeltune.promotion.sealed_test_log import Openings
+from babeltune.schema.records import Promotion
 
 RULES = Promotion(resamples=1000)
 

@@ -17,7 +17,7 @@ from babeltune.errors import CheckpointError, TeacherError
 from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
 from babeltune.promotion.export import SAFE, export, load_export
-from babeltune.records import Student
+from babeltune.schema.records import Student
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")

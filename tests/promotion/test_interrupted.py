@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from babeltune.data.files import sha256_of
 from babeltune.errors import PromotionError, SpecError
+from babeltune.files import sha256_of
 from babeltune.promotion import promote as promotion
-from babeltune.promotion.openings import read_openings
 from babeltune.promotion.promote import promote
+from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.tracking.registry import champion_of
 from waiting import PATIENCE_S, wait_until
 
@@ -85,7 +85,9 @@ def test_the_alias_moves_only_after_the_folder_that_was_asked_for_is_there(copie
 
 def scorers(process):
     return [
-        child for child in psutil.Process(process.pid).children() if "babeltune.promotion.rescore" in child.cmdline()
+        child
+        for child in psutil.Process(process.pid).children()
+        if "babeltune.promotion.fresh_scorer" in child.cmdline()
     ]
 
 

@@ -14,25 +14,25 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from babeltune.cli import app
-from babeltune.data.files import sha256_of
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import TextTask
 from babeltune.errors import CheckpointError, PromotionError, SpecError, SweepError, TeacherError, UnknownNameError
-from babeltune.losses.gather import Ranks
+from babeltune.files import sha256_of
+from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import open_model
-from babeltune.promotion.judge import TOLERANCE, chance_of, judge
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.fresh_scorer import score
+from babeltune.promotion.gates import TOLERANCE, chance_of, judge
 from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
-from babeltune.promotion.rescore import score
-from babeltune.records import Gate, Promotion
-from babeltune.spec.cluster import Cluster
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep
-from babeltune.sweeps.leaderboard import winner
-from babeltune.tracking.mlflow_store import open_client
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Gate, Promotion
+from babeltune.sweep.state.leaderboard import winner
+from babeltune.tracking.mlflow_client import open_client
 from babeltune.tracking.registry import champion_of, fetch, find_run, trial_of_run, version_in
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, read_reports
-from babeltune.training.loop import Run
+from babeltune.training.trainer import TrialTrainer
 
 pytestmark = [
     pytest.mark.usefixtures("one_scoring_process"),
@@ -213,7 +213,9 @@ def test_another_sweep_starts_where_the_promoted_model_ended(promoted, tiny_file
     assert start == champion_of(cluster.mlflow, "searched", "champion"), "what the start was trained on is known"
     prepared = prepare(sweep, tmp_path)
     (tmp_path / "run").mkdir()
-    run = Run(make_trial(sweep, 0, {}), prepared, tmp_path / "run", Printer([]), Ranks(), torch.device("cpu"))
+    run = TrialTrainer(
+        make_trial(sweep, 0, {}), prepared, tmp_path / "run", Printer([]), ProcessGroup(), torch.device("cpu")
+    )
     run.train()
     (report,) = read_reports(tmp_path / "run")
     dev = {name: value for name, value in decision.dev.items() if name in report.metrics}

@@ -7,26 +7,26 @@ import mlflow
 import pytest
 import torch
 
-from babeltune.data.files import write_json
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.data.starts import PIN, digest_of_start, keep_start
 from babeltune.errors import PromotionError, SpecError, SweepError, UnknownNameError
-from babeltune.losses.gather import Ranks
+from babeltune.files import write_json
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import MEMBERS, find_candidate
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.promote import champion_for, decided, is_same, promote, start_of
 from babeltune.promotion.soup import averaged, best_or_average, members_of
 from babeltune.promotion.starts import fetched
-from babeltune.records import Report
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import SweepFolder
+from babeltune.schema.records import Report
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.train import Printer
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, save_checkpoint, write_reports
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import Run
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student
+from babeltune.training.trainer import TrialTrainer
 from conftest import cluster_at
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -46,7 +46,7 @@ def write_trial(folder, sweep, prepared, number, params, change):
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.copy_(change(parameter))
-    scores = dev_scores(encoder, method, trial, prepared, Ranks(), CPU)
+    scores = dev_scores(encoder, method, trial, prepared, ProcessGroup(), CPU)
     tensors = {"student": dict(encoder.state_dict())}
     if state := dict(method.state_dict()):
         tensors["method"] = state
@@ -91,9 +91,9 @@ def base(tiny_file, tmp_path_factory):
     storage = tmp_path_factory.mktemp("soups")
     sweep = read_sweep(tiny_file, assignments=[*SHORT, STATIC])
     prepared = prepare(sweep, storage)
-    run = Run(make_trial(sweep, 0, {}), prepared, storage / "run", Printer([]), Ranks(), CPU)
+    run = TrialTrainer(make_trial(sweep, 0, {}), prepared, storage / "run", Printer([]), ProcessGroup(), CPU)
     run.train()
-    export_trial(sweep, run.trial, prepared, run.learner.encoder, run.learner.method, storage / "base")
+    export_trial(sweep, run.trial, prepared, run.train_step.encoder, run.train_step.method, storage / "base")
     return storage, storage / "base"
 
 

@@ -10,17 +10,17 @@ import pytest
 
 from babeltune.errors import SweepError
 from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.decisions import read_decisions, record_decision
-from babeltune.promotion.judge import Decision
-from babeltune.records import Objective
+from babeltune.promotion.gates import Decision
 from babeltune.report.gather import gather
 from babeltune.report.render import markdown, render
 from babeltune.report.sections import document
 from babeltune.report.write import LARGEST, page, write_report
-from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import outcome
-from babeltune.sweeps.leaderboard import leaderboard
-from babeltune.sweeps.places import Places
+from babeltune.schema.records import Objective
+from babeltune.sweep.state.folder import outcome
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import read_reports, write_reports
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -257,7 +257,7 @@ def decision_of(report, **more):
 
 def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, report):
     _, folder, cluster = copied
-    places = Places(cluster)
+    places = StorageView(cluster)
     refused = decision_of(report, verdict="refuse", reasons=("the gate did not hold",))
     record_decision(places, folder, refused, dry_run=True)
     assert document(gather(folder)).verdict[1].endswith(f"refused {refused.trial}: the gate did not hold.")
@@ -277,7 +277,7 @@ def test_a_promotion_is_kept_and_the_report_compares_dev_with_sealed(copied, rep
 
 def test_a_damaged_decision_is_named_and_passed_over(copied, report):
     _, folder, cluster = copied
-    record_decision(Places(cluster), folder, decision_of(report), dry_run=True)
+    record_decision(StorageView(cluster), folder, decision_of(report), dry_run=True)
     (folder.path / "promotions" / "0-t0000.json").write_text("{", encoding="utf-8")
     found, damaged = read_decisions(folder)
     assert len(found) == 1
@@ -335,5 +335,5 @@ def test_a_sweep_without_a_finished_trial_has_no_report(copied):
     for place in folder.trials():
         outcome(place, "failed", "nothing")
     with pytest.raises(SweepError, match="has no finished trial; states: t0000 failed, "):
-        write_report(folder, Places(cluster))
+        write_report(folder, StorageView(cluster))
     assert not (folder.path / "report.html").exists()

@@ -13,9 +13,9 @@ from babeltune.cli.filtering import sizes_of
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError, SpecError, TeacherError
 from babeltune.models.hub import model_folder
-from babeltune.records import Source
-from babeltune.spec.cluster import read_cluster
-from babeltune.spec.sweep_file import read_sweep
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.cluster import read_cluster
+from babeltune.schema.records import Source
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import zipfile
 
 import pytest
 
-from babeltune.cluster.wheel import build_wheel
 from babeltune.data.sources import read_source
 from babeltune.errors import DataError, MethodError, SpecError, UnknownNameError
 from babeltune.method import load_method
-from babeltune.records import Source
-from babeltune.spec.cluster import read_cluster
-from babeltune.spec.sweep_file import read_data, read_sweep
-from babeltune.sweeps.folder import find_run, find_sweep
+from babeltune.planning.sweep_file import read_data, read_sweep
+from babeltune.remote.wheel import build_wheel
+from babeltune.schema.cluster import read_cluster
+from babeltune.schema.records import Source
+from babeltune.sweep.state.folder import find_run, find_sweep
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ HARM = [
     "os:system",
     "builtins.eval",
     "../../evil",
-    "babeltune.workers.trial:run",
+    "babeltune.sweep.workers.run_trial:run",
     "__import__('os')",
     "",
     "a b",

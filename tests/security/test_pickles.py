@@ -18,28 +18,22 @@ from safetensors.torch import save_file
 
 import babeltune
 import babeltune_methods
-from babeltune.data.files import sha256_of
+from babeltune.apps.mining.resumable_search import ResumableSearch
+from babeltune.apps.mining.vectors import Model, embed
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.sources import read_source
 from babeltune.data.store import Array, Contents, build, key_of, open_matrix, open_ragged
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreError, TeacherError
-from babeltune.mining.kept import Kept
-from babeltune.mining.vectors import Model, embed
+from babeltune.files import sha256_of
 from babeltune.models.encoder import build_student
 from babeltune.models.hub import open_model
-from babeltune.records import Source, Student, Teacher
-from babeltune.search.proposals import Ledger, Proposals, open_study
-from babeltune.spec.space import suggest
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.leaderboard import leaderboard
-from babeltune.training.checkpoint import (
-    checkpoint_folder,
-    last_good,
-    load_checkpoint,
-    read_reports,
-    save_checkpoint,
-)
+from babeltune.planning.space import suggest
+from babeltune.schema.records import Source, Student, Teacher
+from babeltune.sweep.search.study import Ledger, Proposals, open_study
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.training.checkpoint import checkpoint_folder, last_good, load_checkpoint, read_reports, save_checkpoint
 
 SOURCES = [Path(package.__path__[0]) for package in (babeltune, babeltune_methods)]
 BANNED_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "code", "runpy"}
@@ -48,7 +42,12 @@ BANNED_CALLS = {
     *("yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen", "tarfile.open", "shutil.unpack_archive"),
     *("mlflow.pyfunc.load_model", "tune.Tuner.restore", "pd.read_pickle", "faiss.read_index"),
 }
-IMPORTED_BY_NAME = {"workers/lane.py", "workers/slate.py", "mining/index.py", "promotion/rescore.py"}
+IMPORTED_BY_NAME = {
+    "sweep/workers/worker.py",
+    "sweep/workers/process_state.py",
+    "apps/mining/index.py",
+    "promotion/fresh_scorer.py",
+}
 """Where a module is imported by its name; none of these names comes from a file or a user."""
 
 
@@ -343,14 +342,16 @@ def test_a_studys_attributes_are_only_words(copied, pickled, mark):
 def test_what_mining_kept_is_not_unpickled(tmp_path, monkeypatch, pickled, mark):
     monkeypatch.setattr(Model, "encode", lambda self, texts: np.eye(8, dtype=np.float32)[: len(texts)])
     side = embed(["a", "b"], Model("toy", "d"), tmp_path / "vectors", tmp_path)
-    kept = Kept(tmp_path, (side, side), 1)
+    kept = ResumableSearch(tmp_path, (side, side), 1)
     for planted in (pickled, None):
         if planted is None:
             objects = dict.fromkeys(("done", "forward", "backward"), np.array([Burglar(mark)], dtype=object))
             np.savez(kept._file, **objects)
         else:
             kept._file.write_bytes(planted)
-        assert len(Kept(tmp_path, (side, side), 1).waiting) == len(kept.grid), "what cannot be read is as nothing"
+        assert len(ResumableSearch(tmp_path, (side, side), 1).waiting) == len(kept.grid), (
+            "what cannot be read is as nothing"
+        )
 
 
 # Data sets

@@ -17,11 +17,11 @@ import pytest
 import ray
 import requests
 
-from babeltune.cluster.doctor import tracking
-from babeltune.engine.sweep import submit
-from babeltune.records import Point
+from babeltune.remote.doctor import tracking
+from babeltune.schema.records import Point
+from babeltune.sweep.driver.run import submit
 from babeltune.tracking import tracker as track
-from babeltune.tracking.mlflow_store import open_client, serve_command
+from babeltune.tracking.mlflow_client import open_client, serve_command
 from ports import free_port
 from waiting import PATIENCE_S, wait_for_server
 
@@ -128,7 +128,7 @@ def test_the_tracker_writes_through_the_auth_app(server, tmp_path, monkeypatch):
 
 
 def cluster_with(uri):
-    from babeltune.spec.cluster import Cluster
+    from babeltune.schema.cluster import Cluster
 
     return Cluster(mlflow=uri)
 

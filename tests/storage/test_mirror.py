@@ -7,20 +7,20 @@ import sqlite3
 
 import pytest
 
-from babeltune.errors import BucketError
-from babeltune.storage.mirror import SEAL, Mirror
-from babeltune.storage.where import Where
+from babeltune.errors import ObjectStoreError
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
 
 
 @pytest.fixture
 def mirrors(bucket_server, request, tmp_path):
     """Of one machine and of another."""
     uri = f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}"
-    return [Mirror(Where(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
+    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
 
 
 def planted(mirror, key):
-    return f"{mirror.bucket.uri.partition('://')[2].partition('/')[2]}/{key}"
+    return f"{mirror.store.uri.partition('://')[2].partition('/')[2]}/{key}"
 
 
 def package(mirror, files, key="stores/tokens-1"):
@@ -43,14 +43,14 @@ def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
     place = package(one, FILES)
     assert not other.pull_package("stores/tokens-1")
     one.push_package(place)
-    sealed = json.loads(bucket_server.get(planted(one, f"stores/tokens-1/{SEAL}")))["files"]
+    sealed = json.loads(bucket_server.get(planted(one, f"stores/tokens-1/{PACKAGE_MANIFEST}")))["files"]
     assert {name: facts["bytes"] for name, facts in sealed.items()} == {name: len(data) for name, data in FILES.items()}
     assert other.pull_package("stores/tokens-1")
     assert content(other.path("stores/tokens-1")) == FILES
-    before = one.bucket.entries()
+    before = one.store.entries()
     one.push_package(place)
     other.push_package(other.path("stores/tokens-1"))
-    assert {key: entry.modified for key, entry in one.bucket.entries().items()} == {
+    assert {key: entry.modified for key, entry in one.store.entries().items()} == {
         key: entry.modified for key, entry in before.items()
     }
 
@@ -58,7 +58,7 @@ def test_a_package_arrives_whole_and_is_not_sent_twice(mirrors, bucket_server):
 def test_a_package_without_its_seal_is_not_there(mirrors):
     one, other = mirrors
     one.push_package(package(one, FILES))
-    one.bucket.remove(f"stores/tokens-1/{SEAL}")
+    one.store.remove(f"stores/tokens-1/{PACKAGE_MANIFEST}")
     assert not other.pull_package("stores/tokens-1")
     one.push_package(one.path("stores/tokens-1"))
     assert other.pull_package("stores/tokens-1")
@@ -104,9 +104,9 @@ def test_a_package_that_was_damaged_here_is_downloaded_again(mirrors, damage):
 def test_a_seal_cannot_name_files_outside_of_its_package(mirrors, bucket_server):
     one, other = mirrors
     one.push_package(package(one, FILES))
-    seal = {"files": {"../../../evil": {"bytes": 1, "sha256": "0" * 64}}}
-    bucket_server.put(planted(one, f"stores/tokens-1/{SEAL}"), json.dumps(seal).encode())
-    with pytest.raises(BucketError, match="leaves its folder"):
+    manifest = {"files": {"../../../evil": {"bytes": 1, "sha256": "0" * 64}}}
+    bucket_server.put(planted(one, f"stores/tokens-1/{PACKAGE_MANIFEST}"), json.dumps(manifest).encode())
+    with pytest.raises(ObjectStoreError, match="leaves its folder"):
         other.pull_package("stores/tokens-1")
 
 
@@ -139,10 +139,10 @@ def test_what_the_bucket_has_no_more_goes_but_not_what_it_never_had(mirrors):
         one.path(f"sweeps/x/{name}").parent.mkdir(parents=True, exist_ok=True)
         one.path(f"sweeps/x/{name}").write_text(name)
         one.push(one.path(f"sweeps/x/{name}"))
-    other.pull(other.bucket.entries("sweeps/x"))
+    other.pull(other.store.entries("sweeps/x"))
     other.path("sweeps/x/own").write_text("own")
-    one.bucket.remove("sweeps/x/a")
-    other.forget_missing("sweeps/x", other.bucket.entries("sweeps/x"))
+    one.store.remove("sweeps/x/a")
+    other.forget_missing("sweeps/x", other.store.entries("sweeps/x"))
     assert sorted(path.name for path in other.path("sweeps/x").iterdir()) == ["b", "own"]
 
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from babeltune.engine import environment
 from babeltune.errors import PromotionError
-from babeltune.records import Point
-from babeltune.tracking import mlflow_store, registry, spool
+from babeltune.schema.records import Point
+from babeltune.sweep.state import provenance
+from babeltune.tracking import mlflow_client, registry, spool
 from babeltune.tracking import tracker as track
 from ports import free_port
 from waiting import PATIENCE_S, wait_for_server, wait_until
@@ -31,7 +31,7 @@ def clients():
 def fresh_store(tmp_path_factory):
     """An empty sqlite store to copy: building its tables takes seconds."""
     folder = tmp_path_factory.mktemp("fresh")
-    mlflow_store.open_client(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    mlflow_client.open_client(f"sqlite:///{folder}/mlflow.db").search_experiments()
     return folder / "mlflow.db"
 
 
@@ -298,7 +298,7 @@ class Server:
 
     def start(self):
         store = f"sqlite:///{self.folder}/mlflow.db"
-        command, environment = mlflow_store.serve_command(store, self.folder / "artifacts", self.port)
+        command, environment = mlflow_client.serve_command(store, self.folder / "artifacts", self.port)
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
@@ -402,7 +402,7 @@ def test_a_registry_that_refuses_says_why_and_what_to_do(store, tmp_path):
 
 
 def test_the_environment_names_commit_and_versions():
-    facts = environment.environment_facts()
+    facts = provenance.environment_facts()
     assert facts["version.torch"].startswith("2.")
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
     assert facts["git.commit"]

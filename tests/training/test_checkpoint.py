@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.records import Point, Report
+from babeltune.schema.records import Point, Report
 from babeltune.training import checkpoint
 
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from babeltune.engine.sweep import submit
 from babeltune.errors import SpecError, TrainingError
-from babeltune.losses.gather import Ranks
-from babeltune.records import plain
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import read_sweep, sweep_id
-from babeltune.sweeps.folder import RATES
-from babeltune.sweeps.leaderboard import leaderboard
+from babeltune.files import plain
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.folder import RATES
+from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.compute import Counter, Work, measured_rates, paid_for, work_of_a_pair
-from babeltune.training.loop import train
+from babeltune.training.trainer import train
 from conftest import cluster_at
 
 CPU = torch.device("cpu")
@@ -80,39 +80,39 @@ def test_counting_leaves_the_training_as_it_is(tiny, tmp_path):
             return False
 
     paid = replace(trial, training=replace(trial.training, compute=1.0))
-    pairs = paid_for(paid, tiny[1], Ranks(), CPU).training.pairs
+    pairs = paid_for(paid, tiny[1], ProcessGroup(), CPU).training.pairs
     train(
         replace(paid, training=replace(paid.training, compute=320 / pairs)),
         tiny[1],
         tmp_path / "paid",
         Quiet(),
-        Ranks(),
+        ProcessGroup(),
         CPU,
     )
-    train(trial, tiny[1], tmp_path / "plain", Quiet(), Ranks(), CPU)
+    train(trial, tiny[1], tmp_path / "plain", Quiet(), ProcessGroup(), CPU)
     one, other = (load_checkpoint(checkpoint_folder(tmp_path / name, 2))[0]["student"] for name in ("paid", "plain"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_twice_the_compute_pays_for_twice_the_pairs(tiny):
-    one, two = (paid_for(trial_of(tiny, compute=seconds), tiny[1], Ranks(), CPU) for seconds in (1.0, 2.0))
+    one, two = (paid_for(trial_of(tiny, compute=seconds), tiny[1], ProcessGroup(), CPU) for seconds in (1.0, 2.0))
     assert two.training.pairs == pytest.approx(2 * one.training.pairs, abs=1)
     without = trial_of(tiny)
-    assert paid_for(without, tiny[1], Ranks(), CPU) is without
+    assert paid_for(without, tiny[1], ProcessGroup(), CPU) is without
 
 
 def test_compute_that_pays_for_too_little_says_how_much_is_enough(tiny):
     with pytest.raises(
         TrainingError, match=r"pays for \d+ pairs, and 2 reports of two steps need 128; give at least"
     ) as e:
-        paid_for(trial_of(tiny, compute=1e-3), tiny[1], Ranks(), CPU)
+        paid_for(trial_of(tiny, compute=1e-3), tiny[1], ProcessGroup(), CPU)
     enough = float(str(e.value).rpartition(" ")[2])
-    assert paid_for(trial_of(tiny, compute=1.1 * enough), tiny[1], Ranks(), CPU).training.pairs >= 128
+    assert paid_for(trial_of(tiny, compute=1.1 * enough), tiny[1], ProcessGroup(), CPU).training.pairs >= 128
 
 
 def test_a_static_students_step_costs_the_rows_that_it_touches(tmp_path, tiny_file, tiny_storage):
-    from babeltune.data.prepare import prepare
+    from babeltune.planning.preparation import prepare
 
     works = []
     for vocabulary in (400, 900):
@@ -194,7 +194,7 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
     def refuse(*_):
         raise AssertionError("the rates are measured once")
 
-    monkeypatch.setattr("babeltune.engine.rates.worker_rates", refuse)
+    monkeypatch.setattr("babeltune.sweep.driver.rates.worker_rates", refuse)
     longer = replace(sweep, budget=replace(sweep.budget, trials=2))
     (folder.path / RATES).write_text("", encoding="utf-8")
     assert folder.read(RATES) == {"rates": rates}, "a trial has them, too"
@@ -204,7 +204,7 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
 
 def test_equal_students_are_equally_fast(tiny):
     """The speed is of the architecture, so two trials of one show one figure."""
-    from babeltune.engine.baselines import untrained_scores
+    from babeltune.sweep.driver.baselines import untrained_scores
     from babeltune.training.speed import _known
 
     _known.clear()

@@ -10,27 +10,27 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
 
-from babeltune.cli.advice import about_languages
-from babeltune.data.files import write_json
-from babeltune.data.prepare import Wanted, prepare
 from babeltune.data.store import open_matrix
 from babeltune.data.teacher import load_teacher
-from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.errors import CheckpointError, SpecError, TeacherError
-from babeltune.losses.gather import Ranks
+from babeltune.files import write_json
 from babeltune.method import EVERY
+from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import FrozenEncoder, TextIds, encode_all
-from babeltune.promotion.card import routes
+from babeltune.planning.preparation import prepare, wanted_of
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import check_method, data_root, read_sweep
+from babeltune.planning.warnings import about_languages
 from babeltune.promotion.export import export, export_trial, load_export
+from babeltune.promotion.fresh_scorer import score, score_items
+from babeltune.promotion.model_card import routes
 from babeltune.promotion.promote import Candidate, dev_texts, export_model, weigh
-from babeltune.promotion.rescore import score, score_items
-from babeltune.records import Parameter, Student, Teacher
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import check_method, data_root, read_sweep
-from babeltune.sweeps.folder import SweepFolder
+from babeltune.schema.records import Parameter, Student, Teacher
+from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import Run
+from babeltune.training.step import make_method, make_student
+from babeltune.training.trainer import TrialTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -95,7 +95,7 @@ def trained(sweep, prepared, folder, most=100, **changes):
     sweep = replace(sweep, **changes)
     check_method(sweep)
     trial = make_trial(sweep, 0, {})
-    run = Run(trial, prepared, folder, Collect(most), Ranks(), torch.device("cpu"))
+    run = TrialTrainer(trial, prepared, folder, Collect(most), ProcessGroup(), torch.device("cpu"))
     return sweep, run, run.train()
 
 
@@ -111,22 +111,22 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
     sweep, prepared = frozen
     sweep, run, reports = trained(sweep, prepared, tmp_path / "run", method=method, config=config)
     assert not prepared.tokens
-    assert isinstance(run.learner.encoder, FrozenEncoder)
+    assert isinstance(run.train_step.encoder, FrozenEncoder)
     first, last = reports[0].points[0].values["train/loss"], reports[-1].points[-1].values["train/loss"]
     assert last < first
     assert -1 <= reports[-1].metrics["dev/topics/mixed/ari"] <= 1
-    layers = run.learner.method.layers()
-    assert reports[-1].metrics["model/parameters"] == sum(p.numel() for p in run.learner.method.parameters())
+    layers = run.train_step.method.layers()
+    assert reports[-1].metrics["model/parameters"] == sum(p.numel() for p in run.train_step.method.parameters())
 
-    export_trial(sweep, run.trial, prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
+    export_trial(sweep, run.trial, prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
     languages = [prepared.languages[number] for number in prepared.text_languages()]
     assert model.get_embedding_dimension() == config.get("output", config.get("dim"))
     for language in ("eng", "fra", "kor"):
         ids = np.array([i for i, other in enumerate(languages) if other == language][-40:])
-        stored = encode_all(run.learner.encoder, TextIds().take, ids, device="cpu")
-        expected = run.learner.method.finish(torch.from_numpy(stored), [language] * len(ids)).numpy()
+        stored = encode_all(run.train_step.encoder, TextIds().take, ids, device="cpu")
+        expected = run.train_step.method.finish(torch.from_numpy(stored), [language] * len(ids)).numpy()
         chosen = {} if EVERY in layers else {"task": language}
         found = model.encode([texts[i] for i in ids], **chosen)
         assert np.abs(found - expected).max() < 1e-5
@@ -187,7 +187,7 @@ def test_every_text_is_encoded_and_kept_in_fp32(frozen):
 def test_a_reduced_model_is_a_teacher_and_not_a_student(frozen, tmp_path):
     """LEALLA's synchronized variant: the dimension reduction is trained first, then frozen."""
     sweep, run, _ = trained(*frozen, tmp_path / "run", method="dimension_reduction", config={"dim": 16})
-    export_trial(sweep, run.trial, run.prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
+    export_trial(sweep, run.trial, run.prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     texts = ["Good morning.", "Where is the station?"]
     expected = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(texts)
     teacher = load_teacher(Teacher(model=str(tmp_path / "model"), max_tokens=32))
@@ -221,14 +221,14 @@ def test_a_teacher_is_written_as_it_encodes(frozen, tmp_path, settings):
 def test_a_sweep_over_frozen_and_trained_methods_prepares_for_both(frozen):
     sweep, _ = frozen
     methods = {"method": Parameter(choice=("dimension_reduction", "translation_ranking"))}
-    wanted = Wanted.of(replace(sweep, config={}, parameters=methods))
+    wanted = wanted_of(replace(sweep, config={}, parameters=methods))
     assert (wanted.frozen, wanted.trained) == (True, True)
     check_method(replace(sweep, config={}, parameters=methods, student=Student(layers=1)))
 
 
 def test_a_model_with_layers_for_each_language_is_neither(frozen, tmp_path):
     sweep, run, _ = trained(*frozen, tmp_path / "run")
-    export_trial(sweep, run.trial, run.prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
+    export_trial(sweep, run.trial, run.prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     with pytest.raises(TeacherError, match="layers for each language"):
         load_teacher(Teacher(model=str(tmp_path / "model")))
     with pytest.raises(SpecError, match=r"teacher.model: .* layers for each language"):
@@ -248,7 +248,7 @@ def test_a_students_layers_are_exported_too(tiny, tmp_path):
         sweep, replace(prepared, copy_anchor=True), tmp_path / "run", method="lealla", config=config, parameters={},
         teacher=replace(sweep.teacher, target_side="copy_anchor"),
     )  # fmt: skip
-    export_trial(sweep, run.trial, prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
+    export_trial(sweep, run.trial, prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert model.get_embedding_dimension() == 12
     scores = score(str(tmp_path / "model"), dev_texts(prepared), "dev")
@@ -259,9 +259,9 @@ def test_a_students_layers_are_exported_too(tiny, tmp_path):
 def test_layers_that_no_module_can_hold_are_refused(frozen, tmp_path, monkeypatch):
     sweep, run, _ = trained(*frozen, tmp_path / "run")
     layers = {EVERY: nn.Sequential(nn.Linear(4, 4), nn.GELU())}
-    monkeypatch.setattr(run.learner.method, "layers", lambda: layers)
+    monkeypatch.setattr(run.train_step.method, "layers", lambda: layers)
     with pytest.raises(CheckpointError, match="hold GELU"):
-        export_trial(sweep, run.trial, run.prepared, run.learner.encoder, run.learner.method, tmp_path / "model")
+        export_trial(sweep, run.trial, run.prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 

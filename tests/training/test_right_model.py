@@ -8,27 +8,27 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from babeltune.data.files import write_json
-from babeltune.data.prepare import Wanted, prepare
 from babeltune.data.prepared import write_prepared
 from babeltune.data.store import facts_of, open_matrix
 from babeltune.data.teacher import TeacherModel, load_teacher
-from babeltune.engine.baselines import teacher_scores, untrained_scores
 from babeltune.errors import TeacherError
-from babeltune.losses.gather import Ranks
+from babeltune.files import write_json
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare, wanted_of
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.candidate import dev_texts
-from babeltune.promotion.card import model_card
-from babeltune.promotion.openings import read_openings
+from babeltune.promotion.fresh_scorer import FreshScorer
+from babeltune.promotion.model_card import model_card
 from babeltune.promotion.promote import Candidate, Champion, evaluate_model, export_model, weigh
-from babeltune.promotion.rescore import Rescorer
-from babeltune.spec.cluster import Cluster
-from babeltune.spec.space import make_trial
-from babeltune.spec.sweep_file import data_root, read_sweep
-from babeltune.sweeps.folder import SweepFolder
+from babeltune.promotion.sealed_test_log import read_openings
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.tracking.registry import Registered
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
-from babeltune.training.loop import Run
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student
+from babeltune.training.trainer import TrialTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 ROWS = 30
@@ -89,7 +89,7 @@ def laser(tmp_path_factory, tiny):
     sweep = read_sweep(place / "laser.yaml")
     prepared = prepare(sweep, place / "storage")
     trial, folder = make_trial(sweep, 0, {}), SweepFolder(place / "storage" / "sweeps" / "laser")
-    reports = Run(trial, prepared, folder.trial(0), Collect(), Ranks(), torch.device("cpu")).train()
+    reports = TrialTrainer(trial, prepared, folder.trial(0), Collect(), ProcessGroup(), torch.device("cpu")).train()
     write_json(folder.trial(0) / "trial.json", trial)
     folder.write("sweep.json", sweep)
     write_prepared(prepared, folder.prepared)
@@ -168,7 +168,7 @@ def test_no_report_encodes_with_the_teacher_whose_vectors_are_stored(laser, monk
     method, asked = make_method(laser.trial, prepared, encoder), []
     encoder.register_forward_pre_hook(lambda _, tokens: asked.append(len(tokens[0])))
     replaced = replace(prepared, tasks=tuple(t for t in prepared.tasks if t.name == "theirs"))
-    scores = dev_scores(encoder, method, laser.trial, replaced, Ranks(), torch.device("cpu"))
+    scores = dev_scores(encoder, method, laser.trial, replaced, ProcessGroup(), torch.device("cpu"))
     assert sum(asked) == ROWS, "the student encodes the left side alone"
     assert scores["dev/theirs/fra-eng/accuracy"] <= 1
 
@@ -198,7 +198,7 @@ def test_the_baselines_follow_the_same_rule(laser, tmp_path):
 def test_promotion_scores_the_right_sides_with_the_real_teacher(laser, tmp_path):
     export_model(laser, tmp_path / "model")
     export_model(laser, tmp_path / "untrained", untrained=True)
-    with Rescorer() as rescore:
+    with FreshScorer() as rescore:
         decision = weigh(laser, tmp_path, rescore)
     assert decision.verdict == "promote", decision.reasons
     logged = {k: v for k, v in laser.report.metrics.items() if k.startswith("dev/") and "flipped" not in k}
@@ -237,7 +237,7 @@ def test_a_champion_is_compared_on_the_teachers_right_side(laser, tmp_path):
     narrow = replace(narrow, trial=replace(narrow.trial, method="soft_contrastive", config={}))
     export_model(narrow, tmp_path / "narrow", untrained=True)
     before = len(read_openings(storage))
-    with Rescorer() as rescore:
+    with FreshScorer() as rescore:
         contested = weigh(laser, tmp_path, rescore, Champion("models:/a@champion", version, tmp_path / "untrained"))
         opened = len(read_openings(storage))
         with pytest.raises(
@@ -254,4 +254,4 @@ def test_the_teachers_vectors_are_stored_in_fp32_only_where_a_dev_set_needs_it(l
     """Promotion could not find scores of fp16 vectors again."""
     tasks = tuple(replace(task, right_model="student") for task in laser.sweep.data.dev)
     other = replace(laser.sweep, data=replace(laser.sweep.data, dev=tasks, split=None))
-    assert (Wanted.of(laser.sweep).exact, Wanted.of(other).exact) == (True, False)
+    assert (wanted_of(laser.sweep).exact, wanted_of(other).exact) == (True, False)

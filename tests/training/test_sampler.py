@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.errors import TrainingError
-from babeltune.records import Sampling
+from babeltune.schema.records import Sampling
 from babeltune.training.sampler import Schedule, local_sizes, lots, own_rows
 
 

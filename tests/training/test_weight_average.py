@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from babeltune.data.prepare import prepare
 from babeltune.errors import SpecError
-from babeltune.losses.gather import Ranks
+from babeltune.files import plain
 from babeltune.method import needs_of
-from babeltune.records import Average, Training, plain, trial_from
-from babeltune.spec.space import default_params, make_trial, sample
-from babeltune.spec.sweep_file import read_sweep, sweep_id
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.preparation import prepare
+from babeltune.planning.space import default_params, make_trial, sample
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.schema.records import Average, Training, trial_from
+from babeltune.training.batches import make_reader, make_schedule
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint, read_reports, stopped_folder
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_learner, make_method, make_student
-from babeltune.training.loop import train
-from babeltune.training.reader import make_reader, make_schedule
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student, make_train_step
+from babeltune.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -54,7 +55,7 @@ def averaged(tiny_file, tiny_storage):
 
 def trained(trial, prepared, folder, collect=None):
     collect = collect or Collect()
-    train(trial, prepared, folder, collect, Ranks(), CPU)
+    train(trial, prepared, folder, collect, ProcessGroup(), CPU)
     return collect
 
 
@@ -65,17 +66,17 @@ def checkpoint(folder, index=2):
 @pytest.mark.parametrize("setting", [EMA, LAST])
 def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     trial, prepared = averaged(STATIC, setting)
-    learner, reader = make_learner(trial, prepared, Ranks(), CPU), make_reader(trial, prepared, CPU)
+    train_step, reader = make_train_step(trial, prepared, ProcessGroup(), CPU), make_reader(trial, prepared, CPU)
     schedule = make_schedule(trial, prepared, reader, needs_of(trial.method, trial.config))
     kept, steps = [], 0
     for step in range(len(schedule)):
         rows, seen = schedule.rows(step), int(schedule.seen[step])
-        learner.step(reader.batch(rows, len(rows), step=step), seen)
+        train_step.step(reader.batch(rows, len(rows), step=step), seen)
         if setting == LAST and seen < 0.6 * trial.training.pairs:
             continue
         steps += 1
         if steps % 2 == 0:
-            kept.append([parameter.detach().double().clone() for parameter in learner.module.parameters()])
+            kept.append([parameter.detach().double().clone() for parameter in train_step.module.parameters()])
     assert (steps, len(kept)) == ((20, 10) if setting == EMA else (9, 4))
     expected = kept[0]
     for times, weights in enumerate(kept[1:], 2):
@@ -84,10 +85,10 @@ def test_the_average_is_its_definition_at_every_second_step(averaged, setting):
     if setting == LAST:
         means = [torch.stack(parts).mean(0) for parts in zip(*kept, strict=True)]
         assert all(torch.allclose(mean, found) for mean, found in zip(means, expected, strict=True))
-    with learner.averaged():
-        for found, wanted in zip(learner.module.parameters(), expected, strict=True):
+    with train_step.averaged():
+        for found, wanted in zip(train_step.module.parameters(), expected, strict=True):
             torch.testing.assert_close(found.detach().double(), wanted, rtol=1e-5, atol=1e-7)
-    assert not torch.equal(learner.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
+    assert not torch.equal(train_step.encoder.word_embeddings, expected[0].float()), "the weights themselves train on"
 
 
 def test_the_average_is_scored_and_kept_and_training_goes_on_with_the_weights(averaged, tmp_path):
@@ -102,7 +103,7 @@ def test_the_average_is_scored_and_kept_and_training_goes_on_with_the_weights(av
     encoder = make_student(trial, prepared)
     encoder.load_state_dict(found["student"])
     method = make_method(trial, prepared, encoder)
-    scores = dev_scores(encoder, method, trial, prepared, Ranks(), CPU)
+    scores = dev_scores(encoder, method, trial, prepared, ProcessGroup(), CPU)
     report = read_reports(tmp_path / "average")[-1]
     assert report.metrics["dev/everyday/accuracy"] == scores["dev/everyday/accuracy"]
     assert report.metrics["dev/sts/spearman"] == pytest.approx(scores["dev/sts/spearman"])
@@ -121,7 +122,7 @@ def test_before_the_last_share_reports_are_of_the_weights_themselves(averaged, t
     "settings", [(STATIC, EMA), (EMA,), (STATIC, "training.average={kind: last, share: 0.9, every: 3}")]
 )
 def test_a_trial_stopped_between_reports_goes_on_bit_for_bit(averaged, tmp_path, monkeypatch, settings):
-    monkeypatch.setattr("babeltune.training.loop.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("babeltune.training.trainer.STOP_POLL_INTERVAL_S", 0.0)
     trial, prepared = averaged(*settings)
     trained(trial, prepared, tmp_path / "whole")
     trained(trial, prepared, tmp_path / "cut", Collect(stop_at=14))

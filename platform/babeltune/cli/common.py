@@ -14,9 +14,9 @@ from rich.markup import escape
 
 if TYPE_CHECKING:
     from babeltune.errors import SweepError
-    from babeltune.records import Sweep
-    from babeltune.spec.cluster import Cluster
-    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.schema.cluster import Cluster
+    from babeltune.schema.records import Sweep
+    from babeltune.sweep.state.folder import SweepFolder
 
 app = typer.Typer(
     help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
@@ -71,8 +71,8 @@ def read(
     trials: int | None = None,
 ) -> Sweep:
     """The sweep of these files. Where it goes to a cluster as a job, that cluster looks whether its data are there."""
-    from babeltune.cli.advice import about_assignments
-    from babeltune.spec.sweep_file import read_sweep
+    from babeltune.planning.sweep_file import read_sweep
+    from babeltune.planning.warnings import about_assignments
 
     there = cluster is not None and any_cluster(cluster).by_jobs
 
@@ -92,7 +92,7 @@ def read(
 
 
 def any_cluster(file: str | None) -> Cluster:
-    from babeltune.spec.cluster import read_cluster
+    from babeltune.schema.cluster import read_cluster
 
     return read_cluster(file)
 
@@ -112,18 +112,18 @@ def cluster_of(file: str | None) -> Cluster:
 
 def folder_of(name: str | None, cluster: str | None) -> SweepFolder:
     """The sweep's folder as it is now; as this machine knows it where a storage behind a URI is away."""
-    from babeltune.errors import BucketError
-    from babeltune.sweeps.folder import find_sweep, sweep_folders
-    from babeltune.sweeps.places import Places
+    from babeltune.errors import ObjectStoreError
+    from babeltune.sweep.state.folder import find_sweep, sweep_folders
+    from babeltune.sweep.sync.view import StorageView
 
-    places = Places(cluster_of(cluster))
+    view = StorageView(cluster_of(cluster))
     try:
-        return places.sweep(name)
-    except BucketError as error:
-        if not sweep_folders(places.folder):
+        return view.sweep(name)
+    except ObjectStoreError as error:
+        if not sweep_folders(view.folder):
             raise
         warn([f"{error}; this is what this machine has"])
-        return find_sweep(places.folder, name)
+        return find_sweep(view.folder, name)
 
 
 def not_running(sweep: str, state: str, more: str = "") -> SweepError:

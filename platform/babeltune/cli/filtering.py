@@ -62,9 +62,9 @@ def filter_(
     as_json: Json = False,
 ) -> None:
     """Keep the best pairs of a noisy corpus by margin, in nested subsets; with --train, translate with each."""
-    from babeltune.filtering.filter import filter_corpus
-    from babeltune.filtering.translate import Recipe
-    from babeltune.mining.mine import Settings
+    from babeltune.apps.filtering.filter import filter_corpus
+    from babeltune.apps.filtering.translate import Recipe
+    from babeltune.apps.mining.mine import Settings
 
     if (train is None) != (test is None):
         raise SpecError("--train and --test go together: the model that is trained, and the pairs it is scored on")

@@ -10,15 +10,15 @@ from rich.markup import escape
 from babeltune.cli.common import ClusterFile, Json, any_cluster, app, out, say
 
 if TYPE_CHECKING:
-    from babeltune.cluster.doctor import Finding
-    from babeltune.spec.cluster import Cluster
+    from babeltune.remote.doctor import Finding
+    from babeltune.schema.cluster import Cluster
 
 
 @app.command()
 def doctor(cluster: ClusterFile = None, as_json: Json = False) -> None:
     """Look whether a sweep could run here or on the cluster: every line is good or says what to do."""
-    from babeltune.cluster.doctor import examine
-    from babeltune.records import plain
+    from babeltune.files import plain
+    from babeltune.remote.doctor import examine
 
     chosen = any_cluster(cluster)
     findings = examine_there(chosen, cluster or "") if chosen.by_jobs else examine(chosen)
@@ -36,9 +36,9 @@ def show(findings: list[Finding]) -> None:
 def examine_there(cluster: Cluster, file: str) -> list[Finding]:
     """What is here, whether the dashboard takes the token, and what the head finds."""
     from babeltune.cli.remote import Remote
-    from babeltune.cluster.doctor import Finding, installed, itself, needed, packages, python
-    from babeltune.cluster.jobs import json_in
     from babeltune.errors import ClusterError, SpecError
+    from babeltune.remote.doctor import Finding, installed, itself, needed, packages, python
+    from babeltune.remote.jobs import json_in
 
     findings = [itself(), python(), *packages(installed(), needed())]
     try:

@@ -16,7 +16,7 @@ from babeltune.errors import SpecError
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
-    from babeltune.mining.vectors import Model
+    from babeltune.apps.mining.vectors import Model
 
 EVERY = 5.0
 """Seconds between two lines of progress, where standard error is no terminal."""
@@ -95,7 +95,7 @@ def mine(
     as_json: Json = False,
 ) -> None:
     """Find the translations of one file's sentences in another file, scored by margin."""
-    from babeltune.mining import mine as mining
+    from babeltune.apps.mining import mine as mining
 
     if cluster is not None and index != "exact":
         raise SpecError(f"--index {index} searches on this machine alone; leave out --cluster, or --index")
@@ -133,7 +133,7 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score given pairs by margin, against the neighbours in their own file."""
-    from babeltune.mining import mine as mining
+    from babeltune.apps.mining import mine as mining
 
     done = mining.score(
         pairs,
@@ -170,7 +170,7 @@ def retrieve(
     as_json: Json = False,
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 where they are known."""
-    from babeltune.mining import retrieval
+    from babeltune.apps.mining import retrieval
 
     done = retrieval.retrieve(
         queries,
@@ -201,14 +201,14 @@ def encode(
     as_json: Json = False,
 ) -> None:
     """Encode the lines of standard input to a NumPy file."""
-    from babeltune.mining import mine as mining
+    from babeltune.apps.mining import mine as mining
 
     chosen, _ = models_of(model, cluster, prompt, language, language)
     done = mining.encode(sys.stdin.buffer, chosen, out_, meter())
     if done["replaced"]:
         warn([f"{done['replaced']} lines are not UTF-8; what could not be read was replaced by U+FFFD"])
     if done["too_long"]:
-        from babeltune.mining.sentences import LONGEST
+        from babeltune.apps.mining.sentences import LONGEST
 
         warn([f"{done['too_long']} lines are longer than {LONGEST:,} bytes; the vector is that of their beginning"])
     say(done, as_json, lambda: out.print(f"{done['rows']} vectors of {done['dim']} dimensions in {out_}"))
@@ -226,7 +226,7 @@ def models_of(
 
     Raises `SpecError` for two models whose vectors do not compare.
     """
-    from babeltune.mining.vectors import model_at
+    from babeltune.apps.mining.vectors import model_at
     from babeltune.promotion.promote import model_folder
 
     folder = model_folder(name, cluster_of(cluster))
@@ -264,7 +264,7 @@ def columns_of(text: str | None) -> tuple[str, str] | None:
 
 
 def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
-    from babeltune.mining.sentences import Lines
+    from babeltune.apps.mining.sentences import Lines
 
     read = [(Lines(**done[name]), path) for name, path in files]
     return [f"{path}: of {lines.read} lines, {lines.faults()}" for lines, path in read if lines.faults()]

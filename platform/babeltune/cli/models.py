@@ -37,9 +37,9 @@ def promote(
     Where the alias has a model already, it must be better than that one. A tie moves nothing and ends with 0, a
     refusal with 3.
     """
-    from babeltune.cli.view import show_decision
+    from babeltune.cli.render import show_decision
+    from babeltune.files import plain
     from babeltune.promotion.promote import promote as decide
-    from babeltune.records import plain
 
     chosen = cluster_of(cluster)
     decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
@@ -69,7 +69,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score a model on the dev sets of a data section, or on its sealed test sets."""
-    from babeltune.cli.view import show_scores
+    from babeltune.cli.render import show_scores
     from babeltune.promotion.promote import evaluate_model
 
     done = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt, target_model=target_model)
@@ -82,7 +82,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its settings.")] = None, as_json: Json = False
 ) -> None:
     """List the methods, or the settings of one with their sources in the paper."""
-    from babeltune.cli.view import method_document, show_method, show_methods
+    from babeltune.cli.render import method_document, show_method, show_methods
 
     if name is None:
         from babeltune.method import available
@@ -101,8 +101,8 @@ def ui(
     as_json: Json = False,
 ) -> None:
     """Serve the MLflow pages of the cluster's store on this machine only."""
-    from babeltune.spec.secrets import without_password
-    from babeltune.tracking.mlflow_store import artifact_folder, serve_command
+    from babeltune.redaction import without_password
+    from babeltune.tracking.mlflow_client import artifact_folder, serve_command
 
     chosen = cluster_of(cluster)
     uri, shown = chosen.mlflow, without_password(chosen.mlflow)

@@ -13,7 +13,7 @@ from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, cluster
 from babeltune.cli.sweeps import Accept, Detach, Insecure, jobs_of, run_sweep
 
 if TYPE_CHECKING:
-    from babeltune.records import Sweep
+    from babeltune.schema.records import Sweep
 
 Write = Annotated[
     str | None, typer.Option("--write", help="Write the sweep file here (- is the output), and submit nothing.")
@@ -51,10 +51,10 @@ def refit(
         submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
         return
     from babeltune.errors import SweepError
-    from babeltune.spec.written import spec_yaml
-    from babeltune.sweeps.board import is_driven
-    from babeltune.sweeps.folder import SweepFolder
-    from babeltune.sweeps.refit import gain_words, gains, refit_of
+    from babeltune.planning.written import spec_yaml
+    from babeltune.sweep.state.folder import SweepFolder
+    from babeltune.sweep.state.progress import is_driven
+    from babeltune.sweep.state.refit import gain_words, gains, refit_of
 
     folder = folder_of(name, cluster)
     if is_driven(folder):
@@ -65,7 +65,7 @@ def refit(
         return
     sweep = spelled(text, set_, cluster)
     run_sweep(sweep, cluster, accept_changes, as_json, insecure=insecure)
-    from babeltune.spec.sweep_file import sweep_id
+    from babeltune.planning.sweep_file import sweep_id
 
     made = SweepFolder(cluster_of(cluster).folder / "sweeps" / sweep_id(sweep))
     for gain in () if as_json else gains(folder, made):

@@ -20,9 +20,9 @@ from babeltune.errors import ClusterError, SweepError, UnknownNameError
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
-    from babeltune.cluster.jobs import Job, Jobs
-    from babeltune.records import Sweep
-    from babeltune.spec.cluster import Cluster
+    from babeltune.remote.jobs import Job, Jobs
+    from babeltune.schema.cluster import Cluster
+    from babeltune.schema.records import Sweep
 
 
 class Remote:
@@ -30,7 +30,7 @@ class Remote:
 
     def __init__(self, cluster: Cluster, file: str, *, insecure: bool | None = None) -> None:
         """`insecure`: whether an open dashboard may be given a sweep; None where it is only asked questions."""
-        from babeltune.cluster.jobs import Jobs
+        from babeltune.remote.jobs import Jobs
 
         self.cluster, self.file = cluster, file
         self.jobs: Jobs = Jobs(cluster)
@@ -59,7 +59,7 @@ class Remote:
 
     def files(self) -> dict[str, str]:
         """What every command on the head needs."""
-        from babeltune.records import plain
+        from babeltune.files import plain
 
         values = plain(self.cluster.seen_from_head())
         return {self.there: json.dumps({key: value for key, value in values.items() if value is not None}, indent=2)}
@@ -78,7 +78,7 @@ class Remote:
             err.print(text.rstrip(), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(code)
         if as_json:
-            from babeltune.cluster.jobs import json_in
+            from babeltune.remote.jobs import json_in
 
             say(json_in(text), True, lambda: None)
         else:
@@ -86,7 +86,7 @@ class Remote:
 
     def document(self, sweep: str) -> dict[str, Any]:
         """What `status --json` says of the sweep."""
-        from babeltune.cluster.jobs import json_in
+        from babeltune.remote.jobs import json_in
 
         code, text = self.ask("status", sweep, "--json")
         found = json_in(text)
@@ -113,9 +113,9 @@ def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | Non
 
 
 def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: bool, as_json: bool) -> None:
-    from babeltune.spec.space import within_grid
-    from babeltune.spec.sweep_file import sweep_id
-    from babeltune.spec.written import spec_yaml
+    from babeltune.planning.space import within_grid
+    from babeltune.planning.sweep_file import sweep_id
+    from babeltune.planning.written import spec_yaml
 
     file = sent_as(sweep)
     arguments = ["submit", file, *_accepting(accept_changes)]
@@ -135,7 +135,7 @@ def continue_there(
     as_json: bool,
 ) -> None:
     """`resume`, with this spec where one is given, and `extend`."""
-    from babeltune.spec.written import spec_yaml
+    from babeltune.planning.written import spec_yaml
 
     sweep, plugins = remote.sweep(name)
     more = ["--trials", str(trials)] if trials is not None else []
@@ -148,8 +148,8 @@ def continue_there(
 
 def plugins_of(sweep: Sweep) -> tuple[str, ...]:
     """The distributions, besides babeltune, of the methods that the sweep can use."""
-    from babeltune.plugins import plugins
-    from babeltune.spec.space import methods_used
+    from babeltune.method.plugins import plugins
+    from babeltune.planning.space import methods_used
 
     return tuple(plugins(methods_used(sweep)))
 
@@ -174,7 +174,7 @@ def run_there(
     plugins: Sequence[str],
 ) -> None:
     """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
-    from babeltune.cli.advice import about_plugins
+    from babeltune.planning.warnings import about_plugins
 
     warn(about_plugins(plugins))
     command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
@@ -212,7 +212,7 @@ def follow(remote: Remote, job: Job, *, to_stderr: bool = False) -> Job:
 
 def end_as(remote: Remote, job: Job) -> None:
     """Ends as the job's command ended; says why where it ended without a word of its own."""
-    from babeltune.cluster.jobs import exit_code
+    from babeltune.remote.jobs import exit_code
 
     code = exit_code(job)
     if code:
@@ -257,7 +257,7 @@ def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bo
 
 def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) -> None:
     """Asks the driver to stop; a job whose driver does not hear is ended."""
-    from babeltune.cluster.jobs import json_in
+    from babeltune.remote.jobs import json_in
 
     job = remote.jobs.find(name)
     if job is None or not job.live:

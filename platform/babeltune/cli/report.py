@@ -10,8 +10,8 @@ import typer
 from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, warn
 
 if TYPE_CHECKING:
-    from babeltune.spec.cluster import Cluster
-    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.schema.cluster import Cluster
+    from babeltune.sweep.state.folder import SweepFolder
 
 
 @app.command()
@@ -26,13 +26,13 @@ def report(
 
     Every sweep that finishes has one in its folder.
     """
-    from babeltune.records import plain
+    from babeltune.files import plain
     from babeltune.report.write import check_place, write_report
-    from babeltune.sweeps.places import Places
+    from babeltune.sweep.sync.view import StorageView
 
     if out_ is not None:
         check_place(out_)
-    written = write_report(folder_of(name, cluster), Places(cluster_of(cluster)), format_, out_)
+    written = write_report(folder_of(name, cluster), StorageView(cluster_of(cluster)), format_, out_)
     warn(note for note in written.notes if "damaged" in note)
     say(
         {**plain(written), "path": str(written.path)},
@@ -51,10 +51,10 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster) -> Path | None:
         if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
             return path
         from babeltune.report.write import write_report
-        from babeltune.sweeps.places import Places
+        from babeltune.sweep.sync.view import StorageView
         from babeltune.tracking.artifacts import log_report
 
-        write_report(folder, Places(cluster))
+        write_report(folder, StorageView(cluster))
         if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
             log_report(cluster.mlflow, folder.sweep().name, folder.id, path)
     except Exception as error:  # the sweep has finished, whatever its report lacks

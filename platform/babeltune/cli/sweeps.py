@@ -30,8 +30,8 @@ from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
     from babeltune.cli.remote import Remote
-    from babeltune.records import Sweep
-    from babeltune.sweeps.folder import SweepFolder
+    from babeltune.schema.records import Sweep
+    from babeltune.sweep.state.folder import SweepFolder
 
 Accept = Annotated[bool, typer.Option("--accept-changes", help="Go on although code or packages changed.")]
 Detach = Annotated[
@@ -53,10 +53,10 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
-    from babeltune.cli.advice import about_corpus, about_plugins, about_queue, about_sweep
-    from babeltune.cli.plan import make_plan, render
     from babeltune.cli.remote import plugins_of
-    from babeltune.records import plain
+    from babeltune.files import plain
+    from babeltune.planning.plan import make_plan, render
+    from babeltune.planning.warnings import about_corpus, about_plugins, about_queue, about_sweep
 
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
@@ -85,8 +85,8 @@ def submit(
     if remote is None:
         run_sweep(sweep, cluster, accept_changes, as_json, insecure=insecure)
         return
-    from babeltune.cli.advice import about_sweep
     from babeltune.cli.remote import submit_there
+    from babeltune.planning.warnings import about_sweep
 
     warn(about_sweep(sweep))
     submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
@@ -115,24 +115,24 @@ def run_sweep(
 ) -> None:
     """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
     goes on with this spec."""
-    from babeltune.spec.sweep_file import sweep_id
+    from babeltune.planning.sweep_file import sweep_id
 
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
-    from babeltune.cli.advice import about_gpus, about_precision, about_sweep
+    from babeltune.cli.render import attach, live, show_leaderboard
     from babeltune.cli.report import report_at_the_end
-    from babeltune.cli.view import attach, live, show_leaderboard
-    from babeltune.cluster.interrupts import acknowledged
-    from babeltune.engine.lease import DrivenError
-    from babeltune.engine.sweep import driven_folder, submit
     from babeltune.errors import SweepError
-    from babeltune.spec.space import within_grid
-    from babeltune.sweeps.board import is_driven, sweep_document
-    from babeltune.sweeps.changes import spec_changes
-    from babeltune.sweeps.places import Places
+    from babeltune.planning.space import within_grid
+    from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
+    from babeltune.signals import acknowledged
+    from babeltune.sweep.driver.run import driven_folder, submit
+    from babeltune.sweep.state.lease import DrivenError
+    from babeltune.sweep.state.progress import is_driven, sweep_document
+    from babeltune.sweep.state.provenance import spec_changes
+    from babeltune.sweep.sync.view import StorageView
 
     cluster, where = cluster_of(file), with_cluster(file)
-    if into is None and not is_driven(known := Places(cluster).at(name)):
+    if into is None and not is_driven(known := StorageView(cluster).at(name)):
         show_taken(known, sweep, accept_changes=accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
@@ -189,8 +189,8 @@ def stop(
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
     a Ray job is then ended."""
     from babeltune.cli.remote import remote_of, stop_there
-    from babeltune.sweeps.board import is_driven, sweep_document
-    from babeltune.sweeps.places import Places
+    from babeltune.sweep.state.progress import is_driven, sweep_document
+    from babeltune.sweep.sync.view import StorageView
 
     remote = remote_of(cluster)
     if remote is not None:
@@ -201,7 +201,7 @@ def stop(
         state = sweep_document(folder)["state"]
         soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
         raise not_running(folder.id, state, soon)
-    Places(cluster_of(cluster)).ask_to_stop(folder)
+    StorageView(cluster_of(cluster)).ask_to_stop(folder)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
     deadline, said = time.monotonic() + wait, False
     while is_driven(folder) and time.monotonic() < deadline:
@@ -245,7 +245,7 @@ def resume(
     """
     from babeltune.cli.remote import continue_there
     from babeltune.errors import SweepError
-    from babeltune.sweeps.board import is_driven
+    from babeltune.sweep.state.progress import is_driven
 
     if spec is None and (with_ or set_):
         raise typer.BadParameter(
@@ -283,8 +283,8 @@ def resume(
 
 def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> None:
     """Says what a given spec changes without deciding a result, unless it is refused for what decides one."""
-    from babeltune.spec.space import within_grid
-    from babeltune.sweeps.changes import spec_changes
+    from babeltune.planning.space import within_grid
+    from babeltune.sweep.state.provenance import spec_changes
 
     changes = spec_changes(folder, within_grid(sweep))
     refused = any(change.decides for change in changes) and not accept_changes
@@ -306,7 +306,7 @@ def extend(
     """Give a sweep more trials. It stays the same sweep: what it found leads what it proposes next."""
     from babeltune.cli.remote import continue_there
     from babeltune.errors import SpecError, SweepError
-    from babeltune.sweeps.board import is_driven
+    from babeltune.sweep.state.progress import is_driven
 
     remote = jobs_of(cluster, detach=detach, insecure=insecure)
     if remote is not None:
@@ -338,8 +338,8 @@ def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
     import dataclasses
 
     from babeltune.errors import SpecError, SweepError
-    from babeltune.spec.document import LARGEST
-    from babeltune.spec.sweep_file import sweep_id
+    from babeltune.planning.sweep_file import sweep_id
+    from babeltune.schema.document import LARGEST
 
     sweep = folder.sweep()
     if sweep_id(sweep) != (folder.read("facts.json") or {}).get("spec", folder.id):

@@ -15,7 +15,7 @@ from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, s
 from babeltune.errors import SpecError
 
 if TYPE_CHECKING:
-    from babeltune.transfer.formats import Examples
+    from babeltune.apps.transfer.formats import Examples
 
 ENGLISH = ("en", "eng")
 
@@ -43,11 +43,11 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a model on an English task and score it on other languages (zero-shot, as XTREME)."""
+    from babeltune.apps.transfer import finetune
+    from babeltune.apps.transfer.formats import read_examples
+    from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
     from babeltune.promotion.promote import model_folder
-    from babeltune.transfer import finetune
-    from babeltune.transfer.formats import read_examples
-    from babeltune.transfer.scores import average
 
     if out_ is not None and out_.is_dir():
         raise SpecError(f"--out {out_} is a folder; name a JSON file")

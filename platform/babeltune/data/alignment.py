@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data.file_readers import MAX_LINE_BYTES
 from babeltune.data.sources import Rows, read_source
 from babeltune.data.store import Contents, Ragged, build, digest_of_texts, key_of
-from babeltune.data.tables import MAX_LINE_BYTES
 from babeltune.data.tokens import bare_tokenizer
-from babeltune.data.words import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
+from babeltune.data.word_segmentation import PIECES, Found, find_words, lower, pieces, token_spans, unspaced
 from babeltune.errors import DataError
-from babeltune.records import Words, plain
+from babeltune.files import plain
+from babeltune.schema.records import Words
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

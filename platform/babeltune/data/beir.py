@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from babeltune.data.languages import meaning
-from babeltune.data.sources import Refusals, named
-from babeltune.data.tables import (
+from babeltune.data.file_readers import (
     BLANK,
     MAX_LINE_BYTES,
     Digest,
@@ -31,8 +29,10 @@ from babeltune.data.tables import (
     shortened,
     tsv_rows,
 )
+from babeltune.data.sources import Refusals, named
 from babeltune.errors import DataError, nearest
-from babeltune.records import Source, Task
+from babeltune.schema.languages import meaning
+from babeltune.schema.records import Source, Task
 
 QRELS = ("query-id", "corpus-id", "score")
 """Columns of a file of judgements: the id of a query, of a document, and the grade, above 0 if it is relevant."""

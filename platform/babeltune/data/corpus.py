@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.eval_sets import labelled, read_eval, subsets
-from babeltune.data.overlap import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError
-from babeltune.records import Data, Source
+from babeltune.schema.records import Data, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from babeltune.data.beir import read_beir
+from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, tsv_rows
 from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
-from babeltune.data.tables import MAX_LINE_BYTES, Fault, located, tsv_rows
 from babeltune.errors import DataError, nearest
-from babeltune.records import Data, Mined, Source, Task
+from babeltune.schema.records import Data, Mined, Source, Task
 
 MIXED_SEED = 42
 """Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""

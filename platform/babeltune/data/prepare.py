@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from babeltune.data.alignment import build_spans, build_words
+from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.overlap import find_near_once
 from babeltune.data.prepared import Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.starts import keep_start, start_name
@@ -35,9 +35,8 @@ from babeltune.data.tokens import (
 )
 from babeltune.data.translation import Translator
 from babeltune.data.trimming import KEPT, build_trimmed, check_equal
-from babeltune.records import Student, Sweep, plain
-from babeltune.spec.space import possible_needs, preparations
-from babeltune.spec.sweep_file import data_root
+from babeltune.files import plain
+from babeltune.schema.records import Student, Sweep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being built, how much is done, and of how much."""
 
 
-def silent(what: str, done: int, total: int) -> None:
+def no_progress(what: str, done: int, total: int) -> None:
     """Reports no progress."""
 
 
@@ -68,56 +67,55 @@ class Wanted:
     words: bool = False
     """Word-positioned samples."""
 
-    @classmethod
-    def of(cls, sweep: Sweep) -> Wanted:
-        needs = [need for _, _, need in possible_needs(sweep)]
-        mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
-        sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
-        frozen = any(need.frozen for need in needs)
-        return cls(
-            sides=sides | {"source"} if mined else sides,
-            negatives=tuple(sorted(mined)),
-            frozen=frozen,
-            exact=frozen or bool(sweep.data.against_teacher("dev")),
-            trained=not all(need.frozen for need in needs),
-            words=any(need.words for need in needs),
-        )
+
+@dataclass(frozen=True)
+class PreparationInputs:
+    """What a sweep's preparation depends on besides its file. `planning.preparation` finds it."""
+
+    sweep: Sweep
+    root: Path
+    """Relative paths of the sweep's data start here."""
+    wanted: Wanted
+    students: tuple[Student, ...]
+    """Every student whose text is tokenized on its own."""
 
 
-def read_corpus(sweep: Sweep, storage: Path, progress: Progress = silent) -> Corpus:
+def read_corpus(inputs: PreparationInputs, storage: Path, progress: Progress = no_progress) -> Corpus:
     """The sweep's clean corpus, read without a cluster; `DataError` for text that is broken or missing.
 
     What a model has to translate is translated here, once for all sweeps of this storage.
     """
+    sweep = inputs.sweep
     progress("reading and cleaning the corpus", 0, 1)
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
-    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, translate, near)
+    corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near)
     check_corpus(corpus)
     progress("reading and cleaning the corpus", 1, 1)
     return corpus
 
 
 def prepare(
-    sweep: Sweep,
+    inputs: PreparationInputs,
     storage: Path,
     *,
     corpus: Corpus | None = None,
     run_shards: RunShards = run_here,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> Prepared:
     """Builds or finds everything that the sweep's trials read; `corpus` is what `read_corpus` gave, if it was read.
 
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails.
     """
+    sweep = inputs.sweep
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
-    corpus = corpus or read_corpus(sweep, storage, progress)
-    wanted = Wanted.of(sweep)
+    corpus = corpus or read_corpus(inputs, storage, progress)
+    wanted = inputs.wanted
     text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
-    words = align_words(sweep, corpus, stores, progress) if wanted.words else None
-    tokens = build_tokens(sweep, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
+    words = align_words(inputs, corpus, stores, progress) if wanted.words else None
+    tokens = build_tokens(inputs, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
     teacher = build_teacher_store(
         stores,
@@ -170,11 +168,12 @@ def prepare(
     )
 
 
-def align_words(sweep: Sweep, corpus: Corpus, stores: Path, progress: Progress) -> Path:
+def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progress: Progress) -> Path:
     """The store of the corpus's word-positioned samples."""
+    sweep = inputs.sweep
     progress("aligning words", 0, 1)
     data = sweep.data
-    words = build_words(corpus, data.words, data_root(sweep), stores, sweep.seed, longest=data.max_line_bytes)
+    words = build_words(corpus, data.words, inputs.root, stores, sweep.seed, longest=data.max_line_bytes)
     progress("aligning words", 1, 1)
     return words
 
@@ -216,7 +215,7 @@ def digest_of(array: NDArray[Any]) -> str:
 
 
 def build_tokens(
-    sweep: Sweep,
+    inputs: PreparationInputs,
     corpus: Corpus,
     text_digest: str,
     stores: Path,
@@ -228,8 +227,9 @@ def build_tokens(
 
     A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
     """
+    sweep = inputs.sweep
     train_texts = [corpus.texts[i] for i in np.unique(corpus.pairs)]
-    students = preparations(sweep)
+    students = inputs.students
     sets: dict[str, TokenSet] = {}
     for number, student in enumerate(students, 1):
         what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"

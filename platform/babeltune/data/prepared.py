@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from babeltune.data.files import write_json
 from babeltune.data.store import open_matrix
 from babeltune.errors import StoreError
-from babeltune.records import plain
+from babeltune.files import plain, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from babeltune.data.languages import by_priority
-from babeltune.data.tables import (
+from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
     Digest,
     Fault,
@@ -36,7 +35,8 @@ from babeltune.data.tables import (
 )
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
-from babeltune.records import Source, Task
+from babeltune.schema.languages import by_priority
+from babeltune.schema.records import Source, Task
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from babeltune.data.sources import text_key
 from babeltune.errors import DataError
-from babeltune.records import Source, Split
+from babeltune.schema.records import Source, Split
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

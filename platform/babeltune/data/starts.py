@@ -15,7 +15,7 @@ from babeltune.data.store import bring
 from babeltune.data.teacher import folder_digest
 from babeltune.errors import TeacherError
 from babeltune.models.hub import PARTS, model_files
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 PIN = "@sha256:"
 DIGITS = 16

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from babeltune.data.files import sha256_of, sync, version
 from babeltune.errors import StoreError
-from babeltune.records import Scalar, plain
+from babeltune.files import plain, sha256_of, sync, version
+from babeltune.schema.records import Scalar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.errors import StoreError, TeacherError
-from babeltune.machine import give_back_memory
+from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
-from babeltune.records import Teacher
+from babeltune.schema.records import Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -23,7 +23,7 @@ from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import model_folder
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -11,46 +11,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import DataError, nearest
+from babeltune.schema.text import Translation
 
 if TYPE_CHECKING:
     import torch
 
-    from babeltune.records import Source
+    from babeltune.schema.records import Source
 
 SHARD = 4_096
 """Texts of a store."""
 BATCH_TOKENS = 2_048
 """Padded tokens of the originals that are translated together, times the beams."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Translation:
-    """The key `translation` of a source of format `translate`."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    text: str
-    """The source, by name, that holds the text; with `train: false` it may hold this one language alone."""
-    original: str
-    """The text's language, as that source calls it."""
-    into: str
-    """The language of the translations."""
-    model: str
-    """A hub id or a folder; weights in safetensors, and no code is run."""
-    revision: str | None = None
-    source_code: str | None = None
-    """The tokenizer's `src_lang`: `khm_Khmr` (NLLB), `km` (M2M-100)."""
-    target_token: str | None = None
-    """The token that a translation begins with: `eng_Latn` (NLLB), `__en__` (M2M-100)."""
-    prefix: str = ""
-    """Put before every text: `translate English to German: ` (T5), `>>fra<< ` (Marian)."""
-    beams: int = 4
-    """1 is greedy."""
-    max_tokens: int = 128
-    """Longer originals, and translations that do not end within it, are dropped and counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

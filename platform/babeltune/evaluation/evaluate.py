@@ -20,7 +20,7 @@ so that an objective can name any of them. Rates run from 0 to 1.
 * clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations.
 * transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
 * retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
-  documents are in several languages `same_language_bias` (see `ranking.py`), which is best at 0 and no objective.
+  documents are in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
 
@@ -40,9 +40,9 @@ import torch
 
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.errors import DataError, TrainingError
-from babeltune.evaluation import bucc, linear_head, metrics, neighbours, ranking
-from babeltune.evaluation.kmeans import agreement
-from babeltune.evaluation.neighbours import Side
+from babeltune.evaluation import bitext, knn, mining_f1, probing, retrieval, sts
+from babeltune.evaluation.clustering import agreement
+from babeltune.evaluation.knn import Side
 from babeltune.method import Cut
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 Scores = dict[str, float]
 
-MINING = tuple(f"f1_{how}" for how in bucc.RETRIEVALS)
+MINING = tuple(f"f1_{how}" for how in mining_f1.RETRIEVALS)
 ORACLE = tuple(f"{metric}_oracle" for metric in MINING)
 METRICS: dict[str, tuple[str, ...]] = {
     "bitext": (
@@ -99,12 +99,12 @@ def evaluate(
     prefix: str = "dev",
     *,
     teacher: Embed | None = None,
-    look: Callable[[], None] = lambda: None,
+    poll: Callable[[], None] = lambda: None,
     cuts: Sequence[Cut] = (),
 ) -> dict[str, float]:
     """The metrics of all tasks. `embed` gets the distinct text ids, ascending, in one call and returns [ids, dim].
 
-    `teacher` does the same for the right sides of tasks with `right_model: teacher`. `look` is called before each
+    `teacher` does the same for the right sides of tasks with `right_model: teacher`. `poll` is called before each
     subset is scored; what it raises ends the evaluation. For each of `cuts` there are the metrics of the cut vectors
     too, under names that begin with the dimension: `dim128/dev/…`. Raises `TrainingError` with the metric's name when
     one is NaN, and `DataError` when two tasks share a name.
@@ -112,9 +112,9 @@ def evaluate(
     if not tasks:
         return {}
     lookup = embedded(tasks, embed, teacher)
-    scores = score_vectors(tasks, lookup, prefix, look=look)
+    scores = score_vectors(tasks, lookup, prefix, poll=poll)
     for cut in cuts:
-        scores |= score_vectors(tasks, lookup.cut(cut), f"{dimension(cut)}/{prefix}", look=look)
+        scores |= score_vectors(tasks, lookup.cut(cut), f"{dimension(cut)}/{prefix}", poll=poll)
     return scores
 
 
@@ -151,13 +151,13 @@ def _embedded(tasks: Sequence[IdTask], model: Literal["student", "teacher"], emb
 
 
 def score_vectors(
-    tasks: Sequence[IdTask], lookup: Lookup, prefix: str, *, look: Callable[[], None] = lambda: None
+    tasks: Sequence[IdTask], lookup: Lookup, prefix: str, *, poll: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
     """`evaluate`, of vectors that are there."""
     scores: Scores = {}
     means: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for task in tasks:
-        look()
+        poll()
         for metric, value in _SCORERS[task.kind](task, lookup).items():
             scores[f"{prefix}/{task.name}/{task.subset}/{metric}"] = value
             if metric in metrics_of(task.kind, task.k) or metric in FACTS:
@@ -169,7 +169,7 @@ def score_vectors(
         if metric in POOLED:
             rows = sum(count for _, count in values)
             scores[f"{place}/{POOLED[metric]}"] = math.fsum(value * count for value, count in values) / rows
-    scores[f"{prefix}/mean_cosine"] = metrics.mean_cosine(lookup.vectors)
+    scores[f"{prefix}/mean_cosine"] = knn.mean_cosine(lookup.vectors)
     _check_numbers(scores, lookup)
     return scores
 
@@ -208,7 +208,7 @@ class Lookup:
     ids: NDArray[np.int64]
     vectors: Rows
     sides: dict[tuple[int, ...], Side] = field(default_factory=dict)
-    heads: dict[tuple[tuple[int, ...], tuple[str, ...]], linear_head.Head | None] = field(default_factory=dict)
+    heads: dict[tuple[tuple[int, ...], tuple[str, ...]], probing.Head | None] = field(default_factory=dict)
     others: Lookup | None = None
     """The teacher's vectors, for the right sides that it encodes."""
 
@@ -233,14 +233,14 @@ class Lookup:
     def side(self, texts: tuple[int, ...]) -> Side:
         """The same, ready to be compared; a language of a multi-way set is made ready once."""
         if texts not in self.sides:
-            self.sides[texts] = neighbours.side(self.rows(texts))
+            self.sides[texts] = knn.side(self.rows(texts))
         return self.sides[texts]
 
-    def head(self, task: IdTask) -> linear_head.Head | None:
+    def head(self, task: IdTask) -> probing.Head | None:
         """The linear head that has learnt a task's labels; one for all languages that are scored."""
         key = (task.left, task.labels)
         if key not in self.heads:
-            self.heads[key] = linear_head.fit_head(self.rows(task.left), task.labels)
+            self.heads[key] = probing.fit_head(self.rows(task.left), task.labels)
         return self.heads[key]
 
 
@@ -248,24 +248,24 @@ def _bitext(task: IdTask, lookup: Lookup) -> Scores:
     pairs = len(task.left)
     rights = lookup.right(task)
     left, right = lookup.side(task.left), rights.side(task.right[:pairs])
-    matches = metrics.match(left, right, task.k)
+    matches = bitext.match(left, right, task.k)
     turned = matches.turned()
-    forward, backward = metrics.accuracy(matches.forward), metrics.accuracy(matches.backward)
+    forward, backward = bitext.accuracy(matches.forward), bitext.accuracy(matches.backward)
     in_text = task.compare == "text"
     there, back = (task.right, task.left) if in_text else (None, None)
-    error = metrics.xsim(matches, there and there[:pairs], task.margin)
+    error = bitext.xsim(matches, there and there[:pairs], task.margin)
     scores = {
         "accuracy": (forward + backward) / 2,
         "accuracy_forward": forward,
         "accuracy_backward": backward,
-        "f1": metrics.weighted_f1(matches.forward),
-        "xsim_error": (error + metrics.xsim(turned, back, task.margin)) / 2,
+        "f1": bitext.weighted_f1(matches.forward),
+        "xsim_error": (error + bitext.xsim(turned, back, task.margin)) / 2,
         "xsim_error_forward": error,
     }
     if len(task.right) > pairs:
-        among_changed = neighbours.match(left, rights.side(task.right), task.k)
-        scores["xsimpp_error"] = metrics.xsim(among_changed, there, task.margin)
-    flipped = (metrics.share_of_flipped_margins(matches) + metrics.share_of_flipped_margins(turned)) / 2
+        among_changed = knn.match(left, rights.side(task.right), task.k)
+        scores["xsimpp_error"] = bitext.xsim(among_changed, there, task.margin)
+    flipped = (bitext.share_of_flipped_margins(matches) + bitext.share_of_flipped_margins(turned)) / 2
     return scores | ({"xsim_flipped": flipped} if flipped and task.margin == "ratio" else {})
 
 
@@ -275,29 +275,29 @@ def _mining(task: IdTask, lookup: Lookup) -> Scores:
     broken = not lookup.finite()
     scores: Scores = {}
     for how, pairs in found.items():
-        own = bucc.fitted_threshold(pairs, task.gold)
-        scores[f"f1_{how}_oracle"] = math.nan if broken else bucc.mining_f1(pairs, task.gold, own)
+        own = mining_f1.fitted_threshold(pairs, task.gold)
+        scores[f"f1_{how}_oracle"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, own)
         if task.fit is not None:
-            fitted = bucc.fitted_threshold(known[how], task.fit.gold)
-            scores[f"f1_{how}"] = math.nan if broken else bucc.mining_f1(pairs, task.gold, fitted)
+            fitted = mining_f1.fitted_threshold(known[how], task.fit.gold)
+            scores[f"f1_{how}"] = math.nan if broken else mining_f1.mining_f1(pairs, task.gold, fitted)
     return scores
 
 
-def _mined(task: IdTask, lookup: Lookup) -> dict[str, bucc.Scored]:
+def _mined(task: IdTask, lookup: Lookup) -> dict[str, mining_f1.Scored]:
     """Candidate pairs of rows: each text is searched for once, and none that its side repeats is a candidate."""
     lefts, rights = (tuple(dict.fromkeys(side)) for side in (task.left, task.right))
     rows = [{text: row for row, text in reversed(list(enumerate(side)))} for side in (task.left, task.right)]
-    found = bucc.candidates(lookup.side(lefts), lookup.right(task).side(rights), task.k, task.margin)
+    found = mining_f1.candidates(lookup.side(lefts), lookup.right(task).side(rights), task.k, task.margin)
     in_rows = {
         how: {(rows[0][lefts[i]], rows[1][rights[j]]): score for (i, j), score in pairs.items()}
         for how, pairs in found.items()
     }
-    return {how: bucc.without_repeated(pairs, task.left, task.right) for how, pairs in in_rows.items()}
+    return {how: mining_f1.without_repeated(pairs, task.left, task.right) for how, pairs in in_rows.items()}
 
 
 def _sts(task: IdTask, lookup: Lookup) -> Scores:
-    cosines = metrics.paired_cosine(lookup.rows(task.left), lookup.rows(task.right))
-    return {"spearman": metrics.spearman(task.scores, cosines), "pearson": metrics.pearson(task.scores, cosines)}
+    cosines = sts.paired_cosine(lookup.rows(task.left), lookup.rows(task.right))
+    return {"spearman": sts.spearman(task.scores, cosines), "pearson": sts.pearson(task.scores, cosines)}
 
 
 def _clustering(task: IdTask, lookup: Lookup) -> Scores:
@@ -310,28 +310,32 @@ def _transfer(task: IdTask, lookup: Lookup) -> Scores:
     if head is None or not np.isfinite(rows).all():
         return {"accuracy": math.nan, "macro_f1": math.nan}
     found = head(rows)
-    return {"accuracy": linear_head.accuracy(task.labels, found), "macro_f1": linear_head.macro_f1(task.labels, found)}
+    return {"accuracy": probing.accuracy(task.labels, found), "macro_f1": probing.macro_f1(task.labels, found)}
 
 
 def _retrieval(task: IdTask, lookup: Lookup) -> Scores:
     names = metrics_of(task.kind, task.k)
     if not lookup.finite():
         return dict.fromkeys(names, math.nan)
-    ranked = _ranked(task, lookup, max(ranking.TOP, task.k))
-    judged = ranking.judgements(len(task.left), task.gold, task.scores)
-    gained = ranking.gains(ranked, judged)
-    values = (ranking.ndcg(gained, judged), ranking.reciprocal_rank(gained), ranking.recall(gained, judged, task.k))
+    ranked = _ranked(task, lookup, max(retrieval.TOP, task.k))
+    judged = retrieval.judgements(len(task.left), task.gold, task.scores)
+    gained = retrieval.gains(ranked, judged)
+    values = (
+        retrieval.ndcg(gained, judged),
+        retrieval.reciprocal_rank(gained),
+        retrieval.recall(gained, judged, task.k),
+    )
     scores = {name: float(value.mean()) for name, value in zip(names, values, strict=True)}
     if task.mixed:
         own = np.array([language == task.left_languages[0] for language in task.right_languages])
-        scores[BIAS] = ranking.same_language_bias(ranked, judged, own)
+        scores[BIAS] = retrieval.same_language_bias(ranked, judged, own)
     return scores
 
 
 def _ranked(task: IdTask, lookup: Lookup, depth: int) -> NDArray[np.int64]:
     """[queries, depth] the nearest documents of each query, best first, without the query itself."""
     rows = np.searchsorted(lookup.ids, np.asarray(task.right, np.int64))
-    found = neighbours.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
+    found = knn.nearest(lookup.rows(task.left), lookup.vectors, rows, depth + bool(task.own))
     index: NDArray[np.int64] = found.index.numpy()
     if not task.own:
         return index

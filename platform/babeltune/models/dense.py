@@ -18,7 +18,7 @@ from torch import nn
 
 from babeltune.errors import TeacherError
 from babeltune.models.hub import model_folder, pooling_of
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -7,7 +7,7 @@ built from a hub model, a folder (such as a promoted model), or from scratch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,14 +22,13 @@ from babeltune.models.dense import has_pooler, saved_dense
 from babeltune.models.hub import Pooling, model_folder, quiet
 from babeltune.models.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.models.static import StaticEncoder, build_static, is_static
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
-    from babeltune.data.store import Matrix
 
 DROPOUTS = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout"),
@@ -122,12 +121,22 @@ class Encoder(nn.Module):
         return nothing
 
 
+class VectorTable(Protocol):
+    """Vectors of one width, each found by its number, as a store of teacher vectors gives them."""
+
+    width: int
+
+    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+        """[len(ids), width] in the order of `ids`."""
+        ...
+
+
 class FrozenEncoder(nn.Module):
     """The teacher in a student's place. The one token of a sentence is its text id; its vector lies in the store."""
 
     packs = False
 
-    def __init__(self, vectors: Matrix, rows: NDArray[np.int32]) -> None:
+    def __init__(self, vectors: VectorTable, rows: NDArray[np.int32]) -> None:
         """`rows` [texts] are the store's rows of all texts."""
         super().__init__()
         self.vectors, self.rows = vectors, rows

@@ -19,7 +19,7 @@ from babeltune.errors import TeacherError
 from babeltune.models.dense import check_modules
 from babeltune.models.hub import check_files, listed_modules, pooling_of
 from babeltune.models.static import build_static, is_static
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float

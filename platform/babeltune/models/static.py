@@ -24,7 +24,7 @@ from babeltune.models.hub import check_files, listed_modules, model_folder
 from babeltune.models.ngrams import TokenNgrams
 from babeltune.models.rows import mean_of_rows
 from babeltune.products import linear
-from babeltune.records import Student
+from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

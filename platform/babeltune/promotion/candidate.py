@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
-from babeltune.data.prepare import prepare
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
 from babeltune.data.starts import start_name
 from babeltune.errors import PromotionError, StoreError, SweepError
+from babeltune.planning.preparation import prepare
+from babeltune.planning.sweep_file import data_root
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.records import Objective, Report, Sweep, Teacher, Trial, trial_from
-from babeltune.spec.sweep_file import data_root
-from babeltune.sweeps.folder import SweepFolder, find_run, find_sweep, read_of_trial
-from babeltune.sweeps.leaderboard import leaderboard, scores_of, trial_row, winner
-from babeltune.sweeps.rebuild import damage
+from babeltune.schema.records import Objective, Report, Sweep, Teacher, Trial, trial_from
+from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial
+from babeltune.sweep.state.leaderboard import leaderboard, scores_of, trial_row, winner
+from babeltune.sweep.state.rebuild import damage
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
-from babeltune.training.learner import make_method, make_student
+from babeltune.training.step import make_method, make_student
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ class Candidate:
 
 def find_candidate(name: str | None, storage: Path) -> Candidate:
     """The named trial, or the best finished one of the named (or latest) sweep."""
-    from babeltune.sweeps.board import is_driven
+    from babeltune.sweep.state.progress import is_driven
 
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
     if number is None:

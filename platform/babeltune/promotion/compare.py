@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from babeltune.data.prepared import IdTask, TextTask
-from babeltune.evaluation import metrics
+from babeltune.evaluation import bitext, sts
 from babeltune.promotion.statistics import (
     enough_draws,
     holm,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from babeltune.evaluation.evaluate import Lookup
     from babeltune.promotion.statistics import Statistic
-    from babeltune.records import Promotion
+    from babeltune.schema.records import Promotion
 
 Verdict = Literal["promote", "tie", "refuse"]
 Outcomes = dict[str, dict[str, list[float]]]
@@ -53,7 +53,7 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
         left, right = lookup.rows(task.left), lookup.right(task).rows(task.right[: len(task.left)])
         name = cell_name(task, prefix)
         if task.kind == "bitext":
-            matches, own = metrics.match(left, right, k=1), np.arange(len(left))
+            matches, own = bitext.match(left, right, k=1), np.arange(len(left))
             sides = {"forward": matches.forward, "backward": matches.backward}
             found[name] = {side: (best.index[:, 0].cpu().numpy() == own).tolist() for side, best in sides.items()}
         elif task.kind == "transfer":
@@ -61,7 +61,7 @@ def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
             labels = head(left) if head is not None else [""] * len(left)
             found[name] = {"right": [own == label for own, label in zip(labels, task.labels, strict=True)]}
         else:
-            found[name] = {"cosine": metrics.paired_cosine(left, right).tolist()}
+            found[name] = {"cosine": sts.paired_cosine(left, right).tolist()}
     return found
 
 

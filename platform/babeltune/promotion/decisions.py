@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from babeltune.promotion.judge import Decision
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.places import Places
+from babeltune.promotion.gates import Decision
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.sync.view import StorageView
 
 FOLDER = "promotions"
 
@@ -27,7 +27,7 @@ class DecisionRecord:
     decision: Decision
 
 
-def record_decision(places: Places, folder: SweepFolder, decision: Decision, *, dry_run: bool) -> None:
+def record_decision(places: StorageView, folder: SweepFolder, decision: Decision, *, dry_run: bool) -> None:
     """Writes the decision into the sweep's folder, and into the storage that the folder mirrors."""
     record = DecisionRecord(time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), dry_run=dry_run, decision=decision)
     place = folder.path / FOLDER

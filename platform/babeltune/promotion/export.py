@@ -21,18 +21,18 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from babeltune.data.files import as_new_files, sync
 from babeltune.data.prepared import Prepared
 from babeltune.data.teacher import load_teacher
 from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
+from babeltune.files import as_new_files, sync
 from babeltune.method import EVERY, Method
 from babeltune.models.dense import check_modules, has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.models.hub import pooling_of, quiet
 from babeltune.models.static import StaticEncoder, is_static
-from babeltune.records import Evaluation, Student, Sweep, Trial
-from babeltune.training.reader import token_set
+from babeltune.schema.records import Evaluation, Student, Sweep, Trial
+from babeltune.training.batches import token_set
 
 KIND = "sentence_transformers.models."
 """Of modules, under the name that every release knows."""

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock
 
+from babeltune.data.contamination import contaminated
 from babeltune.data.eval_sets import read_eval, subsets
-from babeltune.data.overlap import contaminated
 from babeltune.data.prepared import TextTask
 from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
+from babeltune.planning.checks import right_model_problems
+from babeltune.planning.sweep_file import read_data, read_teacher
 from babeltune.promotion.candidate import (
     MEMBERS,
     Candidate,
@@ -40,22 +42,20 @@ from babeltune.promotion.candidate import (
     selection_of,
     target_of,
 )
-from babeltune.promotion.card import model_card
 from babeltune.promotion.compare import Outcomes, compare, words_of
 from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.export import write_folder
-from babeltune.promotion.judge import Decision, Scores, chance_of, judge
-from babeltune.promotion.openings import record_opening, sealed_elsewhere
-from babeltune.promotion.prefer import preferred
-from babeltune.promotion.rescore import Rescorer, Target
+from babeltune.promotion.fresh_scorer import FreshScorer, Target
+from babeltune.promotion.gates import Decision, Scores, chance_of, judge
+from babeltune.promotion.model_card import model_card
+from babeltune.promotion.sealed_test_log import record_opening, sealed_elsewhere
+from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.soup import best_or_average, members_of
-from babeltune.records import Promotion, Task, Teacher
-from babeltune.spec.checks import right_model_problems
-from babeltune.spec.cluster import Cluster
-from babeltune.spec.sweep_file import read_data, read_teacher
-from babeltune.sweeps.folder import find_run, find_sweep
-from babeltune.sweeps.leaderboard import leaderboard
-from babeltune.sweeps.places import Places
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Promotion, Task, Teacher
+from babeltune.sweep.state.folder import find_run, find_sweep
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.sync.view import StorageView
 
 if TYPE_CHECKING:
     from babeltune.tracking.registry import Registered
@@ -90,39 +90,41 @@ def promote(
             f"--alias {alias!r}: an alias is letters, digits, `_` and `-`, at most 255 of them, and neither `latest` "
             "nor a version such as `v1`"
         )
-    places = Places(cluster)
-    storage = places.folder
+    view = StorageView(cluster)
+    storage = view.folder
     if out is not None:
         check_free(out)
     if name and re.fullmatch(r"[0-9a-f]{32}", name):
         from babeltune.tracking.registry import trial_of_run
 
         name = trial_of_run(cluster.mlflow, name)
-    places.look(name and name.partition("/")[0])
-    candidate, words = chosen(name, places, prefer, soup)
+    view.update(name and name.partition("/")[0])
+    candidate, words = chosen(name, view, prefer, soup)
     if dry_run:
-        with places.openings():
+        with view.openings():
             decision = decided(candidate, cluster, alias)
         decision = replace(decision, reasons=(*decision.reasons, *words))
-        record_decision(places, candidate.folder, decision, dry_run=True)
+        record_decision(view, candidate.folder, decision, dry_run=True)
         return decision
     run_id = recorded_run(candidate, cluster)  # before the sealed tests are opened in vain
     lock = storage / "locks" / f"{registered_name(candidate)}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     # A second promotion compares with what the first one has made the champion.
-    with FileLock(lock), places.openings():
+    with FileLock(lock), view.openings():
         decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
     decision = replace(decision, reasons=(*decision.reasons, *words))
-    record_decision(places, candidate.folder, decision, dry_run=False)
+    record_decision(view, candidate.folder, decision, dry_run=False)
     return decision
 
 
-def chosen(name: str | None, places: Places, prefer: str | None, soup: int | None) -> tuple[Candidate, tuple[str, ...]]:
+def chosen(
+    name: str | None, view: StorageView, prefer: str | None, soup: int | None
+) -> tuple[Candidate, tuple[str, ...]]:
     """What is promoted, with its checkpoints brought here, and why where that was a choice.
 
     Raises `SpecError` for rules that do not go together, or that name one trial.
     """
-    storage, aim = places.folder, None
+    storage, aim = view.folder, None
     if prefer is not None and soup is not None:
         raise SpecError("--prefer and --soup each choose what is promoted; give one of them")
     if prefer is not None or soup is not None:
@@ -135,7 +137,7 @@ def chosen(name: str | None, places: Places, prefer: str | None, soup: int | Non
             name = f"{folder.id}/{row.name}"
     members = members_of(folder, soup) if soup is not None else [replace(find_candidate(name, storage), preferred=aim)]
     for member in members:
-        places.bring(member.folder, member.trial.number, member.report.index, member.prepared)
+        view.bring(member.folder, member.trial.number, member.report.index, member.prepared)
     if soup is None:
         return members[0], ()
     candidate, why = best_or_average(members)
@@ -151,7 +153,7 @@ def decided(
     average = f"-average-of-{len(candidate.members)}" if candidate.members else ""
     final = storage / "models" / candidate.folder.id / f"{candidate.name}-{candidate.report.index:06d}{average}"
     final.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, Rescorer() as rescore:
+    with TemporaryDirectory(prefix=f".{final.name}-", dir=final.parent) as place, FreshScorer() as rescore:
         draft = Path(place)  # of this call alone: a dry run waits for no promotion of the same trial
         export_model(candidate, draft / "model")
         export_model(candidate, draft / "untrained", untrained=True)
@@ -170,7 +172,7 @@ def decided(
     decision = replace(decision, folder=str(final))
     card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
     (final / "README.md").write_text(card, encoding="utf-8")
-    Places(cluster).keep(final)
+    StorageView(cluster).keep(final)
     if out is not None:
         hand_over(final, out)
     try:
@@ -231,7 +233,7 @@ def champion_for(candidate: Candidate, cluster: Cluster, alias: str) -> Champion
     return Champion(f"models:/{name}@{alias} (version {version.version})", version, folder)
 
 
-def weigh(candidate: Candidate, draft: Path, rescore: Rescorer, champion: Champion | None = None) -> Decision:
+def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Champion | None = None) -> Decision:
     """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold.
 
     Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
@@ -463,9 +465,9 @@ def evaluate_model(
         raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
     found = read_eval(wanted, root, data.max_line_bytes)
     tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
-    places = Places(cluster)
-    places.look(every=True)
-    storage = places.folder
+    view = StorageView(cluster)
+    view.update(every=True)
+    storage = view.folder
     prefix, sealed = ("test", found) if test else ("dev", sealed_elsewhere(storage, found))
     words = []
     if sealed and not test:
@@ -483,10 +485,10 @@ def evaluate_model(
     else:
         target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
 
-    def scored(rescore: Rescorer, who: str, folder: str) -> Evaluated:
+    def scored(rescore: FreshScorer, who: str, folder: str) -> Evaluated:
         if target is not None:
             rescore.check_widths({"model": folder}, target, {"model": repr(model), "": repr(target_model)})
-        with places.openings():
+        with view.openings():
             if sealed and (more := record_opening(storage, who, folder, sealed).warning(Promotion().confidence)):
                 words.append(more.removeprefix("warning: "))
         scores = rescore({"model": folder}, tasks, prefix, prompt, target)["model"]
@@ -494,12 +496,12 @@ def evaluate_model(
 
     if trial is None:
         folder = model_folder(model, cluster)
-        with Rescorer() as rescore:
+        with FreshScorer() as rescore:
             return scored(rescore, model, folder)
-    places.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
+    view.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
     drafts = storage / "evaluations"
     drafts.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, Rescorer() as rescore:
+    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, FreshScorer() as rescore:
         export_model(trial, Path(draft) / "model")
         return scored(rescore, f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model"))
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from babeltune.errors import PromotionError, SpecError
-from babeltune.losses.gather import Ranks
+from babeltune.method.distributed import ProcessGroup
+from babeltune.planning.rules import TRIAL
 from babeltune.promotion.candidate import Candidate, find_candidate
-from babeltune.spec.rules import TRIAL
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.leaderboard import leaderboard
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
-from babeltune.training.dev_scores import dev_scores
-from babeltune.training.learner import make_method, make_student
+from babeltune.training.dev_evaluation import dev_scores
+from babeltune.training.step import make_method, make_student
 
 INSTEAD = "promote without --soup"
 
@@ -103,7 +103,7 @@ def best_or_average(members: Sequence[Candidate]) -> tuple[Candidate, str]:
         raise PromotionError(f"--soup {len(members)}: the trials are of several methods, whose layers are not alike")
     encoder.load_state_dict(tensors["student"])
     method.load_state_dict(tensors.get("method", method.state_dict()))
-    scores = dev_scores(encoder, method, trial, prepared, Ranks(), torch.device("cpu"))
+    scores = dev_scores(encoder, method, trial, prepared, ProcessGroup(), torch.device("cpu"))
     own, single = scores[objective.metric], best.report.metrics[objective.metric]
     better = own > single if objective.goal == "maximize" else own < single
     names = ", ".join(member.name for member in members)

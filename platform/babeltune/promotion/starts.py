@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 
 from babeltune.data.starts import FETCHED, copy_start, digest_of_start, place_of, split_pin
 from babeltune.errors import SpecError
+from babeltune.planning.starts import ALLOWED
 from babeltune.promotion.candidate import export_model, find_candidate
 from babeltune.promotion.promote import model_folder
-from babeltune.spec.cluster import Cluster
-from babeltune.spec.starts import ALLOWED
-from babeltune.sweeps.places import Places
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.sync.view import StorageView
 
 TRIAL = re.compile(r"[^/]+/t?\d{1,9}")
 
@@ -41,8 +41,8 @@ def fetched(name: str, cluster: Cluster) -> str:
 
 def _exported(trial: str, cluster: Cluster) -> Path:
     """The trial's best checkpoint as a sentence-transformers folder in the storage."""
-    places = Places(cluster)
-    places.look(trial.partition("/")[0])
+    places = StorageView(cluster)
+    places.update(trial.partition("/")[0])
     candidate = find_candidate(trial, places.folder)
     places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
     drafts = places.folder / FETCHED

@@ -10,14 +10,17 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from babeltune.data.overlap import contaminated
+from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
 from babeltune.evaluation.evaluate import COMPUTE, METRICS, PARAMETERS, SPEED
+from babeltune.planning.rules import kind_of
+from babeltune.planning.space import proposable_methods
+from babeltune.planning.sweep_file import sweep_id
+from babeltune.planning.written import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.records import Report, Sweep
 from babeltune.report.record import (
     Z95,
     Cost,
@@ -32,16 +35,13 @@ from babeltune.report.record import (
     Standing,
     SweepReport,
 )
-from babeltune.search.importance import Scored, parameter_importance
-from babeltune.spec.rules import kind_of
-from babeltune.spec.space import proposable_methods
-from babeltune.spec.sweep_file import sweep_id
-from babeltune.spec.written import spec_yaml
-from babeltune.sweeps.board import is_driven, standing
-from babeltune.sweeps.changes import accepted_lines
-from babeltune.sweeps.folder import SweepFolder, read_log
-from babeltune.sweeps.leaderboard import Row, front, goal_of, scores_of, winner
-from babeltune.sweeps.rebuild import told
+from babeltune.schema.records import Report, Sweep
+from babeltune.sweep.search.importance import Scored, parameter_importance
+from babeltune.sweep.state.folder import SweepFolder, read_log
+from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
+from babeltune.sweep.state.progress import is_driven, standing
+from babeltune.sweep.state.provenance import accepted_lines
+from babeltune.sweep.state.rebuild import spooled_tags
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder, read_reports
 
 DIAGNOSTICS = {
@@ -224,7 +224,7 @@ def _wall_seconds(log: str) -> float | None:
 
 
 def _provenance(sweep: Sweep, folder: SweepFolder, best: Row) -> Provenance:
-    facts, tags = folder.read("facts.json") or {}, told(folder)
+    facts, tags = folder.read("facts.json") or {}, spooled_tags(folder)
     code = facts.get("code", {})
     found = {"commit": tags.get("git.commit"), "data": facts.get("data")}
     found |= {f"code of {name}": digest for name, digest in code.items()} if isinstance(code, dict) else {"code": code}

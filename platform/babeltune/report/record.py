@@ -7,8 +7,8 @@ from typing import Literal
 
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.promotion.statistics import Selection
-from babeltune.records import Goal, Objective
-from babeltune.sweeps.leaderboard import Row
+from babeltune.schema.records import Goal, Objective
+from babeltune.sweep.state.leaderboard import Row
 
 Z95 = 1.96
 """Standard errors on each side of a 95 % interval."""

@@ -29,7 +29,7 @@ from babeltune.report.charts import (
 from babeltune.report.document import Block, Code, Document, Fact, Figure, Items, Section, Table, Text
 from babeltune.report.record import Curve, Standing, SweepReport
 from babeltune.report.words import duration, interval, score, setting, settings, verdict
-from babeltune.search.importance import BEST_SHARE, LEAST_TRIALS
+from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
 
 MOST_ROWS = 200
 """Trials that tables and charts show at most, the best first."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from babeltune.data.files import write_whole
 from babeltune.errors import SpecError, SweepError
+from babeltune.files import write_whole
 from babeltune.report.gather import gather
 from babeltune.report.record import SweepReport
 from babeltune.report.render import Format, render
 from babeltune.report.sections import MOST_ROWS, document
-from babeltune.sweeps.folder import SweepFolder
-from babeltune.sweeps.places import Places
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.sync.view import StorageView
 
 LARGEST = 2_000_000
 """Bytes of a report. Above it, tables and charts show fewer trials."""
@@ -39,7 +39,9 @@ def page(report: SweepReport, format_: Format) -> str:
     return text
 
 
-def write_report(folder: SweepFolder, places: Places, format_: Format = "html", out: Path | None = None) -> Written:
+def write_report(
+    folder: SweepFolder, places: StorageView, format_: Format = "html", out: Path | None = None
+) -> Written:
     """Writes the sweep's report to `out`, or into the sweep's folder and the storage that it mirrors.
 
     Raises `SweepError` for a sweep without a finished trial and for a place that refuses, `SpecError` for an `out` that

@@ -26,13 +26,13 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from babeltune.data.files import sha256_of, version, write_whole
-from babeltune.errors import BucketError
-from babeltune.storage.bucket import Bucket, Entry, inside
-from babeltune.storage.where import Where
+from babeltune.errors import ObjectStoreError
+from babeltune.files import sha256_of, version, write_whole
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage.object_store import Entry, ObjectStore, inside
 
 Result = TypeVar("Result")
-SEAL = ".seal.json"
+PACKAGE_MANIFEST = ".seal.json"
 AT_ONCE = 8
 """Objects that are moved at the same time."""
 DATABASE = ".db"
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 class Mirror:
     """The mirror of a bucket in a folder. Any number of processes may use one folder."""
 
-    def __init__(self, where: Where) -> None:
-        self.bucket, self.folder = Bucket(where.uri, where.patience), where.folder
+    def __init__(self, where: StorageLocation) -> None:
+        self.store, self.folder = ObjectStore(where.uri, where.patience), where.folder
         self._versions: dict[str, dict[str, Any]] = {}
 
     def key(self, path: Path) -> str:
@@ -69,27 +69,27 @@ class Mirror:
         """Uploads the folder unless the bucket has it as it is; the seal comes last."""
         key = self.key(folder)
         files = self.sealed(folder)
-        seal = _document({"files": files})
-        there = self.bucket.entries(key)
+        manifest = _document({"files": files})
+        there = self.store.entries(key)
         names = {name: f"{key}/{name}" for name in files}
         whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        if whole and f"{key}/{SEAL}" in there and self.bucket.read(f"{key}/{SEAL}") == seal:
+        if whole and f"{key}/{PACKAGE_MANIFEST}" in there and self.store.read(f"{key}/{PACKAGE_MANIFEST}") == manifest:
             return
-        self.bucket.remove(f"{key}/{SEAL}")
-        _together(lambda name: self.bucket.upload(folder / name, names[name]), files)
-        _together(self.bucket.remove, there.keys() - set(names.values()) - {f"{key}/{SEAL}"})
-        self.bucket.write(f"{key}/{SEAL}", seal)
+        self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
+        _together(lambda name: self.store.upload(folder / name, names[name]), files)
+        _together(self.store.remove, there.keys() - set(names.values()) - {f"{key}/{PACKAGE_MANIFEST}"})
+        self.store.write(f"{key}/{PACKAGE_MANIFEST}", manifest)
 
     def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
         paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         versions = {name: version(path) for name, path in paths.items()}
         with contextlib.suppress(OSError, ValueError, KeyError):
-            known = json.loads(self._seal_of(folder).read_bytes())
+            known = json.loads(self._manifest_of(folder).read_bytes())
             if known["versions"] == versions:
                 return dict(known["files"])
         files = {name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for name, path in paths.items()}
-        self._keep_seal(folder, files, versions)
+        self._keep_manifest(folder, files, versions)
         return files
 
     def pull_package(self, key: str) -> bool:
@@ -107,21 +107,21 @@ class Mirror:
                 log.warning("%s was altered: it is downloaded again", folder)
                 shutil.rmtree(folder)
             for left in range(TRIES, 0, -1):
-                seal = self.bucket.read(f"{key}/{SEAL}")
-                if seal is None:
+                manifest = self.store.read(f"{key}/{PACKAGE_MANIFEST}")
+                if manifest is None:
                     return False
-                fault = self._download(key, seal, folder)
+                fault = self._download(key, manifest, folder)
                 if fault is None:
                     return True
-                log.warning("%s/%s is damaged (%s): %s", self.bucket.uri, key, fault, "again" if left > 1 else "left")
-            self.bucket.remove(f"{key}/{SEAL}")
+                log.warning("%s/%s is damaged (%s): %s", self.store.uri, key, fault, "again" if left > 1 else "left")
+            self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
         return False
 
     def _altered(self, folder: Path) -> bool:
         """Whether a file is no more what it was when the folder was sealed here; where none has changed since, none is
         read."""
         try:
-            known = json.loads(self._seal_of(folder).read_bytes())
+            known = json.loads(self._manifest_of(folder).read_bytes())
             files, versions = known["files"], known["versions"]
         except (OSError, ValueError, KeyError):
             return False  # it was never sealed
@@ -132,20 +132,20 @@ class Mirror:
         except FileNotFoundError:
             return True
         if now != versions:
-            self._keep_seal(folder, files, now)
+            self._keep_manifest(folder, files, now)
         return False
 
-    def _seal_of(self, folder: Path) -> Path:
+    def _manifest_of(self, folder: Path) -> Path:
         return self.folder / ".seals" / f"{self.key(folder)}.json"
 
-    def _keep_seal(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
-        _write(self._seal_of(folder), _document({"files": files, "versions": versions}))
+    def _keep_manifest(self, folder: Path, files: dict[str, dict[str, Any]], versions: dict[str, list[int]]) -> None:
+        _write(self._manifest_of(folder), _document({"files": files, "versions": versions}))
 
-    def _download(self, key: str, seal: bytes, folder: Path) -> str | None:
+    def _download(self, key: str, manifest: bytes, folder: Path) -> str | None:
         """Puts the package in its place if it is as its seal says; else says what is wrong."""
         try:
             files = {
-                inside(name): (facts["bytes"], facts["sha256"]) for name, facts in json.loads(seal)["files"].items()
+                inside(name): (facts["bytes"], facts["sha256"]) for name, facts in json.loads(manifest)["files"].items()
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"its seal cannot be read: {error}"
@@ -157,7 +157,7 @@ class Mirror:
             path = draft / name
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self.bucket.download(f"{key}/{name}", path)
+                self.store.download(f"{key}/{name}", path)
             except FileNotFoundError:
                 return f"{name} is missing"
             size, sha256 = files[name]
@@ -170,7 +170,7 @@ class Mirror:
             folder.parent.mkdir(parents=True, exist_ok=True)
             draft.rename(folder)
             sealed = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
-            self._keep_seal(folder, sealed, {name: version(folder / name) for name in files})
+            self._keep_manifest(folder, sealed, {name: version(folder / name) for name in files})
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return None
@@ -179,9 +179,9 @@ class Mirror:
         """Removes packages from the bucket, of whose objects `there` is a listing; each seal first."""
         doomed = list(keys)
         for key in doomed:
-            self.bucket.remove(f"{key}/{SEAL}")
+            self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
             (self.folder / ".seals" / f"{key}.json").unlink(missing_ok=True)
-        _together(self.bucket.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
+        _together(self.store.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
 
     # Records
 
@@ -200,14 +200,14 @@ class Mirror:
             data = _snapshot(path) if path.suffix == DATABASE else path.read_bytes()
         except FileNotFoundError:
             return False
-        self.bucket.write(key, data)
-        entry = self.bucket.entry(key)
+        self.store.write(key, data)
+        entry = self.store.entry(key)
         self._know(key, entry.tag if entry else "", now)
         return True
 
     def fetch(self, key: str) -> None:
         """Downloads one record where the bucket has a newer version."""
-        entry = self.bucket.entry(key)
+        entry = self.store.entry(key)
         if entry is not None:
             self.pull({key: entry})
 
@@ -222,7 +222,7 @@ class Mirror:
         return known is not None and known["tag"] != tag and known["file"] == version(path)
 
     def _pull(self, key: str, entry: Entry) -> None:
-        data = self.bucket.read(key)
+        data = self.store.read(key)
         if data is None:
             return
         path = self.path(key)
@@ -285,7 +285,7 @@ def _snapshot(path: Path) -> bytes:
             source.backup(copy)
             return copy.serialize()
     except sqlite3.Error as error:
-        raise BucketError(f"{path} cannot be copied ({error}); `babeltune resume` tries again") from error
+        raise ObjectStoreError(f"{path} cannot be copied ({error}); `babeltune resume` tries again") from error
 
 
 def _document(value: Any) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from babeltune.errors import SweepError
-from babeltune.spec.secrets import without_password
-from babeltune.tracking.mlflow_store import ROLE, SWEEP, experiment_id, open_client, quotable, why
+from babeltune.redaction import without_password
+from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, open_client, quotable, why
 
 
 def log_report(uri: str, experiment: str, sweep: str, path: Path) -> None:

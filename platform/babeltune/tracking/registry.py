@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
-from babeltune.spec.secrets import without_password
-from babeltune.tracking.mlflow_store import (
+from babeltune.redaction import without_password
+from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     SWEEP,
     TRIAL,

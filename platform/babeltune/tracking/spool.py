@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from babeltune.data.files import end_on_a_line, write_whole
+from babeltune.files import end_on_a_line, write_whole
 
 
 class Spool:

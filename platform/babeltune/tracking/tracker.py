@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from babeltune.records import Point
-from babeltune.spec.secrets import without_password
-from babeltune.tracking.mlflow_store import (
+from babeltune.redaction import without_password
+from babeltune.schema.records import Point
+from babeltune.tracking.mlflow_client import (
     ENTRIES_PER_BATCH,
     METRICS_PER_BATCH,
     ROLE,

@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from babeltune.data.files import as_new_files, sha256_of, sync, write_whole
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.records import Report, plain, report_from
+from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
+from babeltune.schema.records import Report, report_from
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"

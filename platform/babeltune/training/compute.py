@@ -21,17 +21,17 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from babeltune.errors import TrainingError
-from babeltune.losses.gather import Ranks
 from babeltune.method import load_method, make_config
-from babeltune.training.learner import make_learner, step_seed
-from babeltune.training.reader import make_reader, make_schedule
+from babeltune.method.distributed import ProcessGroup
+from babeltune.training.batches import make_reader, make_schedule
 from babeltune.training.row_adam import RowAdam
+from babeltune.training.step import make_train_step, step_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from babeltune.data.prepared import Prepared
-    from babeltune.records import Trial
+    from babeltune.schema.records import Trial
 
 aten = torch.ops.aten
 ATTENTION = {
@@ -129,20 +129,20 @@ def _bytes(value: Any) -> int:
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
     """What training on one pair costs: the mean over the trial's first `COUNTED` global batches, all of each on this
     rank, so that the number of ranks plays no part. Trains a student that is thrown away."""
-    learner = make_learner(trial, prepared, Ranks.alone(), device)
+    train_step = make_train_step(trial, prepared, ProcessGroup.alone(), device)
     reader = make_reader(trial, prepared, device)
     method = load_method(trial.method)
     needs = method.needs(make_config(method, trial.config))
     schedule = make_schedule(with_length(trial, COUNTED * trial.training.global_batch), prepared, reader, needs)
     if needs.warm_up:
-        learner.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
+        train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
     work = Work()
     for step in range(len(schedule)):
         rows = schedule.rows(step)
         torch.manual_seed(step_seed(trial.seed, step, 0))
         pairs = reader.batch(rows, len(rows), step=step, first=0)
         with Counter() as counter:
-            learner.step(pairs, int(schedule.seen[step]))
+            train_step.step(pairs, int(schedule.seen[step]))
         work += counter.work
     return work / int(schedule.seen[-1])
 
@@ -152,7 +152,7 @@ def with_length(trial: Trial, pairs: int) -> Trial:
     return replace(trial, training=replace(trial.training, pairs=pairs))
 
 
-def paid_for(trial: Trial, prepared: Prepared, ranks: Ranks, device: torch.device) -> Trial:
+def paid_for(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> Trial:
     """The trial with the pairs that its `training.compute` pays for; as it is where it has none. Rank 0 counts.
 
     Raises `TrainingError`, on all ranks, where these are too few for its reports.

@@ -17,7 +17,7 @@ from babeltune.errors import TrainingError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.records import Sampling
+    from babeltune.schema.records import Sampling
 
 
 LONGEST_EPOCH = 16

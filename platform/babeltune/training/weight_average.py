@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from babeltune.records import Average
+    from babeltune.schema.records import Average
 
 
 class WeightAverage:

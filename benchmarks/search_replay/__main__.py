@@ -1,0 +1,160 @@
+"""Replays samplers and schedulers over the recorded table; prints what each spends to find a setting good enough.
+
+Good enough is a last report within one standard error of the corpus's best. `today` is what sweeps without the new
+options do: TPE and ASHA. Portfolios hold settings that were good on the other corpora, never on the one searched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import optuna
+
+from babeltune.files import plain
+from babeltune.schema.records import Sampler, Scheduler
+from benchmarks.search_replay.record import sweep_of
+from benchmarks.search_replay.replay import Contestant, Outcome, contest
+from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, portfolio, read_table
+
+SEEDS = 100
+SLOW_SEEDS = 10
+"""Of the Gaussian process."""
+GOALS = {"today": 3.0, "random": 10.0}
+"""The winner is to spend at most this part of what these spend."""
+
+NONE, ASHA, PASHA = Scheduler(kind="none"), Scheduler(kind="asha"), Scheduler(kind="pasha")
+REGRET = Scheduler(kind="expected_regret")
+RANDOM, TPE, GP = Sampler(kind="random"), Sampler(kind="tpe"), Sampler(kind="gp")
+TOGETHER = Sampler(kind="tpe", multivariate=True, group=True)
+CONTESTANTS = (
+    Contestant("random", RANDOM, NONE),
+    Contestant("random + asha", RANDOM, ASHA),
+    Contestant("today", TPE, ASHA),
+    Contestant("tpe + pasha", TPE, PASHA),
+    Contestant("tpe + regret", TPE, REGRET),
+    Contestant("multivariate + asha", TOGETHER, ASHA),
+    Contestant("multivariate + pasha", TOGETHER, PASHA),
+    Contestant("multivariate + regret", TOGETHER, REGRET),
+    Contestant("gp + asha", GP, ASHA, seeds=SLOW_SEEDS),
+    Contestant("gp + regret", GP, REGRET, seeds=SLOW_SEEDS),
+    Contestant("portfolio", TPE, ASHA, portfolio=FIRST),
+    Contestant("multivariate + asha + portfolio", TOGETHER, ASHA, portfolio=FIRST),
+    Contestant("multivariate + regret + portfolio", TOGETHER, REGRET, portfolio=FIRST),
+)
+
+Rows = dict[str, dict[str, list[Outcome]]]
+"""Contestant -> corpus -> outcomes by seed."""
+
+
+def describe(surrogate: Surrogate) -> str:
+    """How good the best setting is, how rare are those good enough, and how far the surrogate can be trusted."""
+    corpus, (last, everywhere) = surrogate.corpus, surrogate.rank_correlation()
+    return (
+        f"{corpus.name}: {len(corpus.settings)} settings, best {surrogate.best:.3f}, enough {surrogate.enough:.3f}, "
+        f"which {surrogate.share_enough():.1%} of random settings reach; the surrogate's rank correlation for "
+        f"settings left out: {last:.2f} at the last report, {everywhere:.2f} at all"
+    )
+
+
+def run(corpora: dict[str, Corpus], contestants: Sequence[Contestant], seeds: int, kept: Kept) -> Rows:
+    """All searches that are not kept already."""
+    surrogates = {name: Surrogate(corpus, sweep_of(name)) for name, corpus in corpora.items()}
+    for name, surrogate in surrogates.items():
+        print(describe(surrogate), flush=True)
+        others = [other for other in surrogates.values() if other is not surrogate]
+        for one in contestants:
+            points = portfolio(others, one.portfolio) if one.portfolio else []
+            found = kept.rows.setdefault(one.name, {}).setdefault(name, [])
+            found += [contest(surrogate, one, points, n) for n in range(len(found), min(seeds, one.seeds or seeds))]
+            kept.write()
+    return {one.name: kept.rows[one.name] for one in contestants}
+
+
+class Kept:
+    """Outcomes in a file, or in memory alone. Those of another table do not count."""
+
+    def __init__(self, path: Path | None, table: Path) -> None:
+        self._path, self._digest = path, hashlib.sha256(table.read_bytes()).hexdigest()
+        self.rows: Rows = {}
+        if path is not None and path.exists():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["table"] == self._digest:
+                self.rows = {
+                    name: {corpus: [Outcome(**one) for one in outcomes] for corpus, outcomes in found.items()}
+                    for name, found in kept["rows"].items()
+                }
+
+    def write(self) -> None:
+        if self._path is not None:
+            self._path.write_text(json.dumps({"table": self._digest, "rows": plain(self.rows)}), encoding="utf-8")
+
+
+def quartiles(outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
+    """Of the compute; a search that found nothing good enough counts what it spent."""
+    low, middle, high = np.percentile([one.seconds for one in outcomes], [25, 50, 75], method="nearest")
+    return float(low), float(middle), float(high)
+
+
+def ratio(rows: Rows, name: str, other: str) -> float:
+    """What the other spends over what this one spends: medians, and their geometric mean over the corpora."""
+    parts = [quartiles(rows[other][corpus])[1] / quartiles(rows[name][corpus])[1] for corpus in rows[name]]
+    return math.exp(sum(map(math.log, parts)) / len(parts))
+
+
+def show(rows: Rows, corpora: Sequence[str]) -> None:
+    """Prints the table."""
+    width = max(map(len, rows)) + 2
+    print("\ncounted seconds until good enough: median (quartiles); and how many times less than random and than today")
+    print(
+        f"{'':<{width}}"
+        + "".join(f"{corpus:>22}" for corpus in corpora)
+        + f"{'random':>9}{'today':>8}{'found':>7}{'seeds':>7}"
+    )
+    for name, found in rows.items():
+        cells = ""
+        for corpus in corpora:
+            low, middle, high = quartiles(found[corpus])
+            cells += f"{f'{middle:.1f} ({low:.1f} {high:.1f})':>22}"
+        compared = "".join(
+            f"{f'{ratio(rows, name, other):.2f}' if other in rows else '-':>{size}}"
+            for other, size in (("random", 9), ("today", 8))
+        )
+        share = np.mean([one.found for outcomes in found.values() for one in outcomes])
+        print(f"{name:<{width}}{cells}{compared}{f'{share:.0%}':>7}{len(found[corpora[0]]):>7}")
+
+
+def verdict(rows: Rows) -> bool:
+    """Prints the winner and its goals; whether they are met."""
+    if not set(GOALS) <= rows.keys():
+        return True
+    winner = max(rows, key=lambda name: ratio(rows, name, "today"))
+    found = {other: ratio(rows, winner, other) for other in GOALS}
+    words = ", ".join(f"{value:.2f} times less than {other} (goal {GOALS[other]:g})" for other, value in found.items())
+    print(f"\nwinner: {winner}: {words}")
+    return all(found[other] >= goal for other, goal in GOALS.items())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the replay; the exit code is 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contestants; all by default")
+    parser.add_argument("--table", type=Path, default=TABLE)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep outcomes here, and run none of them again")
+    given = parser.parse_args(arguments)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    corpora = read_table(given.table)
+    chosen = [one for one in CONTESTANTS if not given.only or one.name in given.only]
+    rows = run(corpora, chosen, given.seeds, Kept(given.json, given.table))
+    show(rows, list(corpora))
+    return 0 if verdict(rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

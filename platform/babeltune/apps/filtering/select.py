@@ -1,0 +1,178 @@
+"""Given pairs are read, dropped by reason, ranked by score, and the best kept up to so many target tokens.
+
+Tan et al. 2023, section 3.4, as in WMT 2019 and 2020's shared task: pairs whose source is English are dropped,
+the rest is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from babeltune.data.file_readers import Fault, located, tsv_rows
+from babeltune.data.sources import Refusals, text_key
+from babeltune.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Columns = tuple[str, str]
+"""The names of the source's and the target's column."""
+ENGLISH = "en"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Sentences and their supposed translations, row by row, with what was left out so far."""
+
+    source: list[str]
+    target: list[str]
+    read: int
+    """Rows of the file."""
+    digest: str
+    """SHA-256 of the content."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Rows left out by reason."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def kept(self, keep: Sequence[bool], reason: str) -> Pairs:
+        """The pairs that are kept, the others counted under the reason."""
+        left_out = len(keep) - sum(keep)
+        return Pairs(
+            source=[text for text, stays in zip(self.source, keep, strict=True) if stays],
+            target=[text for text, stays in zip(self.target, keep, strict=True) if stays],
+            read=self.read,
+            digest=self.digest,
+            dropped=self.dropped + Counter({reason: left_out}),
+        )
+
+
+def read_pairs(path: str, columns: Columns | None, *, drop: bool = False) -> Pairs:
+    """The two named columns of a TSV (gzipped or not), or without names the first two of one without a header.
+
+    Raises `DataError` for a file that cannot be read and, unless these are dropped, for the first broken row.
+    """
+    file = located(path)
+    content = hashlib.sha256()
+    refusals = Refusals("--on-error drop", drop)
+    source, target = [], []
+    rows = 0
+    for line, cells in tsv_rows(file, columns or ("0", "1"), content, header=columns is not None):
+        rows += 1
+        if isinstance(cells, Fault):
+            refusals.refuse(f"{file}:{line}", cells)
+        else:
+            source.append(cells[0])
+            target.append(cells[1])
+    if not source:
+        raise DataError(f"{file} has no pairs{' left' if rows else ''}; a row is a source, a tab and a target")
+    return Pairs(source=source, target=target, read=rows, digest=content.hexdigest(), dropped=refusals.counts)
+
+
+def without_repetitions(pairs: Pairs) -> Pairs:
+    """The first of equal pairs."""
+    first: dict[tuple[str, str], int] = {}
+    rows = zip(pairs.source, pairs.target, strict=True)
+    return pairs.kept([first.setdefault(pair, row) == row for row, pair in enumerate(rows)], "repeated pair")
+
+
+def without_test(pairs: Pairs, test: Pairs) -> Pairs:
+    """The pairs of which neither side is in a test file, whatever its case, punctuation and blanks."""
+    known = {text_key(text) for text in (*test.source, *test.target)}
+    rows = zip(pairs.source, pairs.target, strict=True)
+    return pairs.kept([not known & {text_key(text) for text in pair} for pair in rows], "a side is in the test file")
+
+
+def language_identifier(languages: Sequence[str] | None = None) -> Callable[[str], str]:
+    """Tells a text's language by its ISO 639-1 code, among the given ones or all that py3langid knows.
+
+    py3langid keeps that choice for the whole process, so a later identifier changes an earlier one.
+    Raises `DataError` where py3langid is not installed, and for a language that it does not know.
+    """
+    try:
+        import py3langid  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise DataError(
+            "py3langid, which tells whether a source is English, is not installed; pip install babeltune[translation]"
+        ) from error
+    py3langid.set_languages(None)
+    if languages is not None:
+        known = sorted(language for language, _ in py3langid.rank(""))
+        for language in languages:
+            if language not in known:
+                allowed = ", ".join(known)
+                raise DataError(f"py3langid knows no language {language!r}{nearest(language, known)}; known: {allowed}")
+        py3langid.set_languages(sorted({*languages, ENGLISH}))
+    return lambda text: str(py3langid.classify(text)[0])
+
+
+def without_english(pairs: Pairs, identify: Callable[[str], str]) -> tuple[Pairs, dict[str, int]]:
+    """The pairs whose source is not English, and how many sources were taken for which language, commonest first."""
+    languages = [identify(text) for text in pairs.source]
+    kept = pairs.kept([language != ENGLISH for language in languages], "English source")
+    return kept, dict(Counter(languages).most_common())
+
+
+def tokens_of(text: str) -> int:
+    """A text's tokens: what stands between blanks, as in WMT's shared tasks."""
+    return len(text.split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """Pairs, the best first; equal scores in the file's order."""
+
+    source: list[str]
+    target: list[str]
+    scores: list[float]
+
+    def rows(self, count: int) -> Iterator[tuple[str, str, float]]:
+        """The best `count`."""
+        return zip(self.source[:count], self.target[:count], self.scores[:count], strict=True)
+
+
+def rank(pairs: Pairs, scores: NDArray[np.floating[Any]]) -> tuple[Ranked, Pairs]:
+    """The pairs by score, and the pairs with those counted that have none (NaN)."""
+    there = ~np.isnan(scores)
+    pairs, scores = pairs.kept(there.tolist(), "no positive neighbourhood, so no margin"), scores[there]
+    order = np.argsort(-scores, kind="stable").tolist()
+    ranked = Ranked(
+        source=[pairs.source[row] for row in order],
+        target=[pairs.target[row] for row in order],
+        scores=[float(scores[row]) for row in order],
+    )
+    return ranked, pairs
+
+
+def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
+    """How many of the best pairs have at most so many target tokens together, and how many tokens these have.
+
+    It ends before the first pair that does not fit, so that subsets are nested.
+    """
+    total = 0
+    for count, text in enumerate(ranked.target):
+        if total + tokens_of(text) > tokens:
+            return count, total
+        total += tokens_of(text)
+    return len(ranked.target), total
+
+
+def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Writes `top-SIZE.tsv` for each size, lines of score, source and target; returns what each holds."""
+    rows = []
+    for asked in sizes:
+        count, tokens = subset(ranked, asked)
+        name = f"top-{asked}.tsv"
+        with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
+        lowest = ranked.scores[count - 1] if count else None
+        rows.append({"asked": asked, "file": name, "pairs": count, "tokens": tokens, "lowest_score": lowest})
+    return rows

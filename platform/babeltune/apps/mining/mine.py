@@ -1,0 +1,306 @@
+"""Text files in, scored pairs out: reads, encodes to disk, searches, scores, writes the result whole or not at all."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from babeltune.apps.mining.index import Index, load_faiss, through_index
+from babeltune.apps.mining.margin import Retrieval, flipped, pair_scores, retrieve
+from babeltune.apps.mining.resumable_search import ResumableSearch, both_ways_resumable
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.sentences import bounded_lines, read_pairs, read_sentences, refuse_utf16
+from babeltune.apps.mining.tiles import Precision
+from babeltune.apps.mining.vectors import Model, Texts, embed, joined
+from babeltune.data.shards import RunShards, run_here
+from babeltune.errors import DataError
+from babeltune.evaluation.bitext import Margin
+from babeltune.evaluation.knn import Matches
+from babeltune.evaluation.sts import paired_cosine
+from babeltune.schema.cluster import Cluster
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH = 1_024
+"""Sentences of `encode` in memory at a time; pairs of `score`, too."""
+
+Progress = Callable[[str, int, int], None]
+"""Told what is done, how many, of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How pairs are found and scored."""
+
+    k: int = 4
+    """Neighbours of each sentence (Artetxe & Schwenk 2019)."""
+    margin: Margin = "ratio"
+    retrieval: Retrieval = "max"
+    threshold: float | None = None
+    """A pair's score must be above it."""
+    precision: Precision = "fp32"
+    index: Index = "exact"
+
+
+def mine(
+    source: Path,
+    target: Path,
+    models: tuple[Model, Model],
+    out: Path,
+    settings: Settings,
+    storage: Path,
+    progress: Progress,
+    *,
+    cluster: Cluster | None = None,
+) -> dict[str, Any]:
+    """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
+
+    `models` encode the sources and the targets: one model, its layers for either language, or two models.
+    Vectors stay in `storage`, and what an exact search has found until it ends, so that an interrupted run goes on;
+    `cluster` spreads encoding and search as Ray tasks.
+
+    Raises:
+        DataError: a file cannot be read or holds nothing, or both hold the same sentences.
+        StoreError: the disk is full.
+    """
+    if settings.index != "exact":
+        load_faiss()  # before hours of encoding
+    check_out(out)
+    with working(storage) as work, _runner(cluster) as run_shards:
+        progress("reading", 0, 2)
+        sources, source_lines = read_sentences(source, work / "source.txt")
+        targets, target_lines = read_sentences(target, work / "target.txt")
+        progress("reading", 2, 2)
+        if len(sources) == len(targets) and all(sources[i] == targets[i] for i in range(len(sources))):
+            raise DataError(
+                f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
+            )
+        folders = embedded((sources, targets), models, storage, work, progress, run_shards)
+        matches = _search(folders, settings, storage, cluster, functools.partial(progress, "searching"))
+        pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
+        with written(out) as file:
+            for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
+                file.write(f"{score:.6f}\t{sources[int(left)]}\t{targets[int(right)]}\n")
+    return {
+        "out": str(out),
+        "pairs": len(pairs),
+        "source": asdict(source_lines),
+        "target": asdict(target_lines),
+        **_searched(matches, settings),
+        "settings": asdict(settings),
+    }
+
+
+def score(
+    pairs_file: Path,
+    models: tuple[Model, Model],
+    out: Path,
+    settings: Settings,
+    storage: Path,
+    progress: Progress,
+    *,
+    columns: tuple[str, str] | None = None,
+) -> dict[str, Any]:
+    """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
+
+    The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines are left out and
+    counted. Raises as `mine` does.
+    """
+    check_out(out)
+    with working(storage) as work:
+        pairs = read_pairs(pairs_file, work / "pairs", columns)
+        matches, scores = margins(
+            (pairs.source, pairs.target), (pairs.sources, pairs.targets), models, settings, storage, work, progress
+        )
+        with written(out) as file:
+            for value, i, j in zip(scores, pairs.sources, pairs.targets, strict=True):
+                file.write(f"{value:.6f}\t{pairs.source[int(i)]}\t{pairs.target[int(j)]}\n")
+    return {
+        "out": str(out),
+        "pairs": len(pairs.sources),
+        "mean": float(scores.mean(dtype=np.float64)),
+        "lines": asdict(pairs.lines),
+        **_searched(matches, settings),
+        "settings": {name: asdict(settings)[name] for name in ("k", "margin", "precision", "index")},
+    }
+
+
+def margins(
+    sentences: tuple[Texts, Texts],
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
+    models: tuple[Model, Model],
+    settings: Settings,
+    storage: Path,
+    work: Path,
+    progress: Progress,
+) -> tuple[Matches, NDArray[np.float32]]:
+    """The neighbours of different sentences, and [pairs] margins; `pairs` are the numbers of their sentences.
+
+    Vectors stay in `storage`; `work` is for texts on their way.
+    """
+    folders = embedded(sentences, models, storage, work, progress)
+    matches = _search(folders, settings, storage, None, functools.partial(progress, "searching"))
+    x, y = (Rows(joined(side)) for side in folders)
+    scores = np.empty(len(pairs[0]), np.float32)
+    for start in range(0, len(scores), BATCH):
+        left, right = (torch.from_numpy(side[start : start + BATCH]) for side in pairs)
+        cosine = torch.from_numpy(paired_cosine(x.take(left), y.take(right))).float()
+        scores[start : start + BATCH] = pair_scores(matches, left, right, cosine, settings.margin)
+    return matches, scores
+
+
+def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
+    """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
+
+    A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
+    cut, and both are counted.
+    """
+    check_out(out)
+    rows, replaced, too_long = 0, 0, 0
+    with written(out, "wb") as file:
+        dim = model.width
+        _header(file, 0, dim)
+        for batch in _batches(bounded_lines(lines)):
+            if not rows:
+                refuse_utf16(batch[0][0], "standard input")
+            texts = [codecs.utf_8_decode(line, "replace", not cut)[0].rstrip("\r\n") for line, cut in batch]
+            replaced += sum("\ufffd" in text for text in texts)
+            too_long += sum(cut for _, cut in batch)
+            file.write(model.encode(texts).astype("<f4").tobytes())
+            rows += len(texts)
+            progress("encoding", rows, 0)
+        file.seek(0)
+        _header(file, rows, dim)
+    return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced, "too_long": too_long}
+
+
+def _header(file: IO[Any], rows: int, dim: int) -> None:
+    """numpy leaves room for the number of rows to grow, so the header keeps its length."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
+
+
+def _batches(lines: Iterable[tuple[bytes, bool]]) -> Iterator[list[tuple[bytes, bool]]]:
+    batch: list[tuple[bytes, bool]] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def embedded(
+    sentences: tuple[Texts, Texts],
+    models: tuple[Model, Model],
+    storage: Path,
+    work: Path,
+    progress: Progress,
+    run_shards: RunShards = run_here,
+    *,
+    names: tuple[str, str] = ("sources", "targets"),
+) -> list[list[Path]]:
+    """The folders of both sides' vectors."""
+    folders = []
+    for name, side, model in zip(names, sentences, models, strict=True):
+        tell = functools.partial(progress, f"encoding {name}")
+        folders.append(embed(side, model, storage / "vectors", work, run_shards=run_shards, progress=tell))
+    return folders
+
+
+def _search(
+    folders: list[list[Path]],
+    settings: Settings,
+    storage: Path,
+    cluster: Cluster | None,
+    progress: Callable[[int, int], None],
+) -> Matches:
+    if settings.index != "exact":
+        left, right = (joined(side) for side in folders)
+        return through_index(left, right, settings.k, settings.index, progress)
+    kept = ResumableSearch(storage, (folders[0], folders[1]), settings.k, settings.precision)
+    if cluster is not None:
+        from babeltune.apps.mining.ray_search import both_ways_by_ray
+
+        return both_ways_by_ray(kept, (folders[0], folders[1]), progress)
+    return both_ways_resumable(kept, progress)
+
+
+def _searched(matches: Matches, settings: Settings) -> dict[str, Any]:
+    """What a user should know about the search: the neighbours used, and how many margins order backwards."""
+    used = [side.index.shape[1] for side in (matches.forward, matches.backward)]
+    return {"neighbours": used, "flipped": flipped(matches, settings.margin)}
+
+
+def warnings_about(done: dict[str, Any]) -> Iterator[str]:
+    """What was probably not meant, of what `mine` or `score` returned."""
+    settings = done["settings"]
+    if min(done["neighbours"]) < settings["k"]:
+        yield (
+            f"k is {settings['k']}, but there are only {min(done['neighbours'])} different sentences on one side: "
+            "that many neighbours were used"
+        )
+    if done["flipped"]:
+        yield (
+            f"the mean cosine around {done['flipped']:.1%} of the candidates is not positive, where the ratio orders "
+            "backwards: use --margin distance"
+        )
+    if not done["pairs"]:
+        threshold = settings.get("threshold")
+        yield f"no pair has a score above {threshold}; lower --threshold"
+
+
+@contextmanager
+def written(out: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """A file that appears under its name when it is complete."""
+    draft = out.with_name(f".{out.name}.part")
+    try:
+        text = mode == "w"
+        with draft.open(mode, encoding="utf-8" if text else None, newline="\n" if text else None) as file:
+            yield file
+        draft.replace(out)
+    except OSError as error:
+        raise DataError(f"cannot write {out}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def check_out(out: Path) -> None:
+    """Raises `DataError` for a file that could not be written, before hours of work."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise DataError(f"--out {out} is a folder, or is in none; name a file in a folder that exists")
+
+
+@contextmanager
+def working(storage: Path) -> Iterator[Path]:
+    """A folder for text on its way, beside the vectors, where a cluster's workers see it."""
+    work = storage / f"mining-{uuid.uuid4().hex[:8]}"
+    work.mkdir(parents=True)  # not tempfile's, which another user of the cluster's nodes could not enter
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def _runner(cluster: Cluster | None) -> Iterator[Any]:
+    """What runs the shards: this process, or the cluster's tasks."""
+    if cluster is None:
+        yield run_here
+        return
+    from babeltune.sweep.workers.connection import connected
+    from babeltune.sweep.workers.tasks import ray_shards
+
+    with connected(cluster):
+        yield functools.partial(ray_shards, share=cluster.gpus_per_worker)

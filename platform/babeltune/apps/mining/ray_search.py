@@ -1,0 +1,61 @@
+"""The tile grid on a Ray cluster: each block is a task, and what blocks find is merged as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from babeltune.apps.mining.resumable_search import ResumableSearch
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.tiles import Block, Found, Precision, Progress, scan, settle
+from babeltune.apps.mining.topk_keys import empty
+from babeltune.apps.mining.vectors import joined
+from babeltune.evaluation.knn import Matches
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+AHEAD = 2
+"""Tasks that wait for each CPU."""
+
+
+def scan_block(
+    left: Sequence[Path], right: Sequence[Path], block: Block, kept: tuple[int, int], precision: Precision
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What one block finds, in any process that sees the shards."""
+    (top, bottom), (first, last) = block.rows, block.columns
+    found = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
+    scan(Rows(joined(left)), Rows(joined(right)), found, block, precision=precision)
+    return found.forward.numpy(), found.backward.numpy()
+
+
+def both_ways_by_ray(
+    kept: ResumableSearch, sides: tuple[Sequence[Path], Sequence[Path]], progress: Progress
+) -> Matches:
+    """As `both_ways_resumable`, of vectors in shards that every node sees, on the Ray cluster that is connected."""
+    import ray
+
+    from babeltune.sweep.workers.tasks import fetched
+
+    columns = (kept.found.forward.shape[1], kept.found.backward.shape[1])
+    remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
+    most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    left, right = map(list, sides)
+    running: dict[Any, int] = {}
+    waiting = kept.waiting
+    while waiting or running:
+        while waiting and len(running) < most:
+            number = waiting.pop(0)
+            running[remote.remote(left, right, kept.grid[number], columns, kept.precision)] = number
+        (ready, *_), _ = ray.wait(list(running), num_returns=1)
+        number = running.pop(ready)
+        # A result in Ray's memory is read-only, which torch would warn of.
+        kept.found.add(Found(*(torch.from_numpy(part.copy()) for part in fetched(ready))), kept.grid[number])
+        kept.finish(number)
+        progress(*kept.cosines)
+    matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
+    kept.remove()
+    return matches

@@ -1,0 +1,150 @@
+"""A search that goes on after an interruption: the grid's blocks one by one, what they found kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.tiles import (
+    TILE,
+    Found,
+    Precision,
+    Progress,
+    blocks,
+    check,
+    no_progress,
+    nothing,
+    scan,
+    settle,
+    settled,
+)
+from babeltune.apps.mining.vectors import joined
+from babeltune.data.store import key_of
+from babeltune.errors import StoreError
+from babeltune.evaluation.knn import Matches, Neighbours
+
+EVERY = 60.0
+"""Seconds of search that an interruption may cost, unless saving takes long."""
+SHARE = 0.1
+"""The most of a search's time that goes into saving."""
+SIZE = (4 * TILE[0], 8 * TILE[1])
+"""Rows and columns of a block: some seconds of work."""
+
+
+class ResumableSearch:
+    """The candidates that a search has found, and which blocks are done, in a file until the search ends.
+
+    The file's name stands for the shards of both sides, in order, and what else decides the result; a file that is
+    damaged is as none. It holds 8 (k + 4) bytes for every sentence of either side, in bf16 8 (k + 28).
+    """
+
+    def __init__(
+        self,
+        storage: Path,
+        sides: tuple[Sequence[Path], Sequence[Path]],
+        k: int,
+        precision: Precision = "fp32",
+        *,
+        both: bool = True,
+        size: tuple[int, int] = SIZE,
+    ) -> None:
+        self.left, self.right = (Rows(joined(side)) for side in sides)
+        check(self.left, self.right, k)
+        self.k, self.precision = k, precision
+        self.found = nothing(len(self.left), len(self.right), k, precision, both=both)
+        self.grid = list(blocks(len(self.left), len(self.right), size))
+        self.done = np.zeros(len(self.grid), bool)
+        self._across = -(-len(self.right) // size[1])
+        shards = [[folder.name for folder in side] for side in sides]
+        key = key_of({"shards": shards, "k": k, "precision": precision, "both": both, "size": size})
+        self._file = storage / f"search-{key[:16]}.npz"
+        self._saved, self._cost = time.monotonic(), 0.0
+        self._read()
+        self._cosines = sum(self.grid[number].cosines for number in np.flatnonzero(self.done))
+
+    @property
+    def waiting(self) -> list[int]:
+        """The numbers of the blocks that are not done, row by row of the grid."""
+        return [int(number) for number in np.flatnonzero(~self.done)]
+
+    @property
+    def cosines(self) -> tuple[int, int]:
+        """How many of how many cosines are done."""
+        return self._cosines, len(self.left) * len(self.right)
+
+    def finish(self, number: int) -> None:
+        """Notes that `found` holds what the block has; saves now and then, and with the last block of a row."""
+        self.done[number] = True
+        self._cosines += self.grid[number].cosines
+        row = number - number % self._across
+        since = time.monotonic() - self._saved
+        if since >= self._cost / SHARE and (since >= EVERY or self.done[row : row + self._across].all()):
+            self._save()
+
+    def remove(self) -> None:
+        """Deletes the file: the search has ended."""
+        self._file.unlink(missing_ok=True)
+
+    def _save(self) -> None:
+        started = time.monotonic()
+        draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        try:
+            with draft.open("wb") as file:
+                np.savez(file, done=self.done, forward=self.found.forward, backward=self.found.backward)
+            draft.replace(self._file)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise StoreError(
+                f"cannot keep the search's state in {self._file}: {error.strerror or error}; free space and run again"
+            ) from error
+        self._saved = time.monotonic()
+        self._cost = self._saved - started
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            with np.load(self._file) as file:
+                done, *sides = (file[name] for name in ("done", "forward", "backward"))
+            own = (self.found.forward, self.found.backward)
+            if done.shape != self.done.shape or any(a.shape != tuple(b.shape) for a, b in zip(sides, own, strict=True)):
+                return
+            for mine, read in zip(own, sides, strict=True):
+                mine.copy_(torch.from_numpy(read))
+            self.done = done
+
+
+def both_ways_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Matches:
+    """As `tiles.both_ways`, from where `kept` is."""
+    scan_remaining(kept, progress)
+    matches = settle(kept.left, kept.right, kept.found, kept.k, kept.precision)
+    kept.remove()
+    return matches
+
+
+def one_way_resumable(kept: ResumableSearch, progress: Progress = no_progress) -> Neighbours:
+    """As `tiles.one_way`, from where `kept` is."""
+    scan_remaining(kept, progress)
+    neighbours = settled(kept.left, kept.right, kept.found.forward, kept.k, kept.precision)
+    kept.remove()
+    return neighbours
+
+
+def scan_remaining(kept: ResumableSearch, progress: Progress = no_progress) -> None:
+    """Searches the blocks that are not done, in this process."""
+    for number in kept.waiting:
+        block = kept.grid[number]
+        before, total = kept.cosines
+
+        def tell(done: int, _: int, before: int = before, total: int = total) -> None:
+            progress(before + done, total)
+
+        part = Found(kept.found.forward[slice(*block.rows)], kept.found.backward[slice(*block.columns)])
+        scan(kept.left, kept.right, part, block, precision=kept.precision, progress=tell)
+        kept.finish(number)

@@ -1,0 +1,121 @@
+"""The nearest of millions of candidates for each query, out of core, and the precision at 1 where they are known.
+
+Retrieval as on the United Nations corpus (Yang et al. 2019, section 5.2): every sentence of one side is looked for
+among all of the other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from babeltune.apps.mining.margin import precision_at_1
+from babeltune.apps.mining.mine import Progress, check_out, embedded, working, written
+from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
+from babeltune.apps.mining.sentences import NONE, Sentences, read_gold, read_lines
+from babeltune.apps.mining.tiles import Precision
+from babeltune.apps.mining.vectors import Model
+from babeltune.errors import DataError
+from babeltune.evaluation.knn import Neighbours
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def retrieve(
+    queries: Path,
+    candidates: Path,
+    models: tuple[Model, Model],
+    out: Path,
+    storage: Path,
+    progress: Progress,
+    *,
+    gold: Path | None = None,
+    k: int = 1,
+    precision: Precision = "fp32",
+) -> dict[str, Any]:
+    """Writes the k nearest candidates of each different query to `out`, best first: cosine, query, candidate.
+
+    `models` encode the queries and the candidates. Line i of `gold` says what is right for line i of the queries: the
+    number of a candidate's line, from 1, in every line, or else its text. A candidate that stands on several lines is
+    right on each; every line of the queries that holds a sentence counts. Vectors stay in `storage`, memory-mapped.
+
+    Raises:
+        DataError: a file cannot be read or holds nothing, or the gold does not fit the files.
+        StoreError: the disk is full.
+    """
+    check_out(out)
+    with working(storage) as work:
+        progress("reading", 0, 2)
+        asked, query_of, query_lines = read_lines(queries, work / "queries.txt")
+        there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt")
+        known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of))
+        progress("reading", 2, 2)
+        folders = embedded((asked, there), models, storage, work, progress, names=("queries", "candidates"))
+        kept = ResumableSearch(storage, (folders[0], folders[1]), k, precision, both=False)
+        found = one_way_resumable(kept, functools.partial(progress, "searching"))
+        with written(out) as file:
+            for number in range(len(asked)):
+                for cosine, index in zip(found.cosine[number].tolist(), found.index[number].tolist(), strict=True):
+                    file.write(f"{cosine:.6f}\t{asked[number]}\t{there[index]}\n")
+    done = {
+        "out": str(out),
+        "queries": asdict(query_lines),
+        "candidates": asdict(candidate_lines),
+        "neighbours": found.index.shape[1],
+        "k": k,
+        "precision": precision,
+    }
+    if known is not None:
+        asking = query_of[query_of != NONE]
+        done["precision_at_1"] = precision_at_1(Neighbours(found.cosine[asking], found.index[asking]), known)
+    return done
+
+
+def gold_of(
+    gold: Path, query_of: NDArray[np.int64], among: tuple[Path, Sentences, NDArray[np.int64]]
+) -> NDArray[np.int64]:
+    """The right candidate of each line of the queries that holds a sentence, by its number among the different ones."""
+    path, candidates, candidate_of = among
+    lines = read_gold(gold)
+    if len(lines) != len(query_of):
+        raise DataError(f"{gold} has {len(lines)} lines and the queries {len(query_of)}; give one line for each query")
+    asked = [(number, lines[number - 1]) for number in range(1, len(lines) + 1) if query_of[number - 1] != NONE]
+    right = []
+    for number, text in asked:
+        if not text:
+            raise DataError(f"{gold}, line {number} is empty, but the query there is not; say what is right for it")
+    if all(text.isascii() and text.isdigit() for _, text in asked):
+        for number, text in asked:
+            line = int(text[:19])  # beyond any file; int() refuses more than 4,300 digits
+            if not 1 <= line <= len(candidate_of):
+                raise DataError(f"{gold}, line {number}: {path} has lines 1 to {len(candidate_of)}, not {line}")
+            if candidate_of[line - 1] == NONE:
+                raise DataError(f"{gold}, line {number}: line {line} of {path} holds no sentence; name another")
+            right.append(int(candidate_of[line - 1]))
+        return np.array(right, np.int64)
+    wanted = {text for _, text in asked}
+    place = {text: number for number, text in _all(candidates) if text in wanted}
+    for number, text in asked:
+        if text not in place:
+            raise DataError(
+                f"{gold}, line {number}: {text[:80]!r} is no line of {path}; give line numbers, or the candidates' text"
+            )
+        right.append(place[text])
+    return np.array(right, np.int64)
+
+
+def _all(sentences: Sentences) -> Iterator[tuple[int, str]]:
+    for number in range(len(sentences)):
+        yield number, sentences[number]
+
+
+def warnings_about(done: dict[str, Any]) -> Iterator[str]:
+    """What was probably not meant, of what `retrieve` returned."""
+    if done["neighbours"] < done["k"]:
+        yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"

@@ -1,0 +1,278 @@
+"""Sentences from text files of any size: broken lines are counted, repeats stand once, and the text stays on disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import mmap
+import re
+import sys
+import threading
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from babeltune.data.file_readers import BLANK
+from babeltune.errors import UTF_16, DataError, to_utf8
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LONGEST = 20_000
+"""Bytes of a line; a longer one is no sentence."""
+SILENT_S = 3.0
+"""Seconds for which a pipe may give nothing before its reader says what it waits for."""
+NONE = -1
+"""In place of a sentence's number."""
+BREAKS = re.compile(r"[\t\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+"""What would end a field or a line of the output: each becomes a blank."""
+
+
+@dataclass
+class Lines:
+    """What became of the lines of a file."""
+
+    read: int = 0
+    kept: int = 0
+    """Sentences, or pairs, that are used."""
+    repeated: int = 0
+    """Lines whose sentence stood before; it is one candidate."""
+    empty: int = 0
+    too_long: int = 0
+    not_utf8: int = 0
+    nul: int = 0
+    columns: int = 0
+    """Lines with fewer columns than asked for."""
+
+    def faults(self) -> str:
+        """Such as `3 empty, 1 not utf8`; nothing when every line was fine."""
+        counted = {name: count for name, count in asdict(self).items() if name not in ("read", "kept") and count}
+        words = {"columns": "with too few columns"}
+        return ", ".join(f"{count} {words.get(name, name.replace('_', ' '))}" for name, count in counted.items())
+
+
+class Sentences:
+    """Different sentences, by their numbers; their text is a file."""
+
+    def __init__(self, path: Path, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._starts, self._ends = starts, ends
+        with path.open("rb") as file:
+            self._text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if len(starts) else b""
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, which: slice) -> list[str]: ...
+    @overload
+    def __getitem__(self, which: int) -> str: ...
+    def __getitem__(self, which: int | slice) -> str | list[str]:
+        if isinstance(which, slice):
+            return [self[i] for i in range(*which.indices(len(self)))]
+        return self._text[int(self._starts[which]) : int(self._ends[which])].decode("utf-8")
+
+
+class Collector:
+    """Writes sentences to a file, and says at the end which are different.
+
+    Sentences are told apart by 64 bits of their digest: among 10^7, one is taken for another with a chance of 3e-6.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("wb")
+        self._ends, self._digests = array("q"), array("Q")
+
+    def add(self, text: str) -> None:
+        data = text.encode("utf-8")
+        self._file.write(data)
+        self._ends.append(self._file.tell())
+        self._digests.append(int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"))
+
+    def finish(self) -> tuple[Sentences, NDArray[np.int64]]:
+        """The different sentences in order of appearance, and which of them each that was added is."""
+        self._file.close()
+        ends = np.frombuffer(self._ends, np.int64) if self._ends else np.empty(0, np.int64)
+        digests = np.frombuffer(self._digests, np.uint64) if self._digests else np.empty(0, np.uint64)
+        _, first, place = np.unique(digests, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(first), np.int64)
+        number[order] = np.arange(len(first))
+        starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if len(ends) else ends
+        kept = first[order]
+        return Sentences(self._path, starts[kept], ends[kept]), number[place]
+
+
+def read_sentences(path: Path, spill: Path) -> tuple[Sentences, Lines]:
+    """The different sentences of a text file, plain or `.gz`, one a line; their text is copied to `spill`.
+
+    Raises:
+        DataError: the file cannot be read, or holds no sentence.
+    """
+    sentences, _, lines = read_lines(path, spill)
+    return sentences, lines
+
+
+def read_lines(path: Path, spill: Path) -> tuple[Sentences, NDArray[np.int64], Lines]:
+    """As `read_sentences`, and which of the sentences each line of the file is: `NONE` for one that holds none."""
+    lines, collector, held = Lines(), Collector(spill), array("q")
+    for raw in _raw_lines(path, lines):
+        text = _decoded(raw, lines)
+        if text is not None and (text := _clean(text, lines)):
+            collector.add(text)
+            held.append(lines.read - 1)
+    sentences, ids = collector.finish()
+    lines.kept, lines.repeated = len(sentences), len(ids) - len(sentences)
+    _check_some(path, lines)
+    numbers = np.full(lines.read, NONE)
+    numbers[np.frombuffer(held, np.int64)] = ids
+    return sentences, numbers, lines
+
+
+def read_gold(path: Path) -> list[str]:
+    """Every line of a text file, cleaned as sentences are; one that cannot be read is empty."""
+    lines = Lines()
+    found: list[str] = []
+    for raw in _raw_lines(path, lines):
+        found += [""] * (lines.read - len(found) - 1)  # lines that are too long
+        found.append(_clean(_decoded(raw, lines) or ""))
+    return found + [""] * (lines.read - len(found))
+
+
+@dataclass(frozen=True)
+class PairsOfText:
+    """Pairs in the order of their file, by the numbers of their sentences."""
+
+    source: Sentences
+    target: Sentences
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    lines: Lines
+
+
+def read_pairs(path: Path, spill: Path, columns: tuple[str, str] | None = None) -> PairsOfText:
+    """The pairs of a TSV: its first two columns, or those that its first line names as `columns`.
+
+    Raises:
+        DataError: the file cannot be read, has no such columns, or holds no pair.
+    """
+    lines = Lines()
+    sides = [Collector(spill.with_name(f"{spill.name}.{side}")) for side in ("source", "target")]
+    places = None if columns else (0, 1)
+    for raw in _raw_lines(path, lines):
+        text = _decoded(raw, lines)
+        fields = None if text is None else text.rstrip("\r\n").split("\t")
+        if columns and places is None:
+            places = _places(path, fields or [], columns)
+            lines.read = 0
+            continue
+        if fields is None:
+            continue
+        assert places is not None
+        if len(fields) <= max(places):
+            lines.columns += 1
+            continue
+        pair = [_clean(fields[place]) for place in places]
+        if not all(pair):
+            lines.empty += 1
+            continue
+        for side, sentence in zip(sides, pair, strict=True):
+            side.add(sentence)
+    (source, sources), (target, targets) = (side.finish() for side in sides)
+    lines.kept = len(sources)
+    _check_some(path, lines, "a source and a target in each line, with a tab between")
+    return PairsOfText(source, target, sources, targets, lines)
+
+
+def _places(path: Path, header: list[str], columns: tuple[str, str]) -> tuple[int, int]:
+    names = [name.strip().removeprefix("\ufeff") for name in header]
+    missing = [column for column in columns if column not in names]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}; its first line names {', '.join(names)}")
+    return names.index(columns[0]), names.index(columns[1])
+
+
+def _check_some(path: Path, lines: Lines, wanted: str = "one sentence a line") -> None:
+    if not lines.kept:
+        why = f"{lines.read} lines: {lines.faults()}" if lines.read else "the file is empty"
+        raise DataError(f"{path} holds nothing to encode ({why}); give UTF-8 text, {wanted}")
+
+
+def _raw_lines(path: Path, lines: Lines) -> Iterator[bytes]:
+    """The lines of the file that are not too long; all are counted."""
+    try:
+        with said_while_waiting(path) as begun, _opened(path) as file:
+            for raw, cut in bounded_lines(file):
+                if not lines.read:
+                    begun()
+                    refuse_utf16(raw, path)
+                lines.read += 1
+                lines.too_long += cut
+                if not cut:
+                    yield raw
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path} cannot be read after line {lines.read}: {reason}; check the file") from error
+
+
+@contextmanager
+def said_while_waiting(path: Path) -> Iterator[Callable[[], None]]:
+    """Says on standard error that a pipe gives nothing, if the yielded function is not called for `SILENT_S` seconds.
+
+    A named pipe that nobody writes blocks its reader without end."""
+    words = f"waiting for somebody to write to {path}, which is a pipe; Ctrl-C ends it"
+    timer = threading.Timer(SILENT_S, print, [words], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    if path.is_fifo():
+        timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def refuse_utf16(beginning: bytes, name: object) -> None:
+    """Raises `DataError` for text that begins as UTF-16 does, before it counts as so many broken lines."""
+    if beginning.startswith(UTF_16):
+        raise DataError(f"{name} is not UTF-8: {to_utf8(beginning, name)}")
+
+
+def bounded_lines(file: IO[Any] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a file, and whether one is longer than `LONGEST` bytes: it is then cut there, and its rest is read
+    and thrown away in parts."""
+    while raw := file.readline(LONGEST + 1):
+        cut = len(raw) > LONGEST and not raw.endswith(b"\n")
+        rest = raw
+        while cut and rest and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST + 1)
+        yield raw[:LONGEST] if cut else raw, cut
+
+
+def _opened(path: Path) -> IO[Any] | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def _decoded(raw: bytes, lines: Lines) -> str | None:
+    if b"\0" in raw:
+        lines.nul += 1
+        return None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        lines.not_utf8 += 1
+        return None
+
+
+def _clean(text: str, lines: Lines | None = None) -> str:
+    cleaned = BREAKS.sub(" ", text.removeprefix("\ufeff")).strip()
+    if not BLANK.fullmatch(cleaned):
+        return cleaned
+    if lines is not None:
+        lines.empty += 1
+    return ""

@@ -1,0 +1,312 @@
+"""k nearest neighbours of both directions from one pass of tiles, exact, in memory that does not grow with the corpus.
+
+A tile of cosines is multiplied once and looked at twice: for the best columns of its rows and the best rows of its
+columns. The cosines' last bits depend on the shape of the product, so a few more candidates than k are kept, and where
+rounding could decide, they are computed again in fp64 (`settle`). The result is therefore that of the cosines in
+fp64 rounded to fp32, equal ones by the lowest index, however the work was cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from babeltune.apps.mining.rows import Rows
+from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, merge, pack
+from babeltune.errors import DataError
+from babeltune.evaluation.knn import Matches, Neighbours, full_precision
+from babeltune.memory import emulates_bf16
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from babeltune.apps.mining.rows import Vectors
+
+TILE = (4096, 4096)
+"""Rows and columns of a tile: 67 MB of cosines."""
+GROUP = 16
+"""Cosines of a line whose maximum decides whether they are looked at."""
+SLACK = {"fp32": 4, "bf16": 28}
+"""Candidates that are kept beyond k."""
+SETTLED = 1 << 22
+"""Numbers of vectors that are in memory while candidates are computed again."""
+ROUNDING = {"fp32": 0.0, "bf16": 2.0**-6}
+"""The most that rounding moves a cosine, besides that of sums in fp32. In bf16, 2^-8 for each of both unit vectors, and
+2^-8 each for sums that a GPU takes in parts and for what comes out."""
+
+Precision = Literal["fp32", "bf16"]
+Progress = Callable[[int, int], None]
+"""Told how many of how many cosines are done."""
+
+
+def no_progress(done: int, of: int) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle of the cosines of all left with all right sentences."""
+
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def cosines(self) -> int:
+        return (self.rows[1] - self.rows[0]) * (self.columns[1] - self.columns[0])
+
+
+@dataclass(frozen=True)
+class Found:
+    """The candidates of some left and some right sentences, as keys; `add` merges in place."""
+
+    forward: Int[Tensor, "left kept"]
+    backward: Int[Tensor, "right kept"]
+
+    def add(self, part: Found, block: Block) -> None:
+        """Merges what one block found. Blocks that share no cosine may come in any order."""
+        pairs = ((self.forward, part.forward, block.rows), (self.backward, part.backward, block.columns))
+        for own, other, (start, stop) in pairs:
+            own[start:stop] = merge(own[start:stop], other, k=own.shape[1])
+
+
+def nothing(left: int, right: int, k: int, precision: Precision = "fp32", *, both: bool = True) -> Found:
+    """Room for the candidates of `left` and `right` sentences, or of the left alone."""
+    kept = k + SLACK[precision]
+    return Found(empty(left, min(kept, right)), empty(right, min(kept, left) if both else 0))
+
+
+def blocks(left: int, right: int, size: tuple[int, int] = TILE) -> Iterator[Block]:
+    """The grid, row by row."""
+    for row, column in itertools.product(range(0, left, size[0]), range(0, right, size[1])):
+        yield Block((row, min(row + size[0], left)), (column, min(column + size[1], right)))
+
+
+def both_ways(
+    left: Vectors,
+    right: Vectors,
+    k: int,
+    *,
+    precision: Precision = "fp32",
+    tile: tuple[int, int] = TILE,
+    progress: Progress = no_progress,
+) -> Matches:
+    """The k (at most all) nearest neighbours by cosine of `left` [n, dim] in `right` [m, dim] and of right in left.
+
+    Tiles are multiplied on a GPU where there is one, and looked at on the CPU. With `bf16` they are products in bf16,
+    on a GPU or a CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All
+    candidates that it keeps are computed again, and sentences that have more within its error than it keeps are
+    searched once more in fp32: the neighbours and their cosines are the same. Where most vectors lie that close
+    together, fp32 is faster.
+    """
+    x, y = Rows(left), Rows(right)
+    check(x, y, k)
+    found = nothing(len(x), len(y), k, precision)
+    scan(x, y, found, Block((0, len(x)), (0, len(y))), precision=precision, tile=tile, progress=progress)
+    return settle(x, y, found, k, precision)
+
+
+def one_way(queries: Vectors, candidates: Vectors, k: int, *, tile: tuple[int, int] = TILE) -> Neighbours:
+    """The k (at most all) nearest `candidates` by cosine of each of the `queries`."""
+    x, y = Rows(queries), Rows(candidates)
+    check(x, y, k)
+    found = nothing(len(x), len(y), k, both=False)
+    scan(x, y, found, Block((0, len(x)), (0, len(y))), tile=tile)
+    return settled(x, y, found.forward, k)
+
+
+def check(left: Rows, right: Rows, k: int) -> None:
+    """Raises `DataError` for what cannot be compared."""
+    if left.dim != right.dim:
+        raise DataError(f"vectors of {left.dim} and of {right.dim} dimensions; encode both sides with one model")
+    if not len(left) or not len(right):
+        raise DataError(
+            f"{len(left)} sentences on the left and {len(right)} on the right; neighbours need some of both"
+        )
+    if k < 1:
+        raise DataError(f"k is {k}; a sentence needs at least one neighbour")
+
+
+@torch.inference_mode()
+def scan(
+    left: Rows,
+    right: Rows,
+    found: Found,
+    block: Block,
+    *,
+    precision: Precision = "fp32",
+    tile: tuple[int, int] = TILE,
+    progress: Progress = no_progress,
+) -> None:
+    """Adds to `found`, which holds the block's rows and columns, the candidates among the block's cosines."""
+    (top, bottom), (first, last) = block.rows, block.columns
+    cosines = torch.empty(_whole(min(tile[0], bottom - top)) * _whole(min(tile[1], last - first)))
+    done = 0
+    with full_precision("cpu"):
+        for row in range(top, bottom, tile[0]):
+            x = left.block(row, min(row + tile[0], bottom))
+            for column in range(first, last, tile[1]):
+                y = right.block(column, min(column + tile[1], last))
+                shape = _whole(len(x)), _whole(len(y))
+                sheet = cosines[: shape[0] * shape[1]].view(*shape)
+                _multiply(_padded(x, shape[0]), _padded(y, shape[1]), sheet, precision)
+                sheet[len(x) :] = -torch.inf
+                sheet[:, len(y) :] = -torch.inf
+                _best_columns(sheet, found.forward[row - top : row - top + len(x)], column)
+                if found.backward.shape[1]:
+                    _best_rows(sheet, found.backward[column - first : column - first + len(y)], row)
+                done += len(x) * len(y)
+                progress(done, block.cosines)
+
+
+def _whole(lines: int) -> int:
+    """So many lines that groups are full."""
+    return GROUP * -(-lines // GROUP)
+
+
+def _multiply(
+    x: Float[Tensor, "rows dim"],
+    y: Float[Tensor, "columns dim"],
+    sheet: Float[Tensor, "rows columns"],
+    precision: Precision,
+) -> None:
+    """Fills the sheet with cosines, multiplied on a GPU where there is one, in either precision."""
+    if precision == "bf16":
+        x, y = x.bfloat16(), y.bfloat16()
+    if torch.cuda.is_available():
+        with full_precision("cuda"):  # no TF32, whose rounding `settle` does not allow for
+            sheet.copy_(x.cuda() @ y.cuda().T)
+    elif precision == "bf16" and not emulates_bf16():
+        sheet.copy_(x @ y.T)
+    else:
+        torch.mm(x.float(), y.float().T, out=sheet)
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return x if len(x) == rows else torch.nn.functional.pad(x, (0, 0, 0, rows - len(x)))
+
+
+def _best_columns(sheet: Float[Tensor, "rows columns"], best: Int[Tensor, "lines kept"], first: int) -> None:
+    rows, columns = sheet.shape
+    groups = columns // GROUP
+    largest = sheet.view(rows, GROUP, groups).amax(1)
+    _improve(best, sheet.view(-1), largest[: len(best)], line=columns, group=1, member=groups, first=first)
+
+
+def _best_rows(sheet: Float[Tensor, "rows columns"], best: Int[Tensor, "lines kept"], first: int) -> None:
+    rows, columns = sheet.shape
+    groups = rows // GROUP
+    largest = sheet.view(GROUP, groups, columns).amax(0).T.contiguous()
+    lines = largest[: len(best)]
+    _improve(best, sheet.view(-1), lines, line=1, group=columns, member=groups * columns, first=first)
+
+
+def _improve(
+    best: Int[Tensor, "lines kept"],
+    cosines: Float[Tensor, "sheet"],
+    largest: Float[Tensor, "lines groups"],
+    *,
+    line: int,
+    group: int,
+    member: int,
+    first: int,
+) -> None:
+    """Merges into `best` the cosines of its lines. Candidate j of group g of line l is at l·line + g·group + j·member;
+    its index is `first` + g + j·groups. Only groups whose `largest` cosine is better than a line's worst are read.
+    """
+    (lines, kept), groups = best.shape, largest.shape[1]
+    worst = cosine_of(best[:, -1])
+    hit = largest > worst[:, None]
+    members = torch.arange(GROUP)
+    if int(hit.sum()) > lines * min(kept, groups):  # as at the start: of each line, the groups with the largest cosines
+        which = largest.topk(min(kept, groups), dim=1).indices
+        at = (torch.arange(lines)[:, None] * line + which * group)[..., None] + members * member
+        values, place = cosines[at.view(lines, -1)].topk(min(kept, which.shape[1] * GROUP), dim=1)
+        index = first + which.gather(1, place // GROUP) + place % GROUP * groups
+        keys = torch.where(values > -torch.inf, pack(values, index), EMPTY)
+        best.copy_(merge(best, keys, k=kept))
+        return
+    where, which = hit.nonzero(as_tuple=True)
+    values = cosines[(where * line + which * group)[:, None] + members * member]
+    chosen, place = (values > worst[where, None]).nonzero(as_tuple=True)
+    if not len(chosen):
+        return
+    where, which = where[chosen], which[chosen]
+    changed, line_of, count = torch.unique_consecutive(where, return_inverse=True, return_counts=True)
+    keys = torch.full((len(changed), int(count.max())), EMPTY)
+    start = count.cumsum(0) - count
+    keys[line_of, torch.arange(len(where)) - start[line_of]] = pack(
+        values[chosen, place], first + which + place * groups
+    )
+    best[changed] = merge(best[changed], keys, k=kept)
+
+
+def settle(left: Rows, right: Rows, found: Found, k: int, precision: Precision = "fp32") -> Matches:
+    """The k nearest of all candidates, those computed again whose order rounding could have decided."""
+    return Matches(
+        settled(left, right, found.forward, k, precision), settled(right, left, found.backward, k, precision)
+    )
+
+
+@torch.inference_mode()
+def settled(
+    queries: Rows, candidates: Rows, keys: Int[Tensor, "n kept"], k: int, precision: Precision = "fp32"
+) -> Neighbours:
+    """`settle` of one direction: the k nearest of the candidates of all queries."""
+    k = min(k, len(candidates))
+    error = queries.dim * 2.0**-24 + ROUNDING[precision]
+    complete = keys.shape[1] == len(candidates)
+    best = torch.empty(len(keys), k, dtype=torch.long)
+    for start in range(0, len(keys), TILE[0]):
+        part = keys[start : start + TILE[0]]
+        chosen = part[:, :k].clone()
+        gaps = -cosine_of(part).diff(dim=1)[:, :k]
+        doubtful = (gaps < 2 * error).any(dim=1).nonzero()[:, 0] if precision == "fp32" else torch.arange(len(part))
+        size = max(1, SETTLED // (part.shape[1] * queries.dim))
+        for rows in torch.split(doubtful, size):
+            chosen[rows] = exact(queries.take(start + rows), candidates, part[rows])[:, :k]
+        # What was not kept may have a cosine as large as the last that was, and the error more.
+        worst, last = cosine_of(chosen[doubtful, -1]), cosine_of(part[doubtful, -1])
+        rows = doubtful[worst <= last + 1.01 * error]
+        if len(rows) and not complete:
+            chosen[rows] = _again(queries.take(start + rows), candidates, k, precision)
+        best[start : start + len(part)] = chosen
+    return Neighbours(cosine_of(best), index_of(best))
+
+
+def _again(x: Float[Tensor, "rows dim"], candidates: Rows, k: int, precision: Precision) -> Int[Tensor, "rows k"]:
+    """The k nearest of all candidates, in the next higher precision."""
+    if precision == "fp32":
+        return searched(x, candidates, k)
+    queries = Rows(x)
+    found = nothing(len(x), len(candidates), k, both=False)
+    scan(queries, candidates, found, Block((0, len(x)), (0, len(candidates))))
+    nearest = settled(queries, candidates, found.forward, k)
+    return pack(nearest.cosine, nearest.index)
+
+
+def exact(x: Float[Tensor, "rows dim"], candidates: Rows, keys: Int[Tensor, "rows kept"]) -> Int[Tensor, "rows kept"]:
+    """The same candidates with cosines summed in fp64, each pair by itself, so that equal vectors tie."""
+    there = keys != EMPTY
+    index = index_of(keys).clamp(min=0)
+    y = candidates.take(index.view(-1)).view(*index.shape, x.shape[1])
+    cosine = (x[:, None].double() * y.double()).sum(-1).float()
+    return torch.where(there, pack(cosine, index), EMPTY).sort(dim=1, descending=True).values
+
+
+def searched(x: Float[Tensor, "rows dim"], candidates: Rows, k: int) -> Int[Tensor, "rows k"]:
+    """The k nearest of all candidates by products in fp64, for the few rows with many nearly equal ones."""
+    best = empty(len(x), k)
+    width = TILE[1]
+    for rows in torch.split(torch.arange(len(x)), TILE[0] // 2):
+        query = x[rows].double()
+        for start in range(0, len(candidates), width):
+            y = candidates.block(start, min(start + width, len(candidates)))
+            cosine = (query @ y.double().T).float()
+            keys = pack(cosine, torch.arange(start, start + len(y)))
+            best[rows] = merge(best[rows], keys.topk(min(k, len(y)), dim=1).values, k=k)
+    return best

@@ -1,0 +1,169 @@
+"""The commands that look at sweeps: status, logs, runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from babeltune.cli.common import (
+    ClusterFile,
+    Json,
+    SweepName,
+    app,
+    cluster_of,
+    err,
+    folder_of,
+    out,
+    say,
+    warn,
+    with_cluster,
+)
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.folder import SweepFolder
+
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
+
+
+@app.command()
+def status(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """Show a sweep: its state, its trials, and how far each one is."""
+    from babeltune.cli.remote import remote_of, status_there
+    from babeltune.cli.render import attach, show_status
+    from babeltune.sweep.state.progress import sweep_document
+
+    remote = remote_of(cluster)
+    if remote is not None:
+        status_there(remote, name, follow_it=follow, as_json=as_json)
+        return
+    folder = folder_of(name, cluster)
+    if follow:
+        attach(folder, err)
+    document = sweep_document(folder)
+    say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+
+
+@app.command()
+def logs(
+    name: SweepName = None,
+    cluster: ClusterFile = None,
+    follow: Follow = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a sweep's driver did and does, a line each."""
+    from babeltune.cli.remote import logs_there, remote_of
+
+    remote = remote_of(cluster)
+    if remote is not None:
+        logs_there(remote, name, follow_it=follow, as_json=as_json)
+        return
+    from babeltune.sweep.state.folder import read_log
+    from babeltune.sweep.state.progress import sweep_document
+
+    folder = folder_of(name, cluster)
+    if follow and not as_json:
+        for text in followed(folder):
+            out.out(text, end="", highlight=False)
+        state = sweep_document(folder)["state"]
+        dead = f": its driver is gone; `babeltune resume {folder.id}{with_cluster(cluster)}` goes on"
+        err.print(f"sweep {folder.id}: {state}{dead if state == 'interrupted' else ''}", soft_wrap=True)
+        return
+    text = read_log(folder)
+    if not text:
+        warn([f"{folder.id} has no log yet"])
+    document = {"sweep": folder.id, "state": sweep_document(folder)["state"], "log": text}
+    say(document, as_json, lambda: out.out(text, end="", highlight=False))
+
+
+def followed(folder: SweepFolder) -> Iterator[str]:
+    """The sweep's log as it grows, while it is driven."""
+    from babeltune.sweep.state.folder import read_log
+    from babeltune.sweep.state.progress import is_driven
+
+    seen = 0
+    while True:
+        driven = is_driven(folder)
+        text = read_log(folder)
+        yield text[seen:]
+        seen = len(text)
+        if not driven:
+            return
+        time.sleep(0.5)
+
+
+@app.command()
+def runs(
+    name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
+    sort: Annotated[str | None, typer.Option(help="A metric of one sweep, such as dev/everyday/accuracy.")] = None,
+    over: Annotated[
+        list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--front", help="Only trials that no other beats in all: objectives, size and speed.")
+    ] = False,
+    metric: Annotated[list[str] | None, typer.Option(help="With --over or --front: the columns.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
+    from babeltune.cli.render import show_comparison, show_front, show_leaderboard, show_sweeps
+    from babeltune.errors import SweepError
+    from babeltune.files import plain
+    from babeltune.planning.warnings import about_order
+    from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.leaderboard import front as front_of
+    from babeltune.sweep.state.progress import standing, sweep_document
+    from babeltune.sweep.state.seed_summary import compare
+    from babeltune.sweep.sync.view import StorageView
+
+    if (markdown and not over) or (metric and not (over or front)):
+        raise typer.BadParameter(
+            "belongs to a table: add --over seed" + ("" if markdown else " or --front"),
+            param_hint="--markdown" if markdown else "--metric",
+        )
+    from babeltune.cli.remote import remote_of
+
+    if front and (over or sort):
+        raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
+    remote = remote_of(cluster)
+    if remote is not None:
+        asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
+        asked += [word for setting in over or () for word in ("--over", setting)]
+        asked += [word for column in metric or () for word in ("--metric", column)]
+        asked += ["--front"] * front + ["--markdown"] * markdown
+        remote.show(["runs", *asked], as_json)
+        return
+    if front:
+        metrics, rows = front_of(folder_of(name, cluster), metric or ())
+        say([plain(row) for row in rows], as_json, lambda: show_front(metrics, rows, out))
+        return
+    if over:
+        table = compare(folder_of(name, cluster), over, metric or (), sort)
+        say(plain(table), as_json, lambda: show_comparison(table, out, markdown=markdown))
+        return
+    if name is not None or sort:
+        folder = folder_of(name, cluster)
+        rows = standing(folder, sort)
+        warn(about_order(sort))
+        say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
+        return
+    view = StorageView(cluster_of(cluster))
+    view.update(every=True)
+    folders = sweep_folders(view.folder)
+    documents = []
+    for folder in folders:
+        try:
+            documents.append(sweep_document(folder))
+        except SweepError as error:
+            warn([f"sweep {folder.id} is left out: {error}"])
+    say(documents, as_json, lambda: show_sweeps(documents, out) if documents or not folders else None)

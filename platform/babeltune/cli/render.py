@@ -1,0 +1,403 @@
+"""What people see: the live table of a running sweep, leaderboards, decisions. Nothing here decides anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.method import load_method
+from babeltune.promotion.compare import Contest
+from babeltune.promotion.gates import Decision
+from babeltune.promotion.statistics import Selection
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.folder import SweepFolder, read_log
+from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.progress import SweepProgress, is_driven, standing
+from babeltune.sweep.state.provenance import accepted_lines
+from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
+from babeltune.sweep.state.seed_summary import markdown as as_markdown
+
+COLORS = {
+    "finished": "green",
+    "running": "cyan",
+    "pruned": "yellow",
+    "stopped": "magenta",
+    "failed": "red",
+    "damaged": "red",
+}
+SETTLED = 0.25
+"""Trials of which at least so much is done before the time left is guessed."""
+LINES_EVERY = 15.0
+"""Seconds between progress lines where the output is not a terminal."""
+
+
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    PARAMETERS: ("size", lambda size: f"{size / 1e6:.1f} M, {4 * size / 1e6:,.0f} MB"),
+    COMPUTE: ("compute", lambda seconds: f"{seconds:.3g} s"),
+    SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
+}
+"""What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+
+
+def number(value: Scalar) -> str:
+    """A value as short as it can be read."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> Table:
+    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values; `costs` adds
+    size, compute and speed.
+
+    With several objectives, a star marks the trials on the Pareto front.
+    """
+    objectives = [o.metric for o in sweep.objectives]
+    metrics = ([metric] if metric and metric not in objectives else []) + objectives
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    running = any(row.loss is not None for row in rows)
+    mixed = any(row.condition > 1 for row in rows)
+    more = [*(["condition"] if mixed else []), *(["loss"] if running else [])]
+    for title in ("trial", "state", "report", "step", "time", *more):
+        table.add_column(title, no_wrap=True)
+    for title in metrics:
+        table.add_column(title.removeprefix("dev/"), justify="right")
+    costed = [name for name in COSTS if costs and any(name in row.metrics for row in rows)]
+    for name in costed:
+        table.add_column(COSTS[name][0], justify="right", no_wrap=True)
+    table.add_column("settings / reason", overflow="fold")
+    for row in rows:
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        state = Text(row.state, style=COLORS.get(row.state, ""))
+        is_trial = row.reports or row.params or row.state != "finished"
+        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
+        far = [f"{row.reports}/{sweep.training.reports}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        if mixed:
+            far.append(str(row.condition) if is_trial else "")
+        if running:
+            far.append(f"{row.loss:.3f}" if row.loss is not None else "")
+        values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
+        values += [COSTS[name][1](row.metrics[name]) if name in row.metrics else "–" for name in costed]
+        notes = [row.reason.splitlines()[0][:80]] if row.reason and not row.reason.startswith("stopped by") else []
+        notes += [row.warning] if row.warning else []
+        name = row.name + (" ★" if row.front else "")
+        table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))
+    return table
+
+
+def picture(progress: SweepProgress) -> RenderableType:
+    """The live view: stage, progress bar, time gone and left, what happened last, trials."""
+    rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
+    gone = minutes(time.monotonic() - progress.started)
+    left = time_left(progress, rows)
+    head = Text(f"{progress.folder.id} · {progress.stage} {progress.done}/{progress.of} · {gone} gone{left}")
+    bar = ProgressBar(total=max(progress.of, 1), completed=progress.done, width=60)
+    latest = [Text(progress.latest, style="yellow")] if progress.latest else []
+    return Group(head, bar, *latest, *([table_of(rows, progress.sweep)] if rows else []))
+
+
+def time_left(progress: SweepProgress, rows: list[Row]) -> str:
+    """How long the rest of the search takes at the pace of this submission, once some of it is done."""
+    if progress.searching is None or progress.ended >= progress.sweep.budget.trials:
+        return ""
+    begun = progress.before + progress.begun
+    done = progress.ended + sum(r.step / r.steps for r in rows if r.state == "running" and r.steps) - begun
+    gone = time.monotonic() - progress.searching
+    if done < SETTLED:
+        return ""
+    left = (progress.sweep.budget.trials - begun - done) * gone / done
+    return f" · about {minutes(max(left, 0))} left"
+
+
+def best_so_far(rows: list[Row], sweep: Sweep) -> str:
+    """The leading trial and its first objective, or nothing before the first report."""
+    metric = sweep.objectives[0].metric
+    row = next((r for r in rows if r.best is not None), None)
+    return f" · best {metric.removeprefix('dev/')} {row.metrics[metric]:.4f} ({row.name})" if row else ""
+
+
+class _Picture:
+    """Redraws at each refresh of the live view."""
+
+    def __init__(self, progress: SweepProgress) -> None:
+        self.progress = progress
+
+    def __rich__(self) -> RenderableType:
+        return picture(self.progress)
+
+
+@contextmanager
+def live(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
+    """Shows a board while the body runs: a live table on a terminal, a line now and then elsewhere."""
+    if console.is_terminal:
+        with Live(Text("starting"), console=console, refresh_per_second=2, transient=True) as display:
+            yield lambda progress: display.update(_Picture(progress))
+        return
+    with _lines(console) as watch:
+        yield watch
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
+    import threading
+
+    ended = threading.Event()
+    boards: list[SweepProgress] = []
+
+    def work() -> None:
+        last, told = ("", -1.0), 0
+        while not ended.wait(0.5):
+            for progress in boards:
+                now = time.monotonic()
+                for text in progress.messages[told:]:
+                    console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
+                    told += 1
+                if progress.stage != last[0] or now - last[1] > LINES_EVERY:
+                    last = (progress.stage, now)
+                    head = f"[{minutes(now - progress.started)}] {progress.stage} {progress.done}/{progress.of}"
+                    rows = leaderboard(progress.folder) if progress.searching is not None else []
+                    tail = best_so_far(rows, progress.sweep) + time_left(progress, rows)
+                    console.print(head + running_words(rows) + tail, markup=False)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield boards.append
+    finally:
+        ended.set()
+        thread.join()
+
+
+def running_words(rows: list[Row]) -> str:
+    """The trials that run, and how far each is."""
+    running = sorted((row for row in rows if row.state == "running"), key=lambda row: row.name)
+    words = ", ".join(row.name + (f" {row.step / row.steps:.0%}" if row.steps else "") for row in running)
+    return f" · running {words}" if words else ""
+
+
+def latest_note(folder: SweepFolder) -> str:
+    """The last line of the sweep's log, without its time."""
+    return (read_log(folder).splitlines() or [""])[-1][20:]
+
+
+def attach(folder: SweepFolder, console: Console) -> SweepFolder:
+    """Shows a sweep that another process runs until it ends: a live table on a terminal, else a line now and then."""
+    while not (folder.path / "sweep.json").exists() and is_driven(folder):  # it has only just begun
+        time.sleep(0.2)
+    if not (folder.path / "sweep.json").exists():
+        return folder
+    sweep = folder.sweep()
+    if not console.is_terminal:
+        shown = -math.inf
+        while is_driven(folder):
+            if time.monotonic() - shown > LINES_EVERY:
+                shown = time.monotonic()
+                rows = standing(folder)
+                doing = running_words(rows) or f" · {latest_note(folder)}"
+                console.print(f"{folder.id}{doing}{best_so_far(rows, sweep)}", markup=False)
+            time.sleep(1)
+        return folder
+    with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
+        while is_driven(folder):
+            display.update(table_of(standing(folder), sweep))
+            time.sleep(1)
+    return folder
+
+
+def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
+    console.print(table_of(standing(folder, metric), folder.sweep(), metric, costs=True))
+    for line in accepted_lines(folder):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) -> None:
+    """The trials on a Pareto front, with the metrics that it is of."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", no_wrap=True)
+    for title in metrics:
+        table.add_column(title.removeprefix("dev/"), justify="right")
+    table.add_column("settings", overflow="fold")
+    for row in rows:
+        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
+        values = (row.metrics[metric] for metric in metrics)
+        table.add_row(row.name, *(f"{v:.4f}" if abs(v) < 10 else f"{v:,.0f}" for v in values), escape(settings))
+    console.print(table)
+
+
+def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:
+    """The table over seeds, and under it what no mean holds."""
+    if markdown:
+        console.print(as_markdown(comparison), markup=False, highlight=False, soft_wrap=True)
+        return
+    (first, *titles), *rows = cells(comparison)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=title != "n")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print(table)
+    if note := footnote(comparison):
+        console.print(note, markup=False)
+
+
+def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
+    console.print(f"sweep {folder.id}: {state}")
+    if state == "running" and not folder.trials():
+        console.print(f"  {latest_note(folder)}", markup=False)
+    if reason:
+        console.print(f"  {reason}", markup=False)
+    if refit_of := folder.sweep().refit_of:
+        console.print(f"  trains longer the settings of {', '.join(refit_of)}", markup=False, highlight=False)
+    show_leaderboard(folder, console)
+    for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
+        console.print(line, markup=False, highlight=False)
+
+
+def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
+    """The sets of which texts have near-duplicates in the training text, and where these come from."""
+    found = counts.get("contamination", {})
+    for name, facts in found.get("seen", {}).items():
+        yield f"{name}: {facts['dev']} of {facts['texts']} texts ({facts['share']:.1%}) are in dev sets too"
+    for name, facts in found.get("sets", {}).items():
+        if facts["near"]:
+            sides = (
+                f"{source}:{side} {kinds['near']}"
+                for source, sets in found["sources"].items()
+                for side, kinds in sets.get(name, {}).items()
+                if "near" in kinds
+            )
+            yield (
+                f"{name}: {facts['near']} of {facts['texts']} texts ({facts['share']:.1%}) have a near-duplicate in "
+                f"the training text (rows: {', '.join(sides)})"
+            )
+
+
+def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
+    """One line per sweep."""
+    if not documents:
+        console.print("no sweep yet; start one with `babeltune submit search_spaces/quickstart.yaml`", markup=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("sweep", "state", "trials", "best"):
+        table.add_column(title)
+    for document in documents:
+        trials = [r for r in document["leaderboard"] if r["reports"] or r["params"] or r["state"] != "finished"]
+        best = next((row["name"] for row in trials if row["best"] is not None), "–" if trials else "")
+        table.add_row(document["sweep"], document["state"], str(len(trials)), best)
+    console.print(table)
+
+
+def show_scores(scores: dict[str, float], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in scores.items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+
+
+def show_decision(decision: Decision, console: Console) -> None:
+    """The verdict, its reasons, and where the model is."""
+    color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
+    console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
+    for reason in decision.reasons:
+        console.print(f"  {reason}", markup=False)
+    if decision.test:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("sealed test", "model", "untrained", "chance"):
+            table.add_column(title, justify="left" if title == "sealed test" else "right")
+        for name, value in decision.test.items():
+            if name.endswith(("/accuracy", "/spearman")):
+                untrained, chance = decision.untrained.get(name), decision.chance.get(name)
+                table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
+        console.print(table)
+    if decision.contest is not None and decision.contest.cells:
+        console.print(contest_table(decision.contest))
+    if decision.selection is not None and decision.selection.among > 1:
+        console.print(selection_words(decision.selection), markup=False)
+    if decision.folder:
+        console.print(f"model: {decision.folder}", markup=False)
+    if decision.registered:
+        console.print(f"registered: {decision.registered}", markup=False)
+
+
+def contest_table(contest: Contest) -> Table:
+    """Challenger against champion: one line for each subset, and the means last."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (f"against {contest.champion}", "items", "champion", "challenger", "difference", "interval", "p"):
+        table.add_column(title, justify="left" if title.startswith("against") else "right")
+    for cell in (*contest.cells, *contest.overall):
+        scores = (f"{cell.champion:.4f}", f"{cell.challenger:.4f}", f"{cell.difference:+.4f}")
+        interval = escape(f"[{cell.low:+.4f}, {cell.high:+.4f}]")
+        table.add_row(cell.name, str(cell.items), *scores, interval, f"{cell.p:.2g}")
+    return table
+
+
+def selection_words(selection: Selection) -> str:
+    """What the number by which the trial was chosen is worth."""
+    return (
+        f"chosen among {selection.among} trials by {selection.metric} {selection.value:.4f} (standard error "
+        f"{selection.error:.4f}): the best of so many equally good ones gains about {selection.inflation:.4f} by luck; "
+        f"drawn towards their mean it is {selection.shrunken:.4f}"
+    )
+
+
+def method_document(name: str) -> dict[str, Any]:
+    """A method's docstring, and its settings with type, default and source in the paper."""
+    method = load_method(name)
+    notes = field_notes(method.Config)
+    module = inspect.getmodule(method)
+    settings = [
+        {
+            "name": f.name,
+            "type": str(f.type),
+            "default": f.default if f.default is not dataclasses.MISSING else None,
+            "source": notes.get(f.name, f.metadata.get("source", "")),
+        }
+        for f in dataclasses.fields(method.Config)
+    ]
+    return {"name": name, "paper": inspect.cleandoc((module and module.__doc__) or ""), "settings": settings}
+
+
+def field_notes(record: type) -> dict[str, str]:
+    """The docstrings that stand under a dataclass's fields."""
+    source = textwrap.dedent(inspect.getsource(record))
+    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def show_methods(listed: dict[str, str], console: Console) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("method")
+    table.add_column("")
+    for name, text in listed.items():
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def show_method(document: dict[str, Any], console: Console) -> None:
+    console.print(document["paper"], markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("setting", "default", "type", "source"):
+        table.add_column(title, overflow="fold")
+    for setting in document["settings"]:
+        table.add_row(*(escape(str(setting[key])) for key in ("name", "default", "type", "source")))
+    console.print(table)

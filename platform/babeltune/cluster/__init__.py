@@ -1,1 +1,0 @@
-"""Clusters that run already: who may use them, and jobs on them."""

@@ -1,0 +1,580 @@
+"""Reads the named columns of one file or data set, row by row: what `sources.py` joins and checks.
+
+Each reader yields a line number from 1 and the row's texts, or what is wrong with the row. What makes a whole file
+unreadable raises `DataError`.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import gzip
+import io
+import itertools
+import json
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from babeltune.errors import UTF_16, DataError, nearest, to_utf8
+from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
+from babeltune.schema.records import Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TAB = "\t"
+ARROW_ROWS = 10_000
+"""Rows of a Parquet file or data set that are in memory at a time, at most."""
+ARROW_BYTES = 1 << 26
+"""Bytes of a Parquet file that are in memory at a time, if its rows are alike."""
+MAX_LINE_BYTES = 1 << 20
+"""Bytes of a line, a row of quoted text, or a text in a Parquet file. What is longer is no sentence."""
+SKIPPED_BYTES = 1 << 16
+"""Bytes of a line that is too long are read and thrown away so many at a time."""
+BLANK = re.compile(
+    r"[\s\x00-\x1f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    r"\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0]*"
+)
+"""Text that nobody can see: blanks, zero-width characters, direction marks, fillers and variation selectors."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a row cannot be used: the reason under which it is counted, and the words for an error."""
+
+    reason: str
+    words: str
+
+
+Row = tuple[int, list[str] | Fault]
+"""Line (or row) from 1, and the values of the columns asked for."""
+
+
+class Digest(Protocol):
+    """A running checksum of what was read."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+def below(path: str, root: Path) -> Path:
+    """Where a source's path leads. `DataError` for a relative one that links lead out of `root`."""
+    full = root / path
+    end = Path(os.path.realpath(full))  # `Path.resolve` raises for links that form a circle
+    if not Path(path).is_absolute() and not end.is_relative_to(os.path.realpath(root)):
+        raise DataError(f"{full} is a link out of data.root, to {end}; give that whole path, or change data.root")
+    return full
+
+
+def located(path: str, root: Path | None = None) -> Path:
+    """The file that a source below `root` names, or the user; `DataError` when there is none, with the nearest name."""
+    full = Path(path) if root is None else below(path, root)
+    try:
+        full.stat()
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            words = f"{shortened(str(full), 120)} cannot be read: {error.strerror}"
+            raise DataError(f"{words}; correct the path or its permissions") from error
+    if full.is_dir():
+        inside = sorted(entry.name for entry in full.iterdir())[:5]
+        raise DataError(f"{full} is a folder; name a file, such as {', '.join(inside) or 'one that is not empty'}")
+    if full.exists():
+        if root is not None and not full.is_file():  # what the user names on the command line may be a pipe
+            raise DataError(f"{full} is a pipe, socket or device, not a file; write what it gives into a file")
+        return full
+    missing, folder = full, full.parent
+    while not folder.is_dir() and folder != folder.parent:
+        missing, folder = folder, folder.parent
+    if missing.is_symlink():
+        raise DataError(f"{missing} is a link that leads to no file ({missing.readlink()}); correct it")
+    near = nearest(missing.name, sorted(entry.name for entry in folder.iterdir()))
+    raise DataError(
+        f"{full} does not exist: {folder} holds no {missing.name!r}{near or '; correct the path or `root`'}"
+    )
+
+
+def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[bytes | Fault]:
+    """Lines without their ends and without a byte order mark; gzip is recognised by its first bytes.
+
+    A line of more than `longest` bytes is a fault, and is never in memory as a whole.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = io.BufferedReader(gzip.GzipFile(fileobj=raw), 1 << 16) if packed else raw
+            while line := stream.readline(longest + 1):
+                number += 1
+                content.update(line)
+                if len(line) > longest and not line.endswith(b"\n"):
+                    yield too_long(len(line) + skip_line(stream, content), longest)
+                    continue
+                if number == 1:
+                    if line.startswith(UTF_16):
+                        raise DataError(f"{path}:1: not UTF-8: {to_utf8(line, path)}")
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                yield line.rstrip(b"\r\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
+
+
+def skip_line(stream: io.BufferedReader[Any], content: Digest) -> int:
+    """Reads to the end of the line, and returns its bytes."""
+    skipped = 0
+    while part := stream.readline(SKIPPED_BYTES):
+        content.update(part)
+        skipped += len(part)
+        if part.endswith(b"\n"):
+            break
+    return skipped
+
+
+def too_long(length: int, longest: int) -> Fault:
+    """The fault of a line or text of more bytes than are read."""
+    return Fault("too long", f"{length:,} bytes, and a line has at most {longest:,} (data.max_line_bytes)")
+
+
+def tsv_rows(
+    path: Path, names: Sequence[str], content: Digest, *, header: bool, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Columns of a tab-separated file without quoting, by name or (no header) by number from 0."""
+    fields = (
+        (line, raw if isinstance(raw, Fault) else split_tabs(raw)) for line, raw in numbered(path, content, longest)
+    )
+    return table_rows(path, names, fields, header=header)
+
+
+def numbered(path: Path, content: Digest, longest: int) -> Iterator[tuple[int, bytes | Fault]]:
+    """The lines with their numbers from 1."""
+    return enumerate(lines_of(path, content, longest), 1)
+
+
+def split_tabs(raw: bytes) -> list[str] | Fault:
+    """The fields between the tabs of a line."""
+    try:
+        return raw.decode().split("\t")
+    except UnicodeDecodeError as error:
+        return not_utf8(raw, error)
+
+
+def csv_rows(
+    path: Path,
+    names: Sequence[str],
+    content: Digest,
+    *,
+    header: bool,
+    delimiter: str,
+    longest: int = MAX_LINE_BYTES,
+) -> Iterator[Row]:
+    """Columns of a file that quotes its fields as Python's `csv` reads them, by name or by number from 0.
+
+    A field in quotation marks may hold the delimiter, line breaks and doubled quotation marks. A row of more than
+    `longest` bytes, such as one whose last quotation mark is missing, is a fault. The lines after its first one are
+    then read as rows of their own, so that a broken row never hides others.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), longest))
+    return table_rows(
+        path, names, QuotedLines(numbered(path, content, longest), longest).rows(delimiter), header=header
+    )
+
+
+class QuotedLines:
+    """Gives Python's `csv` the lines of a file, and its rows the number of their first line."""
+
+    def __init__(self, lines: Iterator[tuple[int, bytes | Fault]], longest: int) -> None:
+        self._lines, self._longest = lines, longest
+        self._row: list[tuple[int, bytes | Fault]] = []
+        """The lines of the row that is being read."""
+        self._again: deque[tuple[int, bytes | Fault]] = deque()
+        """Lines of a broken row but its first, to be read as rows."""
+        self._bytes = 0
+        self._fault: Fault | None = None
+
+    def rows(self, delimiter: str) -> Iterator[tuple[int, list[str] | Fault]]:
+        """The first line and the fields of every row, or what is wrong with it."""
+        reader = csv.reader(self, delimiter=delimiter, strict=True)
+        while True:
+            self._row, self._bytes, self._fault = [], 0, None
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except (csv.Error, _RowTooLongError) as error:
+                self._fault = self._fault or Fault("not CSV", f"{error}; quote fields as RFC 4180 says")
+                self._again.extendleft(reversed(self._row[1:]))
+                reader = csv.reader(self, delimiter=delimiter, strict=True)  # the old one is within a field
+                fields = []
+            yield self._row[0][0], self._fault or fields
+
+    def __iter__(self) -> QuotedLines:
+        return self
+
+    def __next__(self) -> str:
+        line, raw = self._again.popleft() if self._again else next(self._lines)
+        self._row.append((line, raw))
+        if isinstance(raw, Fault):
+            self._fault = raw
+            raise _RowTooLongError
+        self._bytes += len(raw) + 1
+        if self._bytes > self._longest + 1:
+            self._fault = too_long(self._bytes, self._longest)
+            raise _RowTooLongError
+        try:
+            return raw.decode() + "\n"
+        except UnicodeDecodeError as error:
+            self._fault = self._fault or not_utf8(raw, error)
+            return raw.decode(errors="replace") + "\n"
+
+
+class _RowTooLongError(Exception):
+    """Ends the reading of a row."""
+
+
+def table_rows(
+    path: Path, names: Sequence[str], rows: Iterable[tuple[int, list[str] | Fault]], *, header: bool
+) -> Iterator[Row]:
+    """The named columns of rows of fields; the first row names the columns or, without a header, counts them."""
+    rows = iter(rows)
+    first = next((row for row in rows if row[1]), None)
+    if first is None:
+        raise DataError(f"{path} is empty; a table has a header or at least one row")
+    line, head = first
+    if isinstance(head, Fault):
+        todo = "; save the file as UTF-8" if head.reason == "not UTF-8" else "; correct the file's first line"
+        if path.suffix.lower() == ".parquet":
+            todo = other_format(path, [""])
+        raise DataError(f"{path}:{line}: {head.reason}: {head.words}{todo}")
+    places = [position(path, name, head if header else [str(index) for index in range(len(head))]) for name in names]
+    for line, fields in rows if header else itertools.chain([first], rows):
+        if not fields and len(head) > 1:
+            continue  # a blank line of CSV; of one column it is a row, whose place counts where lines are joined
+        fields = fields or [""]
+        if isinstance(fields, Fault):
+            yield line, fields
+        elif len(fields) == len(head):
+            yield line, cells([fields[place] for place in places], names)
+        else:
+            words = f"{len(fields)} columns in {shortened(TAB.join(fields))}, where line 1 has {len(head)}"
+            if any(field.count('"') % 2 for field in fields):
+                words += "; if quotation marks hold line breaks or tabs here, say `quoted: true`"
+            yield line, Fault("column count", words)
+
+
+def position(path: Path, name: str, head: list[str]) -> int:
+    """Where the named column is."""
+    if head.count(name) > 1:
+        raise DataError(f"{path}:1: {head.count(name)} columns are called {name!r}; rename all but one")
+    if name not in head and f'"{name}"' in head:
+        raise DataError(f"{path}:1: column {name!r} is in quotation marks; say `quoted: true`")
+    if name not in head:
+        other = other_format(path, head)
+        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{other or nearest(name, head)}")
+    return head.index(name)
+
+
+def other_format(path: Path, head: list[str]) -> str:
+    """Which `format` the source may lack, by the file's ending and first line; empty if nothing speaks for another."""
+    (only, *more), ending = head, path.name.removesuffix(".gz").rpartition(".")[2].lower()
+    if only.startswith("PAR1") or ending == "parquet":
+        return "; if this is Parquet, say `format: parquet`"
+    if only.startswith("{"):
+        return "; if this is JSON lines, say `format: jsonl`"
+    if ending == "csv" or (not more and "," in only):
+        return "; if this is CSV, say `format: csv`, and with another character between the columns `delimiter`"
+    return "; if a semicolon stands between the columns, say `format: csv` and `delimiter: ;`" if ";" in only else ""
+
+
+def moses_rows(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iterator[Row]:
+    """A file of one sentence per line."""
+    for line, raw in numbered(path, content, longest):
+        yield line, raw if isinstance(raw, Fault) else cells([raw], ["text"])
+
+
+def jsonl_rows(
+    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Keys of the JSON objects of a file, one per line; `translation.en` reaches into an inner object."""
+    for line, raw in numbered(path, content, longest):
+        record = raw if isinstance(raw, Fault) else json_object(raw)
+        if isinstance(record, Fault):
+            yield line, record
+            continue
+        values = [reached(record, name) for name in names]
+        faults = [value for value in values if isinstance(value, Fault)]
+        escaped = isinstance(raw, bytes) and b"\\u" in raw
+        yield line, faults[0] if faults else cells(values, names, id_name, surrogates=escaped)
+
+
+def json_object(raw: bytes) -> dict[str, Any] | Fault:
+    """The JSON object of a line, or why there is none."""
+    try:
+        record = json.loads(raw.decode(), object_pairs_hook=unique_keys)
+    except UnicodeDecodeError as error:
+        return not_utf8(raw, error)
+    except _RepeatedKeyError as error:
+        return Fault("repeated key", f"{shortened(str(error))} occurs twice in an object; give each key once")
+    except RecursionError:
+        return Fault("not JSON", f"{shortened(raw.decode())} is nested too deeply; each line is one flat JSON object")
+    except ValueError as error:
+        return Fault("not JSON", f"{shortened(raw.decode())}: {error}; each line is one JSON object")
+    if not isinstance(record, dict):
+        return Fault("not JSON", f"{shortened(raw.decode())} is not an object; each line is one JSON object")
+    return record
+
+
+class _RepeatedKeyError(Exception):
+    """A key that an object has twice."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKeyError(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+def reached(record: dict[str, Any], name: str) -> Any:
+    """The value under a key, or under a path of keys joined by dots."""
+    if name in record:
+        return record[name]
+    key, dot, rest = name.partition(".")
+    inner = record.get(key)
+    if dot and isinstance(inner, dict):
+        return reached(inner, rest)
+    return Fault("missing column", f"no key {name!r}; keys: {', '.join(record)}{nearest(name, record)}")
+
+
+# --- Arrow: Parquet files and data sets ----------------------------------------------------------------------------
+
+
+def parquet_rows(
+    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Columns of a Parquet file; `translation.en` reaches into a structure."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with path.open("rb") as raw:
+        while block := raw.read(1 << 20):
+            content.update(block)
+    try:
+        schema = parquet.read_schema(path)
+        roots = arrow_roots(str(path), schema, names)
+        texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+            rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
+            yield from arrow_rows(file.iter_batches(rows, columns=roots), names, id_name, longest)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
+
+
+def dataset_rows(
+    source: Source, root: Path, names: Sequence[str], content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Columns of a Hugging Face data set, by hub id or saved folder. Its digest is that of the values read."""
+    dataset = load_dataset(source, root)
+    place = f"data set {source.dataset!r}"
+    roots = arrow_roots(place, dataset.features.arrow_schema, names)
+    batches = dataset.select_columns(roots).with_format("arrow").iter(ARROW_ROWS)
+    for line, values in arrow_rows(batches, names, source.id, longest):
+        content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
+        yield line, values
+
+
+def load_dataset(source: Source, root: Path) -> Any:
+    """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
+
+    Raises `DataError` when it cannot be found, reached or loaded.
+    """
+    name = source.dataset or ""
+    folder = below(name, root)
+    check_inside(source, folder, root)
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
+            found = datasets.load_from_disk(str(folder))
+        else:
+            place = str(folder) if folder.is_dir() else name
+            files = {source.split: source.subset} if "/" in (source.subset or "") else None
+            subset = None if files else source.subset
+            found = datasets.load_dataset(place, subset, data_files=files, split=source.split, revision=source.revision)
+    except Exception as error:  # the library, its hub client and its file readers share no error class
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; check its id, `subset`, "
+            f"`split` and `revision`, that the hub can be reached, or give a folder that `save_to_disk` wrote"
+        ) from error
+    if isinstance(found, datasets.Dataset):
+        return found
+    if source.split not in found:
+        raise DataError(
+            f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
+        )
+    return found[source.split]
+
+
+def check_inside(source: Source, folder: Path, root: Path) -> None:
+    """Raises `DataError` where a data set's name, or what is named of it, would be taken for an address or leads out:
+    by the source, by a link among its files, or by the card in its own folder."""
+    place = f"source {source.name!r}"
+    for key in ("subset", "split", "revision"):
+        if not is_inside(getattr(source, key) or ""):
+            raise DataError(f"{place}: {key} {getattr(source, key)!r} must be {INSIDE}")
+    if not is_place(source.dataset or ""):
+        raise DataError(f"{place}: dataset {source.dataset!r} must be {PLACE}")
+    for name in card_files(folder / "README.md"):
+        if not is_inside(name):
+            raise DataError(f"{folder / 'README.md'}: it names {name!r}, which leads out of the folder; correct it")
+    for file in folder.rglob("*") if folder.is_dir() and not Path(source.dataset or "").is_absolute() else ():
+        below(str(file.relative_to(root)), root)
+
+
+def card_files(card: Path) -> list[str]:
+    """Every text under `configs` in the head of a data set's card: its files are among them."""
+    import yaml
+
+    if not card.is_file():
+        return []
+    begin, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---")
+    try:
+        head = yaml.safe_load(rest.partition("\n---")[0]) if not begin.strip() else None
+    except yaml.YAMLError as error:
+        raise DataError(f"{card}: its head is not YAML ({' '.join(str(error).split())[:100]}); correct it") from error
+    waiting, found = [head.get("configs")] if isinstance(head, dict) else [], list[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    return found
+
+
+def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """The outermost columns that hold the named ones; raises `DataError` for a name that the schema lacks."""
+    import pyarrow as pa
+
+    leaves: list[str] = []
+
+    def collect(prefix: str, fields: Iterable[Any]) -> None:
+        for column in fields:
+            if pa.types.is_struct(column.type):
+                collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
+            else:
+                leaves.append(prefix + column.name)
+
+    collect("", schema)
+    for name in names:
+        if name not in leaves:
+            raise DataError(f"{place}: no column {name!r}; columns: {', '.join(leaves)}{nearest(name, leaves)}")
+    return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
+
+
+def is_text(schema: pa.Schema, name: str) -> bool:
+    """Whether a column, by its name or its path through structures, holds strings or bytes."""
+    import pyarrow as pa
+
+    if name in schema.names:
+        found = schema.field(name).type
+    else:
+        root, *path = name.split(".")
+        found = schema.field(root).type
+        for key in path:
+            found = found.field(key).type
+    return found in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None, longest: int) -> Iterator[Row]:
+    """The named columns of record batches or tables, row by row."""
+    line = 0
+    for table in tables:
+        for values in zip(*(arrow_values(table, name) for name in names), strict=True):
+            line += 1
+            length = max(map(size_of, values), default=0)
+            yield line, too_long(length, longest) if length > longest else cells(values, names, id_name)
+
+
+def arrow_values(table: Any, name: str) -> list[Any]:
+    """The values of a column, one after another."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    if name in table.schema.names:
+        column = table.column(name)
+    else:
+        root, *path = name.split(".")
+        column = compute.struct_field(table.column(root), path)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [value for chunk in chunks for value in chunk_values(chunk)]
+
+
+def chunk_values(chunk: pa.Array[Any]) -> list[Any]:
+    """An array as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(chunk.type):
+        different = chunk_values(chunk.dictionary)
+        return [None if index is None else different[index] for index in chunk.indices.to_pylist()]
+    try:
+        values: list[Any] = chunk.to_pylist()
+    except UnicodeDecodeError:
+        values = chunk.cast(pa.binary()).to_pylist()
+    return values
+
+
+def size_of(value: Any) -> int:
+    """The bytes of a text; 0 of anything else."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 0
+
+
+# --- Cells ---------------------------------------------------------------------------------------------------------
+
+
+def cells(
+    values: Sequence[Any], names: Sequence[str], id_name: str | None = None, *, surrogates: bool = False
+) -> list[str] | Fault:
+    """The row's values as stripped text, or what is wrong with the first broken one. An id may be a number."""
+    texts = []
+    for name, value in zip(names, values, strict=True):
+        text = "" if value is None else value
+        if name == id_name and type(text) in (int, float):
+            text = str(text)
+        try:
+            if isinstance(text, bytes):
+                text = text.decode()
+            elif surrogates and isinstance(text, str):
+                text.encode()
+        except UnicodeDecodeError as error:
+            return not_utf8(value, error)
+        except UnicodeEncodeError as error:
+            return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
+        if not isinstance(text, str):
+            return Fault("not text", f"{name!r} is {shortened(str(value))}, of type {type(value).__name__}")
+        text = text.strip()
+        if BLANK.fullmatch(text):
+            return Fault("empty side", f"nothing in {name!r}; every column that is read must have text")
+        texts.append(text)
+    return texts
+
+
+def not_utf8(raw: bytes, error: UnicodeDecodeError) -> Fault:
+    """The fault of bytes that are not UTF-8."""
+    words = f"{shortened(raw.decode(errors='backslashreplace'))} at byte {error.start} ({error.reason})"
+    return Fault("not UTF-8", words)
+
+
+def shortened(value: str, width: int = 60) -> str:
+    """The value in quotes, cut to a width."""
+    return repr(value if len(value) <= width else value[: width - 1] + "…")

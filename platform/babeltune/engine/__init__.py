@@ -1,1 +1,0 @@
-"""Sweeps: the search, warm lanes, and what a sweep leaves on disk."""

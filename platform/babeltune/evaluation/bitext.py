@@ -1,0 +1,128 @@
+"""Scores of a bitext: retrieval accuracy and F1, xSIM and margins, as mteb and LASER define them.
+
+Pure functions of arrays. Inputs are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from babeltune.evaluation import knn
+from babeltune.evaluation.knn import Matches, Neighbours, Side
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from babeltune.evaluation.knn import Vectors
+
+Margin = Literal["ratio", "distance", "absolute"]
+
+
+def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
+    """The matches of the two sides of a bitext, [n, d] each, with k = min(k, n) neighbours."""
+    if len(left) != len(right):
+        raise ValueError(f"{len(left)} left and {len(right)} right vectors: a bitext has as many of each")
+    return knn.match(left, right, k)
+
+
+def bitext_accuracy(left: Vectors, right: Vectors) -> tuple[float, float]:
+    """Share of sentences whose nearest neighbour by cosine is the one of the same row: left to right, right to left.
+
+    The first number is the `accuracy` of mteb's bitext mining. Rows are compared, not texts, so a repeated sentence
+    counts as right only in its first row.
+    """
+    matches = match(left, right, k=1)
+    return accuracy(matches.forward), accuracy(matches.backward)
+
+
+def bitext_f1(left: Vectors, right: Vectors) -> tuple[float, float]:
+    """mteb's main score for bitext mining, both directions: F1 with the predicted row as class, weighted by support."""
+    matches = match(left, right, k=1)
+    return weighted_f1(matches.forward), weighted_f1(matches.backward)
+
+
+def accuracy(found: Neighbours) -> float:
+    """Share of queries whose nearest neighbour has the query's own index."""
+    best = found.index[:, 0]
+    return _or_nan(found, (best == torch.arange(len(best), device=best.device)).double().mean())
+
+
+def weighted_f1(found: Neighbours) -> float:
+    """mteb's weighted F1 of one direction, queries to candidates.
+
+    Every row is a class with one true member, so a class found right and predicted c times scores 2 / (1 + c).
+    """
+    best = found.index[:, 0]
+    right = best == torch.arange(len(best), device=best.device)
+    predicted = torch.bincount(best, minlength=len(best)).double()
+    return _or_nan(found, (right * 2 / (1 + predicted[best])).mean())
+
+
+def xsim_error(
+    left: Vectors,
+    right: Vectors,
+    k: int = 4,
+    *,
+    texts: tuple[Sequence[int], Sequence[int]] | None = None,
+    margin: Margin = "ratio",
+) -> tuple[float, float]:
+    """xSIM error rates (0 to 1), left to right and back; see `xsim`. `texts` are the text ids of both sides."""
+    matches = match(left, right, k)
+    left_texts, right_texts = texts or (None, None)
+    return xsim(matches, right_texts, margin), xsim(matches.turned(), left_texts, margin)
+
+
+def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = "ratio") -> float:
+    """LASER's xSIM (source/xsim.py), left to right: share of rows whose best-scored candidate is not their translation.
+
+    Candidates are the k right neighbours by cosine. They are scored again by a margin against the mean cosine to the
+    neighbourhoods of both sentences (Artetxe & Schwenk 2019, section 3.2); the first of equal scores wins.
+    With the right side's text ids in `texts`, an equal text at another row counts as right (LASER's default);
+    without, only the row itself does (`--index-comparison`). The right side may go on after the translations, with
+    sentences that are none: changed ones make it xSIM++ (Chen et al. 2023, section 3).
+    """
+    found = matches.forward
+    best, _ = best_scored(matches, margin)
+    ids = torch.arange(len(matches.backward.index)) if texts is None else torch.as_tensor(np.asarray(texts))
+    ids = ids.to(best.device)
+    return _or_nan(found, (ids[best] != ids[: len(best)]).double().mean())
+
+
+def best_scored(matches: Matches, margin: Margin) -> tuple[Int[Tensor, "queries"], Float[Tensor, "queries"]]:
+    """Of every left sentence, the candidate of the highest margin score, and that score; the first of equal ones."""
+    scores, choice = candidate_scores(matches, margin).max(dim=1, keepdim=True)
+    return matches.forward.index.gather(1, choice)[:, 0], scores[:, 0]
+
+
+def share_of_flipped_margins(matches: Matches) -> float:
+    """Share of candidates whose neighbourhoods' mean cosine is not positive: there a ratio margin orders backwards."""
+    return float((_neighbourhood(matches) <= 0).double().mean())
+
+
+def _neighbourhood(matches: Matches) -> Float[Tensor, "queries k"]:
+    """Mean cosine of the query to its neighbours and of each candidate to its own, averaged."""
+    means = matches.backward.cosine.mean(dim=1)[matches.forward.index]
+    return (matches.forward.cosine.mean(dim=1, keepdim=True) + means) / 2
+
+
+def candidate_scores(matches: Matches, margin: Margin) -> Float[Tensor, "queries k"]:
+    """The margin score of each left sentence with its k neighbours."""
+    return margin_scores(matches.forward.cosine, _neighbourhood(matches), margin)
+
+
+def margin_scores(cosine: Tensor, around: Tensor, margin: Margin) -> Tensor:
+    """Elementwise (Artetxe & Schwenk 2019, section 3.2): `ratio`, the cosine over the mean cosine `around` it, of both
+    neighbourhoods; `distance`, their difference; `absolute`, the cosine."""
+    if margin == "absolute":
+        return cosine
+    return cosine / around if margin == "ratio" else cosine - around
+
+
+def _or_nan(found: Neighbours, score: Tensor) -> float:
+    """The score, or NaN where there was nothing to score or a vector was not finite."""
+    return float(score) if len(found.cosine) and bool(found.cosine.isfinite().all()) else float("nan")

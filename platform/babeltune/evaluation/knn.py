@@ -1,0 +1,275 @@
+"""Nearest neighbours of sentence vectors by cosine, exactly, for sets that fit in memory.
+
+Pure functions of arrays. Cosines are fp32 with autocast and TF32 off, computed in blocks of rows, so that memory grows
+with the number of candidates and not with its square. Both directions of a pair of sets come from one product. Ties
+are decided by the lowest index; bit-equal vectors always tie, wherever they stand. Inputs are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32] | Tensor
+
+BLOCK = 1 << 22
+"""Similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)."""
+TILE = (512, 8192)
+"""Queries and documents of a tile of `nearest`, of `BLOCK` similarities. Memory does not grow with the documents."""
+SLACK = 4
+"""Documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best."""
+SETTLED = 32
+"""Queries whose kept documents are in memory while their cosines are computed again."""
+STRIDE = 16
+"""Columns of a class, of which `first_largest` looks at the largest value first."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k candidates most similar to each query, best first, lowest index first where equal."""
+
+    cosine: Float[Tensor, "queries k"]
+    index: Int[Tensor, "queries k"]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Neighbours in both directions of two sides: all that accuracy, F1, xSIM and mining need."""
+
+    forward: Neighbours
+    """For each left sentence, among the right ones."""
+    backward: Neighbours
+    """For each right sentence, among the left ones."""
+
+    def turned(self) -> Matches:
+        """The same matches with left and right exchanged."""
+        return Matches(self.backward, self.forward)
+
+
+@dataclass(frozen=True)
+class Side:
+    """Sentence vectors as they are compared: at length 1 in fp32, each distinct one once.
+
+    A matrix product may give equal rows results that differ in the last bit by position; multiplying each row once
+    keeps their ties exact.
+    """
+
+    distinct: Float[Tensor, "distinct dim"]
+    """In order of appearance."""
+    which: Int[Tensor, "n"]
+    """Of the distinct rows, the one that each row is."""
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @cached_property
+    def places(self) -> Int[Tensor, "distinct most"]:
+        """Where each distinct row stands, ascending; -1 after the last."""
+        order = self.which.argsort(stable=True)
+        counts = torch.bincount(self.which, minlength=len(self.distinct))
+        rank = torch.arange(len(order), device=order.device) - torch.repeat_interleave(
+            counts.cumsum(0) - counts, counts
+        )
+        places = order.new_full((len(counts), int(counts.max()) if len(counts) else 1), -1)
+        places[self.which[order], rank] = order
+        return places
+
+    def spread(self, found: Neighbours, k: int) -> Neighbours:
+        """From the k nearest distinct rows to the k nearest rows."""
+        if len(self.distinct) == len(self):
+            return found
+        places = self.places[:, :k]
+        index = places[found.index].flatten(1)
+        cosine = found.cosine.repeat_interleave(places.shape[1], dim=1)
+        there = index >= 0
+        # A missing place comes after every true one, also after those of a cosine that is not a number.
+        order = torch.where(there, index, len(self)).argsort(dim=1)
+        index, cosine, there = index.gather(1, order), cosine.gather(1, order), there.gather(1, order)
+        order = torch.where(there, cosine, -torch.inf).argsort(dim=1, descending=True, stable=True)[:, :k]
+        return Neighbours(cosine.gather(1, order), index.gather(1, order))
+
+
+def side(vectors: Vectors | Side) -> Side:
+    """The vectors [n, d] made ready; a `Side` is ready."""
+    if isinstance(vectors, Side):
+        return vectors
+    rows = unit(vectors)
+    first: dict[bytes, int] = {}
+    number = [first.setdefault(row.tobytes(), len(first)) for row in rows.cpu().numpy()]
+    which = torch.tensor(number, dtype=torch.long, device=rows.device)
+    if len(first) == len(rows):
+        return Side(rows, which)
+    _, places = np.unique(np.asarray(number), return_index=True)
+    return Side(rows[torch.as_tensor(places, device=rows.device)], which)
+
+
+def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
+    """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer where there are
+    fewer. Each block of the similarity matrix is computed once, for both directions."""
+    a, b = side(left), side(right)
+    forward, backward = [], Neighbours(torch.empty(len(b.distinct), 0), torch.empty(len(b.distinct), 0).long())
+    with full_precision(a.distinct.device.type):
+        for first, similarity in _blocks(a, b):
+            forward.append(first_largest(similarity, min(k, len(b.distinct))))
+            found = first_largest(similarity.T, min(k, len(similarity)))
+            backward = _merged(backward, Neighbours(found.cosine, found.index + first), k)
+    return Matches(_expanded(_joined(forward), a, b, k), _expanded(backward, b, a, k))
+
+
+def neighbours(queries: Vectors | Side, candidates: Vectors | Side, k: int) -> Neighbours:
+    """The k = min(k, candidates) nearest `candidates` [m, d] of each of the `queries` [n, d] by cosine."""
+    a, b = side(queries), side(candidates)
+    with full_precision(a.distinct.device.type):
+        found = [first_largest(similarity, min(k, len(b.distinct))) for _, similarity in _blocks(a, b)]
+    return _expanded(_joined(found), a, b, k)
+
+
+def nearest(
+    queries: Vectors, table: NDArray[np.float32], rows: NDArray[np.int64], k: int, tile: tuple[int, int] = TILE
+) -> Neighbours:
+    """The k = min(k, documents) nearest documents of each of the `queries` [n, d] by cosine, in tiles.
+
+    Document j is `table[rows[j]]`, so that many sets share one table. Of a tile only k and a few candidates of each
+    query are kept; their cosines are then summed again in fp64, so that equal vectors tie. The whole matrix of queries
+    and documents is never made, and the documents are never copied as a whole.
+    """
+    x, k = unit(queries).cpu(), min(k, len(rows))
+    kept = min(k + SLACK, len(rows))
+    parts = []
+    with full_precision("cpu"):
+        for some in torch.split(x, tile[0]):
+            best = Neighbours(torch.empty(len(some), 0), torch.empty(len(some), 0).long())
+            for first in range(0, len(rows), tile[1]):
+                documents = unit(table[rows[first : first + tile[1]]])
+                found = first_largest(some @ documents.T, min(kept, len(documents)))
+                best = _merged(best, Neighbours(found.cosine, found.index + first), kept)
+            parts.append(_settled(some, table, rows, best, k))
+    return _joined(parts)
+
+
+def _settled(
+    x: Float[Tensor, "queries dim"], table: NDArray[np.float32], rows: NDArray[np.int64], found: Neighbours, k: int
+) -> Neighbours:
+    """The k best of what was found, by cosines in fp64 rounded to fp32, lowest index first where equal."""
+    index = found.index.sort(dim=1).values
+    cosine = torch.empty(index.shape)
+    for part in torch.split(torch.arange(len(x)), SETTLED):
+        places = rows[index[part].flatten().numpy()]
+        documents = unit(table[places]).view(len(part), -1, x.shape[1])
+        cosine[part] = (x[part, None].double() * documents.double()).sum(dim=2).float()
+    order = cosine.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return Neighbours(cosine.gather(1, order), index.gather(1, order))
+
+
+def _blocks(a: Side, b: Side) -> Iterator[tuple[int, Tensor]]:
+    """The similarity matrix of the distinct rows in blocks of `a`'s rows, each with the number of its first row."""
+    rows = max(1, BLOCK // max(1, len(b.distinct)))
+    for first in range(0, len(a.distinct), rows):
+        yield first, a.distinct[first : first + rows] @ b.distinct.T
+
+
+def _joined(parts: list[Neighbours]) -> Neighbours:
+    return Neighbours(torch.cat([part.cosine for part in parts]), torch.cat([part.index for part in parts]))
+
+
+def _expanded(found: Neighbours, queries: Side, candidates: Side, k: int) -> Neighbours:
+    """From distinct rows to all rows, of both sides."""
+    found = candidates.spread(found, min(k, len(candidates)))
+    if len(queries.distinct) == len(queries):
+        return found
+    return Neighbours(found.cosine[queries.which], found.index[queries.which])
+
+
+def _merged(earlier: Neighbours, later: Neighbours, k: int) -> Neighbours:
+    """The k best of both, where the indices of `earlier` are all lower."""
+    if not earlier.cosine.shape[1]:
+        return later
+    cosine = torch.cat([earlier.cosine, later.cosine], dim=1)
+    index = torch.cat([earlier.index, later.index], dim=1)
+    order = cosine.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return Neighbours(cosine.gather(1, order), index.gather(1, order))
+
+
+def first_largest(values: Float[Tensor, "rows columns"], k: int) -> Neighbours:
+    """The k largest of each row, largest first, the lowest index first among equals. A transposed view is as good.
+
+    The columns fall into classes, every so many-th column into one: the k largest lie in the k classes whose largest
+    values are largest, so that only these have to be sorted.
+    """
+    rows, columns = values.shape
+    classes = columns // STRIDE
+    if classes <= 4 * k:
+        return _sorted_largest(values.contiguous(), k)
+    even = classes * STRIDE
+    largest = reduce(torch.maximum, torch.split(values[:, :even], classes, dim=1))
+    best = largest.contiguous().topk(k + 1, dim=1)
+    chosen = best.indices[:, :k].sort(dim=1).values
+    steps = torch.arange(STRIDE, device=values.device) * classes
+    rest = torch.arange(even, columns, device=values.device)
+    index = torch.cat([(steps[:, None] + chosen[:, None, :]).flatten(1), rest.expand(rows, -1)], dim=1)  # ascending
+    found = _sorted_largest(values.gather(1, index), k)
+    result = Neighbours(found.cosine, index.gather(1, found.index))
+    unsure = ~(best.values[:, k] < found.cosine[:, -1])  # one more class has an equal, or something is not a number
+    if unsure.any():
+        again = _sorted_largest(values[unsure], k)
+        result.cosine[unsure], result.index[unsure] = again.cosine, again.index
+    return result
+
+
+def _sorted_largest(values: Float[Tensor, "rows columns"], k: int) -> Neighbours:
+    """`torch.topk` with the lowest index first among equals, which topk leaves open."""
+    more = min(k + 1, values.shape[1])
+    top, index = values.topk(more, dim=1)
+    top, index = top[:, :k], index[:, :k]
+    by_index = index.argsort(dim=1)
+    top, index = top.gather(1, by_index), index.gather(1, by_index)
+    top, order = top.sort(dim=1, descending=True, stable=True)
+    index = index.gather(1, order)
+    if more > k:
+        tied = (values >= top[:, -1:]).sum(dim=1) > k
+        if tied.any():
+            again, where = values[tied].sort(dim=1, descending=True, stable=True)
+            top[tied], index[tied] = again[:, :k], where[:, :k]
+    return Neighbours(top, index)
+
+
+def unit(vectors: Vectors) -> Float[Tensor, "n dim"]:
+    """The rows at length 1, in fp32, in memory of their own."""
+    rows = torch.as_tensor(vectors).detach().float()
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Matrix products in fp32, whatever the caller trains with."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+ROWS = 1 << 16
+"""Vectors that are copied at once where all are summed: 100 MB of 384 dimensions in fp32."""
+
+
+def mean_cosine(vectors: Vectors) -> float:
+    """The mean cosine of all pairs of different rows of [n, d], near 1 after a collapse; 0 for one row."""
+    count = len(vectors)
+    if count < 2:
+        return 0.0
+    sums = [unit(vectors[first : first + ROWS]).double().sum(dim=0) for first in range(0, count, ROWS)]
+    return float((torch.stack(sums).sum(dim=0).square().sum() - count) / (count * (count - 1)))

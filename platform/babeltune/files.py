@@ -1,0 +1,130 @@
+"""Files that are whole or not there, and how to know one again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+
+def version(path: Path) -> list[int]:
+    """Another value after each change of the file, as JSON keeps it; `FileNotFoundError` where there is none."""
+    stat = path.stat()
+    return [stat.st_mtime_ns, stat.st_size, stat.st_ino]
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Writes the file beside its place, then moves it there. So a reader never sees half of it, and a full disk leaves
+    what was there. With `durable` that also holds if the machine loses its power."""
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        draft.write_bytes(data)
+        if durable:
+            sync(draft)
+        draft.replace(path)
+        if durable:
+            sync(path.parent)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    """Writes a record or plain value as JSON, as `write_whole` does."""
+    write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode(), durable=durable)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process of this machine at a time changes the file within the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        yield
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Adds a line, on the disk before it returns. A last line without an end gets one first, so that both stay whole.
+
+    Call it under `locked`. A disk that refuses leaves the file as it was."""
+    with path.open("a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - 1, 0))
+        rest = (b"" if file.read(1) in (b"", b"\n") else b"\n") + line + b"\n"
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, size)
+            raise
+
+
+def as_new_files(folder: Path) -> None:
+    """Gives the files in the folder the permissions of any new file there, as the umask says.
+
+    safetensors, and what saves with it, leaves files that only their owner may read.
+    """
+    new = folder / f".new.{uuid.uuid4().hex[:8]}"
+    new.touch()
+    try:
+        mode = new.stat().st_mode & 0o666
+    finally:
+        new.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+def aside(path: Path) -> Path:
+    """Where to keep, beside it, what cannot be used of the file."""
+    number = len(list(path.parent.glob(f"{path.name}.unusable-*")))
+    return path.with_name(f"{path.name}.unusable-{number}")
+
+
+def sync(path: Path) -> None:
+    """Has the system put the file, or a folder's list of names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def end_on_a_line(path: Path) -> None:
+    """Cuts off the line that a killed process left unfinished. A record that lacks only its end is given one."""
+    content = path.read_bytes() if path.exists() else b""
+    if not content or content.endswith(b"\n"):
+        return
+    whole = content.rfind(b"\n") + 1
+    try:
+        json.loads(content[whole:])
+    except ValueError:
+        os.truncate(path, whole)
+    else:
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def plain(record: Any) -> Any:
+    """The record as dictionaries, lists and scalars, ready for JSON."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record)}
+    if isinstance(record, dict):
+        return {str(key): plain(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [plain(value) for value in record]
+    return record

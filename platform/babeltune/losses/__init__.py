@@ -1,1 +1,0 @@
-"""Math that several papers share, exact across ranks and small in memory."""

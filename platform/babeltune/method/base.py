@@ -1,0 +1,177 @@
+"""The contract between a paper's method and the platform.
+
+A method is a module (its heads, queues and temperatures are parameters and buffers, saved and resumed with the
+checkpoint). It receives an encoder, this rank's part of a global batch, and a `gather`; it returns this rank's
+share of the global loss. The platform sums loss shares and gradients over the ranks, so the result does not depend
+on their number: a method divides by `batch.total`, never by its own row count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from babeltune.method.batch import Batch, Encode, Gather
+from babeltune.schema.languages import match
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+EVERY = "*"
+"""Stands for every language among those of a method's layers."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """This rank's share: summed over ranks it is the loss of the global batch."""
+
+    total: Float[Tensor, ""]
+    terms: dict[str, Tensor] = field(default_factory=dict)
+    """Named shares for the log, detached."""
+    diagnostics: dict[str, Tensor] = field(default_factory=dict)
+    """Shares of global means: label entropy, duplicate rate, mean cosine. Of a name that ends in `_least` the log keeps
+    the least over its steps, and of the others the mean."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the platform must prepare."""
+
+    teacher: frozenset[Literal["source", "target"]] = frozenset()
+    """Sides whose teacher vectors the loss reads."""
+    hard_negatives: int = 0
+    """Mined per pair with the teacher."""
+    hard_negatives_below: float = 1.0
+    """Mined candidates are less similar to the pair's own text than this (teacher cosine)."""
+    same_dimension: bool = False
+    """The student's vectors are compared with the teacher's, so their widths must agree."""
+    in_batch_negatives: bool = False
+    order: Literal["shuffled", "length"] = "shuffled"
+    """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
+    frozen: bool = False
+    """The encoder is the teacher itself, of which every text's vector is computed once; only the method is trained."""
+    per_language: bool = False
+    """The method has layers for each training language: it is built with `languages`, and batches name them."""
+    warm_up: int = 0
+    """Teacher vectors of this many training anchors are given to `Method.warm_up` before the first step."""
+    words: bool = False
+    """Words and their translations by place; pairs in which none was found are left out of the trial."""
+    masked: float = 0.0
+    """Share of the tokens that are chosen for masked language modelling."""
+    states: bool = False
+    """The method reads token states: it is told their width and the size of the vocabulary."""
+    vectors: bool = True
+    """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
+    fixed_width: bool = False
+    """The method has a layer that takes the student's whole vectors, so `training.matryoshka` cannot cut them."""
+
+    @property
+    def prepared(self) -> Needs:
+        """What of it is prepared before the first trial; order, warm-up, masks, states and layers are matters of each
+        trial."""
+        return dataclasses.replace(self, order="shuffled", warm_up=0, masked=0.0, states=False, fixed_width=False)
+
+    @property
+    def negatives_key(self) -> str:
+        """Names the mined negatives among those that `prepare` left."""
+        return f"k={self.hard_negatives},below={self.hard_negatives_below:g}"
+
+
+TeacherVectors = Callable[[], "tuple[Float[Tensor, 'pairs teacher'], Float[Tensor, 'pairs teacher'] | None]"]
+"""Encodes one batch of pairs with the teacher: the source sides' vectors, and the target sides' if they are needed."""
+
+
+class Method(nn.Module, ABC):
+    """A paper's training objective."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    """A frozen dataclass; every field's docstring cites its equation or section."""
+
+    def __init__(self, config: Any, *, student_dim: int, teacher_dim: int, width: int = 0, vocabulary: int = 0) -> None:
+        """`width` (of a token's state) and `vocabulary` are given where `needs.states`."""
+        super().__init__()
+        self.config = config
+        self.student_dim = student_dim
+        self.teacher_dim = teacher_dim
+        self.width = width
+        self.vocabulary = vocabulary
+
+    @classmethod
+    @abstractmethod
+    def needs(cls, config: Any) -> Needs:
+        """What this configuration asks of the platform."""
+
+    @classmethod
+    def uses(cls, config: Any) -> Sequence[str]:
+        """The names of other methods that this configuration consists of."""
+        return ()
+
+    @abstractmethod
+    def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
+        """This rank's share of the loss of one global batch.
+
+        With `training.matryoshka` it is called once a dimension (`batch.cut`), on the same encoded sentences.
+        """
+
+    def warm_up(self, vectors: Float[Tensor, "rows teacher_dim"], ids: Int[Tensor, "rows"]) -> None:
+        """Takes the teacher's vectors of `needs.warm_up` anchors (fewer if there are fewer texts), and their text ids.
+
+        Called once, on every rank alike, before the first step of a trial that does not resume.
+        """
+
+    def layers(self) -> Mapping[str, nn.Sequential]:
+        """The layers after the encoder that the exported model keeps, by the language of the texts that they take.
+
+        `EVERY` takes all languages; otherwise a text of another language takes the first entry. A sequence holds linear
+        layers, with or without ReLU, and dropout.
+        """
+        return {}
+
+    @torch.no_grad()
+    def finish(
+        self, vectors: Float[Tensor, "texts student_dim"], languages: Sequence[str]
+    ) -> Float[Tensor, "texts dim"]:
+        """The encoder's vectors of texts in these languages, as the exported model gives them: through the layers of
+        each language, without dropout, and at length 1. Without layers, they stay as they are."""
+        layers = self.layers()
+        if not layers:
+            return vectors
+        first, known = next(iter(layers)), list(layers)
+        route_of = {language: match(language, known) or first for language in dict.fromkeys(languages)}
+        routes = [route_of[language] for language in languages]
+        order: list[int] = []
+        finished: list[Tensor] = []
+        training = self.training
+        self.eval()
+        for name, layer in layers.items():
+            rows = [row for row, route in enumerate(routes) if route == name]
+            finished.append(normalize(layer(vectors[rows].float()), dim=1))
+            order += rows
+        self.train(training)
+        return torch.cat(finished)[torch.tensor(order, dtype=torch.long).argsort()]
+
+    @classmethod
+    def negatives(cls, config: Any, global_batch: int) -> int:
+        """Negatives that each anchor sees, where the text has as many; recorded with every run."""
+        return global_batch - 1 if cls.needs(config).in_batch_negatives else 0
+
+    @classmethod
+    def warning(cls, means: Mapping[str, float]) -> str:
+        """What is amiss with a training whose terms and diagnostics average to `means`; empty when nothing is."""
+        return ""
+
+    @classmethod
+    def label_warning(cls, config: Any, vectors: TeacherVectors) -> str:
+        """What is amiss with the labels that this configuration makes of the teacher's vectors; empty when nothing is.
+
+        The plan asks this before anything is trained. A method that makes none does not call `vectors`.
+        """
+        return ""

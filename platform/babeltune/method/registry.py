@@ -1,0 +1,61 @@
+"""The installed methods by name, found through entry points."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from babeltune.errors import MethodError, nearest
+from babeltune.method.base import Method, Needs
+
+GROUP = "babeltune.methods"
+
+
+@lru_cache(maxsize=8)
+def _entries(find: Callable[..., Iterable[EntryPoint]]) -> tuple[EntryPoint, ...]:
+    """What `find` finds, asked once per process: it opens a file of every installed distribution, some 10 ms."""
+    return tuple(find(group=GROUP))
+
+
+def available() -> Mapping[str, str]:
+    """Method name -> `module:class`, of every installed distribution that offers methods."""
+    return {entry.name: entry.value for entry in sorted(_entries(entry_points), key=lambda e: e.name)}
+
+
+def load_method(name: str) -> type[Method]:
+    """The method class of that name; `MethodError` names the nearest one when there is none."""
+    loaded: type[Method] = entry_of(name).load()
+    return loaded
+
+
+def entry_of(name: str) -> EntryPoint:
+    """The entry point of the method of that name; `MethodError` names the nearest one when there is none."""
+    for entry in _entries(entry_points):
+        if entry.name == name:
+            return entry
+    names = list(available())
+    raise MethodError(f"no method {name!r} is installed; available: {', '.join(names) or 'none'}{nearest(name, names)}")
+
+
+def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
+    """The method's `Config` with these fields; unknown fields and wrong values raise `MethodError`."""
+    known = {f.name for f in dataclasses.fields(method.Config)}
+    for key in values:
+        if key not in known:
+            raise MethodError(
+                f"method {method.name!r} has no setting {key!r}; "
+                f"available: {', '.join(sorted(known))}{nearest(key, known)}"
+            )
+    try:
+        return method.Config(**values)
+    except (TypeError, ValueError) as error:
+        raise MethodError(f"method {method.name!r}: {error}") from error
+
+
+def needs_of(name: str, config: Mapping[str, Any]) -> Needs:
+    """What the method of that name needs with these settings."""
+    method = load_method(name)
+    return method.needs(make_config(method, config))

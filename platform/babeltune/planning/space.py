@@ -1,0 +1,421 @@
+"""The searched settings: which exist, what values they take, and how one proposal becomes a `Trial`.
+
+`search.py` passes Optuna trials to `suggest`; `sweep_file.py` checks each setting against the method that would get it.
+Settings are drawn in an order that depends on their names only, so a sweep file's key order changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from babeltune.errors import SpecError, nearest
+from babeltune.files import plain
+from babeltune.method import Method, Needs, load_method, make_config
+from babeltune.planning.rules import RANGES, kind_of
+from babeltune.schema.records import Average, Parameter, Sampling, Scalar, Student, Sweep, Training, Trial
+
+Params = dict[str, Scalar]
+
+SECTIONS: dict[str, type[Any]] = {
+    "training": Training,
+    "training.average": Average,
+    "student": Student,
+    "data.sampling": Sampling,
+}
+"""Where a parameter with a dot in its name may live."""
+OTHERS = ("method", "seed")
+"""Bare names that are not fields of a method's `Config`."""
+TOKENIZED = (
+    "student.kind",
+    "student.model",
+    "student.revision",
+    "student.start",
+    "student.embeddings_from",
+    "student.trim",
+    "student.vocabulary",
+    "student.max_tokens",
+    "student.prompt",
+)
+"""Student fields that decide what is prepared before the first trial."""
+GRIDDED = ("choice", "const", "int")
+"""The kinds of parameters that a grid can take every value of."""
+MANY = 4096
+"""At most this many combinations of choices are looked at."""
+
+
+class Suggests(Protocol):
+    """The part of an Optuna trial that `suggest` uses."""
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar: ...
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Suggests at random, the same for equal seed and number on every machine."""
+
+    generator: random.Random
+
+    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
+        # Drawn as a power of the ratio, so that the ends stay the ends.
+        part = self.generator.random()
+        return low * (high / low) ** part if log else low + (high - low) * part
+
+    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int:
+        if not log:
+            return self.generator.randint(low, high)
+        return min(high, max(low, round(self.suggest_float(name, low - 0.5, high + 0.5, log=True))))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar:
+        return self.generator.choice(list(choices))
+
+
+def suggest(parameters: Mapping[str, Parameter], trial: Suggests) -> Params:
+    """Asks the trial for every parameter whose `when` holds; a `const` is returned without asking."""
+    params: Params = {}
+    for name in ordered(parameters):
+        parameter = parameters[name]
+        if is_active(parameter, params):
+            params[name] = _ask(name, parameter, trial)
+    return params
+
+
+def _ask(name: str, parameter: Parameter, trial: Suggests) -> Scalar:
+    kind = kind_of(parameter)
+    if kind == "const":
+        return parameter.const
+    if kind == "choice":
+        return trial.suggest_categorical(name, list(parameter.choice or ()))
+    low, high = getattr(parameter, kind)
+    log = kind.startswith("log")
+    if kind.endswith("int"):
+        return trial.suggest_int(name, int(low), int(high), log=log)
+    return trial.suggest_float(name, float(low), float(high), log=log)
+
+
+def sample(sweep: Sweep, number: int) -> Params:
+    """Parameters drawn at random: the same for the same sweep seed and number."""
+    return suggest(sweep.parameters, Draw(random.Random(f"{sweep.seed}:{number}")))
+
+
+def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
+    """Names such that each comes after those in its `when`, otherwise alphabetically.
+
+    Raises `SpecError` when conditions form a circle. Names that a `when` gives but nobody defines are passed over.
+    """
+    waiting, order = sorted(parameters), list[str]()
+    while waiting:
+        for name in waiting:
+            if all(other in order or other not in parameters for other in parameters[name].when):
+                order.append(name)
+                waiting.remove(name)
+                break
+        else:
+            raise SpecError(f"the conditions (`when`) of {', '.join(waiting)} depend on one another in a circle")
+    return tuple(order)
+
+
+def is_active(parameter: Parameter, params: Mapping[str, Scalar]) -> bool:
+    """Whether the parameter exists, given those that its `when` names."""
+    return all(
+        name in params and any(same(params[name], value) for value in accepted)
+        for name, accepted in ((name, accepted_values(values)) for name, values in parameter.when.items())
+    )
+
+
+def accepted_values(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    """One value or several, as several."""
+    return values if isinstance(values, tuple) else (values,)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, where true is not 1."""
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
+
+
+def allows(parameter: Parameter, value: Scalar) -> bool:
+    """Whether the parameter can take that value."""
+    kind = kind_of(parameter)
+    if kind == "const":
+        return same(parameter.const, value)
+    if kind == "choice":
+        return any(same(choice, value) for choice in parameter.choice or ())
+    low, high = getattr(parameter, kind)
+    number = isinstance(value, int if kind.endswith("int") else int | float) and not isinstance(value, bool)
+    return number and low <= cast(float, value) <= high
+
+
+# --- Combinations ---------------------------------------------------------------------------------------------------
+
+
+def combinations(
+    parameters: Mapping[str, Parameter],
+    names: Iterable[str] | None = None,
+    *,
+    end: int = 0,
+    values: Callable[[Parameter], Iterable[Scalar]] | None = None,
+) -> Iterator[Params]:
+    """Every reachable combination of choices of these parameters (all, when None) and of those they depend on.
+
+    A range stands at its low end (`end` 0) or its high end (1), or at what `values` gives. At most `MANY` are given.
+    """
+    wanted = _with_conditions(parameters, parameters if names is None else names)
+    order = [name for name in ordered(parameters) if name in wanted]
+
+    def walk(index: int, params: Params) -> Iterator[Params]:
+        if index == len(order):
+            yield params
+            return
+        name = order[index]
+        if not is_active(parameters[name], params):
+            yield from walk(index + 1, params)
+            return
+        for value in values_of(parameters[name], end) if values is None else values(parameters[name]):
+            yield from walk(index + 1, {**params, name: value})
+
+    return itertools.islice(walk(0, {}), MANY)
+
+
+def values_of(parameter: Parameter, end: int) -> tuple[Scalar, ...]:
+    """The choices, the constant, or one end of the range in the range's own type."""
+    kind = kind_of(parameter)
+    if kind in RANGES:
+        value = getattr(parameter, kind)[end]
+        return (int(value) if kind.endswith("int") else float(value),)
+    return (parameter.choice or ()) if kind == "choice" else (parameter.const,)
+
+
+def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
+    """Every combination of choices, constants and whole numbers, those that exist only under a condition where it
+    holds: what `sampler: {kind: grid}` proposes, in order, the last name varying fastest. At most `MANY`.
+
+    Raises `SpecError` for a parameter with values in between.
+    """
+    for name, parameter in parameters.items():
+        if kind_of(parameter) not in GRIDDED:
+            raise SpecError(
+                f"{name}: {words_for(parameter)} has values in between, and a grid needs points; "
+                "give a choice, such as {choice: [0.05, 0.1]}, or another sampler"
+            )
+    return list(combinations(parameters, values=_points_of))
+
+
+def _points_of(parameter: Parameter) -> Iterable[Scalar]:
+    return values_of(parameter, 0) if parameter.int is None else range(int(parameter.int[0]), int(parameter.int[1]) + 1)
+
+
+def within_grid(sweep: Sweep) -> Sweep:
+    """The sweep with a budget of no more trials than its grid has points."""
+    if sweep.sampler.kind != "grid":
+        return sweep
+    trials = min(sweep.budget.trials, len(grid(sweep.parameters)))
+    return replace(sweep, budget=replace(sweep.budget, trials=trials))
+
+
+def _with_conditions(parameters: Mapping[str, Parameter], names: Iterable[str]) -> set[str]:
+    wanted, waiting = set[str](), [name for name in names if name in parameters]
+    while waiting:
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += [other for other in parameters[name].when if other in parameters]
+    return wanted
+
+
+def proposable_methods(sweep: Sweep) -> tuple[str, ...]:
+    """The methods that a trial of this sweep can have."""
+    parameter = sweep.parameters.get("method")
+    return (sweep.method,) if parameter is None else tuple(str(value) for value in values_of(parameter, 0))
+
+
+def fields_of(method: type[Method]) -> set[str]:
+    """The names of the method's settings."""
+    return {field.name for field in dataclasses.fields(method.Config)}
+
+
+def has_paper(method: type[Method]) -> bool:
+    """Whether the method's `Config` has the literal paper's settings, `Config.paper()`."""
+    return callable(getattr(method.Config, "paper", None))
+
+
+def as_printed(method: type[Method]) -> dict[str, Any]:
+    """The fields of `Config.paper()`."""
+    printed: Any = method.Config.paper()  # type: ignore[attr-defined]
+    return {name: getattr(printed, name) for name in fields_of(method)}
+
+
+def is_bare(name: str) -> bool:
+    """Whether a parameter names a field of the method's `Config`."""
+    return "." not in name and name not in OTHERS
+
+
+def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar]) -> Any:
+    """The method's `Config`: its defaults, the sweep's fixed fields or the paper's, the proposal; fields of other
+    methods left out.
+
+    Raises `MethodError` for a value that the method refuses.
+    """
+    known = fields_of(method)
+    fixed = as_printed(method) if sweep.config == "paper" and has_paper(method) else sweep.fixed
+    values = {**fixed, **{name: value for name, value in params.items() if is_bare(name)}}
+    return make_config(method, {name: value for name, value in values.items() if name in known})
+
+
+def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], Any]]:
+    """Parameters, method and `Config` of every combination of choices, ranges at either end.
+
+    `extra` names parameters with a dot that vary too. Raises `MethodError` as `config_for` does.
+    """
+    names = [name for name in sweep.parameters if is_bare(name) or name == "method"] + list(extra)
+    for end in (0, 1):
+        for params in combinations(sweep.parameters, names, end=end):
+            method = load_method(str(params.get("method", sweep.method)))
+            yield params, method, config_for(sweep, method, params)
+
+
+def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
+    """Every distinct need of the configurations that can be proposed and of the default one, with an example."""
+    found: dict[tuple[str, Needs], tuple[str, Any, Needs]] = {}
+    default = default_params(sweep)
+    method = load_method(str(default.get("method", sweep.method)))
+    first = (default, method, config_for(sweep, method, default))
+    for _, method, config in (first, *configurations(sweep)):
+        needs = method.needs(config).prepared
+        found.setdefault((method.name, needs), (method.name, config, needs))
+    return list(found.values())
+
+
+def methods_used(sweep: Sweep) -> tuple[str, ...]:
+    """The methods whose code a trial of this sweep can run: those that can be proposed, and those inside of these."""
+    inside = [name for _, method, config in configurations(sweep) for name in method.uses(config)]
+    return tuple(dict.fromkeys([*proposable_methods(sweep), *inside]))
+
+
+def frozen_only(sweep: Sweep) -> bool:
+    """Whether every method that can be proposed keeps the teacher as its encoder, so that no student is trained."""
+    return all(needs.frozen for _, _, needs in possible_needs(sweep))
+
+
+def preparations(sweep: Sweep) -> list[Student]:
+    """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
+    found = [_section(sweep.student, "student", default_params(sweep))]
+    for params in combinations(sweep.parameters, TOKENIZED):
+        student = _section(sweep.student, "student", {name: params[name] for name in TOKENIZED if name in params})
+        if student not in found:
+            found.append(student)
+    return found
+
+
+# --- Proposals and trials -------------------------------------------------------------------------------------------
+
+
+def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial:
+    """The trial of these parameters; what they leave out stays as the sweep file has it.
+
+    All trials share the sweep's seed (unless `seed` is searched), so that they start from the same weights and meet
+    the pairs in the same order: what differs between two of them is the settings.
+    """
+    method = load_method(str(params.get("method", sweep.method)))
+    return Trial(
+        number=number,
+        seed=int(cast(int, params.get("seed", sweep.seed))),
+        method=method.name,
+        config=plain(config_for(sweep, method, params)),
+        student=_section(sweep.student, "student", params),
+        training=_training(sweep.training, params),
+        sampling=_section(sweep.data.sampling, "data.sampling", params),
+        objectives=sweep.objectives,
+        params=dict(params),
+    )
+
+
+def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
+    """The section with the proposed values, those of its average too."""
+    found: Training = _section(training, "training", params)
+    if found.average is None:
+        return found
+    return replace(found, average=_section(found.average, "training.average", params))
+
+
+def section_of(sweep: Sweep, prefix: str) -> Any:
+    """The section whose fields parameters of this prefix name."""
+    records = {"training": sweep.training, "training.average": sweep.training.average, "student": sweep.student}
+    return {**records, "data.sampling": sweep.data.sampling}[prefix]
+
+
+def _section(record: Any, prefix: str, params: Mapping[str, Scalar]) -> Any:
+    """The record with the values of `prefix.field` parameters."""
+    given = {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
+    return record.changed(**given) if isinstance(record, Student) else replace(record, **given)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """`data.sampling.temperature` as (`data.sampling`, `temperature`); a bare name has the empty prefix."""
+    prefix, _, last = name.rpartition(".")
+    return prefix, last
+
+
+def default_params(sweep: Sweep) -> Params:
+    """The parameters' values before anything is searched: constants, the sweep file's own values, and defaults."""
+    method_parameter = sweep.parameters.get("method")
+    fixed = method_parameter is not None and kind_of(method_parameter) == "const"
+    method = load_method(str(method_parameter.const) if method_parameter and fixed else sweep.method)
+    config = plain(config_for(sweep, method, {}))
+    params: Params = {}
+    for name in ordered(sweep.parameters):
+        parameter = sweep.parameters[name]
+        prefix, last = split_name(name)
+        if not is_active(parameter, params) or (is_bare(name) and name not in config):
+            continue
+        if kind_of(parameter) == "const":
+            params[name] = parameter.const
+        elif prefix:
+            params[name] = getattr(section_of(sweep, prefix), last)
+        else:
+            named: Params = {"method": method.name, "seed": sweep.seed}
+            params[name] = named[name] if name in named else _within(parameter, config[name])
+    return params
+
+
+def _within(parameter: Parameter, value: Scalar) -> Scalar:
+    """The value; where the parameter cannot take it, the nearest end of its range or its first choice.
+
+    None, which stands for a rule rather than a value, stays.
+    """
+    if value is None or allows(parameter, value):
+        return value
+    low, high = (values_of(parameter, end)[0] for end in (0, 1))
+    above = kind_of(parameter) in RANGES and cast(float, value) > cast(float, high)
+    return high if above else low
+
+
+def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:
+    """Refuses a given point (`sampler.points`) that no proposal could equal. Raises `SpecError`."""
+    for name, value in point.items():
+        parameter = sweep.parameters.get(name)
+        if parameter is None:
+            known = ", ".join(sweep.parameters) or "none"
+            raise SpecError(f"{name!r} is not a parameter; allowed: {known}{nearest(name, sweep.parameters)}")
+        if not allows(parameter, value):
+            raise SpecError(f"{name}: {value!r} is out of reach; allowed: {words_for(parameter)}")
+        for other, values in parameter.when.items():
+            accepted = accepted_values(values)
+            if other not in point or not any(same(point[other], choice) for choice in accepted):
+                has = f"it has {point[other]!r}" if other in point else "it leaves that out"
+                wanted = " or ".join(map(repr, accepted))
+                raise SpecError(f"{name}: exists only when {other} is {wanted}, and {has}; give both or neither")
+
+
+def words_for(parameter: Parameter) -> str:
+    """What values the parameter takes, as an error or a table says it."""
+    kind = kind_of(parameter)
+    if kind in RANGES:
+        low, high = getattr(parameter, kind)
+        return f"{low} to {high}" + (", whole" if kind.endswith("int") else "") + (", log" if "log" in kind else "")
+    return ", ".join(repr(value) for value in values_of(parameter, 0))

@@ -1,0 +1,330 @@
+"""Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
+
+The file comes first, then whole sections from `--with` files, then single keys from `--set`. Everything that is wrong
+is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+import babeltune
+from babeltune.errors import BabeltuneError, SpecError
+from babeltune.files import plain
+from babeltune.planning.availability import Hub, data_problems, reach_problems
+from babeltune.planning.checks import method_problems
+from babeltune.planning.data_rules import respelled
+from babeltune.planning.goals import dev_metrics
+from babeltune.planning.rules import KINDS, problems
+from babeltune.planning.starts import pin_starts, start_problems
+from babeltune.schema.bounds import Problem
+from babeltune.schema.document import Document, Key, assign, describe, read_document, validate
+from babeltune.schema.paths import expand_open, find_file, repository
+from babeltune.schema.presets import FIELDS, PRESETS
+from babeltune.schema.records import Data, Sweep, Teacher
+
+__all__ = [
+    "check_method",
+    "check_reachable",
+    "data_root",
+    "dev_metrics",
+    "find_file",
+    "read_data",
+    "read_sweep",
+    "read_teacher",
+    "repository",
+    "sweep_from",
+    "sweep_id",
+]
+
+BUNDLED_ROOT = "bundled:"
+"""The `data.root` of the corpus that comes with the package."""
+PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
+"""Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
+the same on two machines."""
+SECTIONS = ("data", "student", "teacher")
+REQUIRED = frozenset({"method", "name", "objectives", "data"})
+"""Keys that every sweep file has. An overlay lacks `method` and another one."""
+REGISTERED = "models:/"
+"""Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
+NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
+
+
+def read_sweep(
+    path: str | Path,
+    *,
+    overlays: Sequence[str | Path] = (),
+    assignments: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    check: bool = True,
+    reach: bool = False,
+    fetch: Callable[[str], str] | None = None,
+) -> Sweep:
+    """The sweep of that file with these overlays and assignments.
+
+    `check` also asks the methods and the teacher's languages (`check_method`), `reach` also whether models, data sets
+    and the data's root are there (`check_reachable`). `fetch` gives the folder of a registered model, which then
+    stands in the sweep in place of `models:/NAME@ALIAS`, and that of a start. Raises `SpecError` naming every problem.
+    """
+    file = find_file(path)
+    document = read_document(file)
+    if {"address", "storage"} & document.values.keys() and "method" not in document.values:
+        raise SpecError(f"{file}: this is a cluster file, not a sweep file; it goes behind --cluster")
+    for overlay in overlays:
+        _overlay(document, read_document(find_file(overlay)))
+    for assignment in assignments:
+        assign(document, assignment)
+    missing = REQUIRED - document.values.keys()
+    if "method" in missing and len(missing) > 1 and document.values:
+        raise SpecError(
+            f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
+            f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
+        )
+    _fetch_models(document, fetch)
+    starts = pin_starts(document, fetch, environ)
+    sweep = _typed(document, environ)
+    _refuse(problems(sweep), document.error)
+    if check:
+        _refuse(start_problems(sweep, starts), document.error)
+        _refuse(method_problems(sweep), document.error)
+    if reach:
+        _refuse(_reach(sweep, environ), document.error)
+    return sweep
+
+
+def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
+    """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
+    alone has no `train`. Its files and data sets are there, or `SpecError` says which are not."""
+    document = read_document(find_file(path))
+    if "data" not in document.values:
+        raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
+    rest: dict[str, Any] = {"name": "data", "method": "none", "objectives": []}
+    given = document.values["data"]
+    absent = isinstance(given, dict) and "train" not in given
+    data = {"train": [], **given} if absent else given
+    sweep = _typed(Document(rest | {"data": data}, document.places), environ)
+    found = (problem for problem in problems(sweep) if problem[0][0] == "data")
+    _refuse((problem for problem in found if not absent or problem[0] != ("data", "train")), document.error)
+    root = data_root(sweep, environ)
+    _refuse(data_problems(sweep, root, Hub(os.environ if environ is None else environ)), document.error)
+    return sweep.data, root
+
+
+def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) -> Teacher | None:
+    """The teacher of a sweep file, or of a file for `--with` that has such a section; None where it has none."""
+    document = read_document(find_file(path))
+    if not {"method", "teacher"} & document.values.keys():
+        return None
+    rest: dict[str, Any] = {"name": "teacher", "method": "none", "objectives": [], "data": {"train": []}}
+    given = {name: value for name, value in document.values.items() if name == "teacher"}
+    sweep = _typed(Document(rest | given, document.places), environ)
+    _refuse((problem for problem in problems(sweep) if problem[0][0] == "teacher"), document.error)
+    return sweep.teacher
+
+
+def sweep_from(values: Mapping[str, Any]) -> Sweep:
+    """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
+    try:
+        return TypeAdapter(Sweep).validate_json(json.dumps(values), strict=True)
+    except ValidationError as error:
+        raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
+
+
+ADDED: dict[str, Any] = {
+    "max_line_bytes": 1 << 20,
+    "max_dropped": 0.05,
+    "quoted": None,
+    "delimiter": ",",
+    "right_model": "student",
+    "kind": "transformer",
+    "embedding_learning_rate": 1.0,
+    "qrels": "test",
+    "languages": [],
+    "language_field": "language",
+    "same_id": "keep",
+    "corpus": "target",
+    "cutoff": 100,
+    "matryoshka": [],
+    "compute": None,
+    "rates": None,
+    "trim": False,
+    "multivariate": False,
+    "group": False,
+    "first_points": None,
+    "regret": 0.001,
+    "finished": 3,
+    "average": None,
+    "start": None,
+    "embeddings_from": None,
+}
+"""Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
+
+
+def sweep_id(sweep: Sweep) -> str:
+    """The sweep's name and ten hexadecimal digits of SHA-256 over everything in it that decides results.
+
+    Budget, description and promotion are left out; `data.root` counts as it is written. The order of keys, and
+    whether a default was written out, do not count.
+    """
+    deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
+    text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def _canonical(value: Any) -> Any:
+    """The value with whole floats as integers: 1.0 and 1 are one setting."""
+    if isinstance(value, dict):
+        later = {key for key, default in ADDED.items() if key in value and value[key] == default}
+        return {key: _canonical(item) for key, item in value.items() if key not in later}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def data_root(sweep: Sweep, environ: Mapping[str, str] | None = None) -> Path:
+    """The folder where the sweep's relative paths start. Raises `SpecError` when it does not exist."""
+    written = sweep.data.root
+    if written == BUNDLED_ROOT:
+        return Path(babeltune.__file__).resolve().parent / "bundled"
+    base = repository() or Path.cwd()
+    # `Path.resolve` raises for links that form a circle.
+    root = Path(os.path.realpath(base / Path(expand_open(written, environ)).expanduser()))
+    if not root.is_dir():
+        raise SpecError(
+            f"data.root: {written!r} means the folder {root}, which does not exist; change data.root or its variable"
+        )
+    return root
+
+
+def check_method(sweep: Sweep) -> None:
+    """Checks parameters, fixed settings, objectives and points against every method that can be proposed, and the
+    teacher's languages and width against what those methods need. Raises `SpecError` naming every problem."""
+    _refuse(method_problems(sweep), Document(plain(sweep)).error)
+
+
+def check_reachable(sweep: Sweep, environ: Mapping[str, str] | None = None) -> None:
+    """Checks that models and data sets are folders, in the local cache, or on a hub that answers within seconds.
+
+    Raises `SpecError` naming each one that is not, and what to do.
+    """
+    _refuse(_reach(sweep, environ), Document(plain(sweep)).error)
+
+
+def _reach(sweep: Sweep, environ: Mapping[str, str] | None) -> list[Problem]:
+    try:
+        root = data_root(sweep, environ)
+    except SpecError as error:
+        return [(("data", "root"), str(error).removeprefix("data.root: "))]
+    return list(reach_problems(sweep, root, environ))
+
+
+def _refuse(found: Iterable[Problem], error: Callable[[Key, str], str]) -> None:
+    lines = list(dict.fromkeys(error(key, problem) for key, problem in found))
+    if lines:
+        raise SpecError("\n".join(lines))
+
+
+def _overlay(document: Document, overlay: Document) -> None:
+    """Replaces whole sections."""
+    for key, value in overlay.values.items():
+        places = {old[1:]: place for old, place in overlay.places.items() if old[0] == key}
+        document.put((key,), value, places)
+
+
+def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
+    """Puts folders in place of the registered models that student and teacher name."""
+    choices = document.get(("parameters", "student.model", "choice"))
+    keys: list[Key] = [("student", "model"), ("teacher", "model")]
+    keys += [("parameters", "student.model", "choice", i) for i in range(len(choices or ()))]
+    for key in keys:
+        name = document.get(key)
+        if not isinstance(name, str) or not name.startswith(REGISTERED):
+            continue
+        if fetch is None:
+            raise SpecError(document.error(key, f"{name!r} is in a registry, which is not asked here; name a folder"))
+        try:
+            folder = fetch(name)
+        except BabeltuneError as error:
+            raise SpecError(document.error(key, str(error))) from error
+        document.put(key, folder, {(): document.place(key)})
+
+
+def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
+    """The document as a `Sweep`, with the variables in its paths replaced."""
+    lines: list[str] = []
+    for section in SECTIONS:
+        lines += _prepare_values(document, (section,), document.values.get(section), environ)
+    lines += _kind_problems(document) + _preset_problems(document)
+    try:
+        sweep = validate(document, Sweep)
+    except SpecError as error:
+        raise SpecError("\n".join([*lines, str(error)])) from error
+    if lines:
+        raise SpecError("\n".join(lines))
+    return replace(sweep, data=respelled(sweep.data))
+
+
+def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[str, str] | None) -> list[str]:
+    """Replaces variables in paths and makes column numbers text, in place; the problems met."""
+    lines: list[str] = []
+    items: Iterable[tuple[Any, Any]] = (
+        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    )
+    for part, item in list(items):
+        here = (*key, part)
+        if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
+            try:
+                value[part] = expand_open(item, environ)
+            except SpecError as error:
+                lines.append(document.error(here, str(error)))
+        elif key[-1] == "columns" and isinstance(item, int) and not isinstance(item, bool):
+            value[part] = str(item)
+        else:
+            lines += _prepare_values(document, here, item, environ)
+    return lines
+
+
+def _preset_problems(document: Document) -> list[str]:
+    """A shape beside searched presets, or a whole one beside a preset; looked at as written, where a default can be
+    told from nothing."""
+    student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
+    written = student if isinstance(student, dict) else {}
+    choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
+    given = [name for name in FIELDS if name in written]
+    if searched is None:
+        without_effect = written.get("preset") in PRESETS and len(given) == len(FIELDS)
+        words = f"student gives {', '.join(given)}, so the preset decides nothing; remove those that it is to decide"
+        return [document.error(("student", "preset"), words)] if without_effect else []
+    if written.get("preset") is None and None in choices:
+        return []
+    return [
+        document.error(
+            ("student", name),
+            "each searched student.preset decides it; remove it, or give it to all of them: "
+            f"parameters.student.{name}: {{const: {describe(written[name])}}}",
+        )
+        for name in given
+    ]
+
+
+def _kind_problems(document: Document) -> list[str]:
+    """Parameters that have no kind or several; looked at as written, where `const: null` can be told from nothing."""
+    parameters = document.values.get("parameters")
+    lines = []
+    for name, parameter in parameters.items() if isinstance(parameters, dict) else ():
+        if not isinstance(parameter, dict):
+            continue
+        given = [kind for kind in KINDS if kind in parameter]
+        unknown = [key for key in parameter if key not in (*KINDS, "when")]
+        if len(given) != 1 and not unknown:
+            has = " and ".join(given) or describe(parameter)
+            lines.append(document.error(("parameters", name), f"has {has}; give exactly one of {', '.join(KINDS)}"))
+    return lines

@@ -1,0 +1,255 @@
+"""What a sweep may do and probably does not mean. Nothing here refuses anything."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+MANY_EPOCHS = 1_000
+"""Times that a trial may see a pair before it is said."""
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from babeltune.data.corpus import Corpus
+    from babeltune.schema.cluster import Cluster
+    from babeltune.schema.records import Sweep
+
+LABELLED = 128
+"""Pairs by which the plan judges a teacher's labels: an English teacher encodes them in about a second."""
+
+
+def about_sweep(sweep: Sweep) -> Iterator[str]:
+    """What can be said without reading the data."""
+    yield from about_trials(sweep)
+    yield from about_memory(sweep)
+    yield from about_languages(sweep)
+    yield from about_projection(sweep)
+
+
+def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]:
+    """Values of `--set` that no trial takes, since the search proposes others."""
+    for name in (assignment.partition("=")[0].strip() for assignment in assignments):
+        if name in sweep.parameters:
+            yield (
+                f"{name} is searched, so trials do not take the value of --set; to fix it: "
+                f"--set 'parameters.{name}={{const: VALUE}}'"
+            )
+
+
+def about_trials(sweep: Sweep) -> Iterator[str]:
+    """Trials that are all alike."""
+    if not sweep.parameters and sweep.budget.trials > 1:
+        yield (
+            f"nothing is searched, so all {sweep.budget.trials} trials are one and the same; search something, or "
+            "seeds: --set 'parameters.seed={int: [0, 9]}'"
+        )
+
+
+def about_plugins(names: Iterable[str]) -> Iterator[str]:
+    """What a job does not ship: the dependencies of the distributions that its methods are from."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    from babeltune.method.plugins import described, needs_beside
+
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):  # then building its wheel is refused
+            if needs := needs_beside(plugin := distribution(name)):
+                yield (
+                    f"the job ships {described(plugin)}, not what it depends on: {', '.join(needs)}; install these on "
+                    "the cluster's nodes, such as in their image"
+                )
+
+
+def about_order(metric: str | None) -> Iterator[str]:
+    """Trials ordered by their loss or a part of it."""
+    if metric is not None and metric.startswith("train/") and not metric.startswith("train/pairs"):
+        yield f"{metric} is of the training, by which trials with other settings do not compare; sort by dev/…"
+
+
+def about_languages(sweep: Sweep) -> Iterator[str]:
+    """Codes that nobody knows, languages that a frozen encoder is not said to know, and those for which a method has
+    no layers."""
+    from babeltune.planning.checks import taught_languages
+    from babeltune.planning.goals import task_languages
+    from babeltune.planning.space import possible_needs
+    from babeltune.schema.languages import known_by, match, meaning
+
+    trained = list(dict.fromkeys(language for side in taught_languages(sweep) for language in side))
+    needs = [need for _, _, need in possible_needs(sweep)]
+    strange = [language for language in trained if not known_by(language, sweep.teacher.languages)]
+    if strange and any(need.frozen for need in needs):
+        yield (
+            f"the frozen encoder {sweep.teacher.model!r} is not said to know {', '.join(strange)}: its vectors of that "
+            "text are taken as they are, and only the layers after it are trained"
+        )
+    scored = dict.fromkeys(itertools.chain(*map(task_languages, (*sweep.data.dev, *sweep.data.test))))
+    lacking = [language for language in scored if match(language, trained) is None]
+    for code in dict.fromkeys([*trained, *scored, *sweep.teacher.languages]):
+        if not meaning(code).known:
+            yield (
+                f"{code!r} is no code of a language in ISO 639 (with a script or region, as in zho_Hans or zho-CN, or "
+                "without): it stands for a language of its own"
+            )
+    if lacking and any(need.per_language for need in needs):
+        yield (
+            f"there are no layers for {', '.join(lacking)}, which is scored but not trained on: such texts take those "
+            f"of {trained[0]}"
+        )
+
+
+def about_projection(sweep: Sweep) -> Iterator[str]:
+    """A projection that a method does not read, and that its models therefore do not have."""
+    from babeltune.planning.space import configurations
+
+    searched = "student.projection" in sweep.parameters
+    if sweep.student.projection is None and not searched:
+        return
+    blind = dict.fromkeys(
+        method.name for _, method, config in configurations(sweep) if not method.needs(config).vectors
+    )
+    if blind:
+        yield (
+            f"student.projection has no effect on {', '.join(blind)}, which reads token states: its models have none, "
+            "and the student's own width"
+        )
+
+
+def about_queue(sweep: Sweep, anchors: int) -> Iterator[str]:
+    """A queue that a text of so many distinct anchors cannot fill without repeats."""
+    from babeltune.planning.space import configurations
+
+    longest: dict[str, int] = {}
+    for _, method, config in configurations(sweep):
+        longest[method.name] = max(longest.get(method.name, 0), method.needs(config).warm_up)
+    for name, entries in longest.items():
+        if entries > anchors:
+            yield (
+                f"{name} has a queue of up to {entries:,} entries, and the training text {anchors:,} distinct anchors "
+                "to fill it with: the rest would be repeats, which are no more negatives; lower the queue to that"
+            )
+
+
+def about_labels(sweep: Sweep, corpus: Corpus, samples: int) -> Iterator[str]:
+    """Labels that say nothing, or no more than hard ones, by the trials that the plan shows: judged by the teacher's
+    vectors of `LABELLED` pairs, drawn at random. A teacher that is not on this machine is not asked."""
+    from babeltune.errors import TeacherError
+    from babeltune.method import load_method, make_config
+    from babeltune.planning.availability import is_at_hand
+    from babeltune.planning.plan import shown_trials
+
+    if len(corpus.pairs) < 2 or not is_at_hand(sweep.teacher.model):
+        return
+    both = functools.cache(functools.partial(_teacher_vectors, sweep, corpus))
+    found: dict[str, list[str]] = {}
+    for number, trial in enumerate(shown_trials(sweep, samples)):
+        method, size = load_method(trial.method), trial.training.global_batch
+
+        def vectors(size: int = size) -> tuple[Tensor, Tensor | None]:
+            source, target = both()
+            return source[:size], None if target is None else target[:size]
+
+        try:
+            words = method.label_warning(make_config(method, trial.config), vectors)
+        except TeacherError as error:
+            yield f"the labels were not looked at: {error}"
+            return
+        found.setdefault(words, []).append(f"sample {number - 1}" if number else "default")
+    found.pop("", None)
+    for words, who in found.items():
+        yield f"{', '.join(who)}: {words}"
+
+
+def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | None]:
+    """The teacher's vectors of some pairs' source sides, and of their target sides where a method reads these."""
+    import numpy as np
+    import torch
+
+    from babeltune.data.teacher import load_teacher
+    from babeltune.planning.preparation import wanted_of
+
+    teacher = load_teacher(sweep.teacher)
+    rows = np.random.default_rng(sweep.seed).permutation(len(corpus.pairs))[:LABELLED]
+
+    def encoded(side: int) -> Tensor:
+        return torch.from_numpy(teacher.encode([corpus.texts[i] for i in corpus.pairs[rows, side]]))
+
+    source = encoded(0)
+    if "target" not in wanted_of(sweep).sides:
+        return source, None
+    return source, source if sweep.teacher.target_side == "copy_anchor" else encoded(1)
+
+
+def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int]) -> Iterator[str]:
+    """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
+    from babeltune.planning.space import values_of
+
+    def largest(name: str, own: int) -> int:
+        parameter = sweep.parameters.get(name)
+        values: list[Any] = [own] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
+        return int(max(values))
+
+    total, size = sum(pairs.values()), max(pairs.values(), default=0)
+    batches = {sweep.data.sampling.batches} | set(
+        values_of(sweep.parameters["data.sampling.batches"], 0) if "data.sampling.batches" in sweep.parameters else ()
+    )
+    most, batch = (total if "mixed" in batches else size), largest("training.global_batch", sweep.training.global_batch)
+    if batch > most:
+        yield (
+            f"training.global_batch {batch:,} is more than the {most:,} pairs that one batch can hold "
+            f"({'all' if 'mixed' in batches else 'of the largest language pair'}): batches are no larger, and fewer "
+            "negatives; lower it, or give more text"
+        )
+    seen = largest("training.pairs", sweep.training.pairs)
+    if sweep.budget.unit == "pairs" and seen > MANY_EPOCHS * total:
+        yield (
+            f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "
+            f"{MANY_EPOCHS:,} teach nothing more; lower it, or give more text"
+        )
+    if single := [name for name, rows in dev.items() if rows < 2]:
+        yield f"{', '.join(single)}: one row, whose score is 0 or 1 and says nothing; it counts in the set's mean"
+
+
+def about_memory(sweep: Sweep) -> Iterator[str]:
+    """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
+    import psutil
+
+    from babeltune.planning.checks import student_with
+    from babeltune.planning.plan import student_parameters
+    from babeltune.planning.space import combinations
+
+    searched = [name for name in sweep.parameters if name.startswith("student.")]
+    students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]
+    size = max(student_parameters(student, sweep.teacher) or 0 for student in students)
+    needed, there = 16 * size, psutil.virtual_memory().total
+    if needed > there:
+        yield (
+            f"the largest student has {size / 1e6:,.0f} M weights, and training one takes {needed / 2**30:,.0f} GiB a "
+            f"worker; this machine has {there / 2**30:,.0f}: check student.layers, width, feed_forward and vocabulary"
+        )
+
+
+def about_precision(sweep: Sweep) -> Iterator[str]:
+    """Half precision that this machine would emulate."""
+    from babeltune.memory import emulates_bf16
+
+    half = [key for key in ("training", "teacher") if getattr(sweep, key).precision == "bf16"]
+    if half and emulates_bf16():
+        keys = " ".join(f"--set {key}.precision=fp32" for key in half)
+        yield (
+            "this machine has no instructions for bf16 and would emulate it, tens of times slower than fp32: " + keys
+        )
+
+
+def about_gpus(cluster: Cluster) -> Iterator[str]:
+    """GPUs of this machine of which the cluster file gives none to a worker."""
+    import torch
+
+    if torch.cuda.is_available() and not cluster.gpus_per_worker:
+        yield (
+            f"this machine has {torch.cuda.device_count()} GPUs, and cluster {cluster.name!r} gives a worker none of "
+            "them: --cluster clusters/local_gpu.yaml"
+        )

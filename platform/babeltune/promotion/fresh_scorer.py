@@ -1,0 +1,226 @@
+"""Scores model folders with plain sentence-transformers, in a process of its own.
+
+Promotion trusts no number that this process does not reproduce: it shares no state with training, and knows a model
+only by its exported folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from babeltune.data.prepared import IdTask, TextTask, tasks_from
+from babeltune.data.teacher import load_teacher
+from babeltune.errors import PromotionError, TeacherError
+from babeltune.evaluation.evaluate import embedded_texts, score_vectors
+from babeltune.files import plain
+from babeltune.models.hub import open_model, routes_of
+from babeltune.promotion.compare import Outcomes, outcomes
+from babeltune.schema.languages import match
+from babeltune.schema.records import Teacher
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.evaluation.evaluate import EncodeTexts
+
+Scores = dict[str, float]
+Target = Teacher | str
+"""What encodes the right sides of tasks with `right_model: teacher`: a sweep's teacher, or a model's folder."""
+
+
+class FreshScorer:
+    """The process, from `with` to the end of its block: it loads its libraries at once, and then answers requests."""
+
+    def __enter__(self) -> Self:
+        self._words: IO[str] = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "babeltune.promotion.fresh_scorer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words,
+            text=True,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+        self._words.close()
+
+    def __call__(
+        self,
+        models: dict[str, str],
+        tasks: Sequence[TextTask],
+        prefix: str,
+        prompt: str | None = None,
+        target: Target | None = None,
+    ) -> dict[str, Scores]:
+        """The metrics of each model (name -> folder or hub id) on the tasks; `scored` without the items."""
+        return {name: scores for name, (scores, _) in self.scored(models, tasks, prefix, prompt, target).items()}
+
+    def scored(
+        self,
+        models: dict[str, str],
+        tasks: Sequence[TextTask],
+        prefix: str,
+        prompt: str | None = None,
+        target: Target | None = None,
+    ) -> dict[str, tuple[Scores, Outcomes]]:
+        """The metrics of each model (name -> folder or hub id) on the tasks, and what every item came out as.
+
+        `prompt` is put before every sentence; without it, the model's own one is. `target` encodes the right sides of
+        tasks with `right_model: teacher`. Raises `PromotionError` with the process's last words when it fails.
+        """
+        texts: dict[str, int] = {}  # each once: a multi-way set has a language in many subsets
+        numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
+        asked = {"models": models, "texts": list(texts), "tasks": plain(numbered), "prefix": prefix, "prompt": prompt}
+        answer = self._answer({**asked, "target": plain(target)})
+        return {name: (scores, items) for name, (scores, items) in answer.items()}
+
+    def check_widths(self, models: dict[str, str], target: Target, named: dict[str, str]) -> None:
+        """Raises `TeacherError`, with the model's name in `named`, where vectors do not compare with the target's."""
+        widths = self._answer({"widths": models, "target": plain(target)})
+        wanted = widths.pop("", 0)
+        for name, width in widths.items():
+            if width != wanted:
+                what = named[""] if isinstance(target, str) else f"the teacher {target.model!r}"
+                raise TeacherError(
+                    f"{named[name]} has vectors of {width} dimensions, and {what}, which encodes "
+                    f"the right side, of {wanted}: they do not compare; name two models of one dimension"
+                )
+
+    def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            code = self._process.wait()
+            self._words.seek(0)
+            words = self._words.read().strip().splitlines()[-1:] or [f"exit code {code}"]
+            reason = re.sub(r"^[\w.]*(Error|Exception): ", "", words[0])
+            raise PromotionError(f"the model could not be scored with sentence-transformers: {reason}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+
+def score(model: str, tasks: Sequence[TextTask], prefix: str, prompt: str | None = None) -> Scores:
+    """The metrics of a sentence-transformers model that is a folder or a hub id; `TeacherError` when it is neither."""
+    return score_items(model, tasks, prefix, prompt)[0]
+
+
+def score_items(
+    model: str,
+    tasks: Sequence[TextTask],
+    prefix: str,
+    prompt: str | None = None,
+    target: EncodeTexts | None = None,
+) -> tuple[Scores, Outcomes]:
+    """`score`, and what every item came out as, from the same vectors."""
+    numbered, lookup = embedded_texts(tasks, encoder_of(model, prompt), target)
+    return score_vectors(numbered, lookup, prefix), outcomes(numbered, lookup, prefix)
+
+
+def target_encoder(target: Target) -> EncodeTexts:
+    """What encodes right sides: a sweep's teacher as its record says, or a model folder by its own settings.
+
+    Models that are scored on the same text get the same vectors, encoded once.
+    """
+    if isinstance(target, str):
+        encode = encoder_of(target)
+    else:
+        teacher = load_teacher(target, "cuda" if torch.cuda.is_available() else "cpu")
+
+        def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
+            return teacher.encode(texts)
+
+    once = lru_cache(maxsize=1)(lambda texts, languages: encode(list(texts), list(languages)))
+    return lambda texts, languages: once(tuple(texts), tuple(languages))
+
+
+def encoder_of(model: str, prompt: str | None = None) -> EncodeTexts:
+    """How a sentence-transformers model encodes texts; `TeacherError` where it is none."""
+    loaded = open_model(model)
+    routes = routes_of(Path(model))
+
+    def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
+        """A model with layers for each language is told the language where it has layers for it."""
+        route_of = {language: match(language, routes) for language in dict.fromkeys(languages)}
+        tasks = [route_of[language] for language in languages]
+        rows: dict[int, NDArray[np.float32]] = {}
+        for task in set(tasks):
+            chosen = [row for row, other in enumerate(tasks) if other == task]
+            vectors = loaded.encode(
+                [texts[row] for row in chosen], prompt=prompt, task=task, batch_size=64, show_progress_bar=False
+            )
+            rows |= zip(chosen, vectors, strict=True)
+        return np.stack([rows[row] for row in range(len(texts))])
+
+    return encode
+
+
+def width_of(encode: EncodeTexts) -> int:
+    """The dimensions of the vectors."""
+    return int(encode(["dimension"], [""]).shape[1])
+
+
+def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
+    """The tasks with their texts in place of their numbers."""
+    return [task.mapped(lambda number, _: texts[number]) for task in tasks]
+
+
+def main() -> None:
+    """Answers requests, a line of JSON each, until nobody can ask any more."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    requests: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_listen, args=(requests,), daemon=True).start()
+    importlib.import_module("sentence_transformers")  # before the first request comes
+    while True:
+        answers.write(json.dumps(answered(json.loads(requests.get()))) + "\n")
+        answers.flush()
+
+
+def _listen(requests: SimpleQueue[str]) -> None:
+    """Hands requests on, and ends this process, whatever it does, once whoever asks is gone."""
+    for line in sys.stdin:
+        requests.put(line)
+    os._exit(0)
+
+
+def answered(asked: dict[str, Any]) -> dict[str, Any]:
+    """The answer to one request: scores and items of each model, or the dimensions of each and of the target (`""`)."""
+    named = asked["target"]
+    target = None if named is None else target_encoder(Teacher(**named) if isinstance(named, dict) else named)
+    if "widths" in asked:
+        widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
+        return widths | {"": width_of(target)} if target else widths
+    tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
+    return {
+        name: score_items(model, tasks, asked["prefix"], asked["prompt"], target)
+        for name, model in asked["models"].items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What decides about a promotion: the logged numbers come out again, and the gates on the sealed tests hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from babeltune.data.prepared import TextTask
+from babeltune.promotion.compare import Contest, Verdict
+from babeltune.promotion.statistics import Selection
+from babeltune.schema.records import Gate
+
+TOLERANCE = 0.003
+"""A logged metric is reproduced when it comes out within this: the same weights agree to rounding."""
+
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What promotion decided, and on which numbers."""
+
+    verdict: Verdict
+    """`tie`: neither better nor worse than the champion, whose alias stays."""
+    reasons: tuple[str, ...]
+    sweep: str
+    trial: str
+    report: int
+    folder: str = ""
+    """Where the model is; empty when it was refused."""
+    registered: str = ""
+    """`models:/<name>@<alias>`, version included."""
+    dev: Scores = field(default_factory=dict)
+    test: Scores = field(default_factory=dict)
+    untrained: Scores = field(default_factory=dict)
+    chance: Scores = field(default_factory=dict)
+    contest: Contest | None = None
+    """With the champion, where there is one."""
+    chosen_by: str = ""
+    """The metric in which the trial is the best of its sweep: the first objective, or the aim of `--prefer`."""
+    among: int = 1
+    """How many trials it was chosen from: all that reported."""
+    selection: Selection | None = None
+    """What its value in that metric is worth, where the standard error is known."""
+    members: tuple[str, ...] = ()
+    """The checkpoints that the model's weights are the average of; empty for a single one."""
+    openings: int = 0
+    """How often the sealed tests have been opened, this time included."""
+
+
+def judge(
+    logged: Mapping[str, float],
+    reproduced: Mapping[str, float],
+    gates: Sequence[Gate] = (),
+    test: Mapping[str, float] | None = None,
+    untrained: Mapping[str, float] | None = None,
+    chance: Mapping[str, float] | None = None,
+    contaminated: Mapping[str, str] | None = None,
+) -> tuple[Literal["promote", "refuse"], tuple[str, ...]]:
+    """The verdict and its reasons: every logged dev metric comes out again, and every gate holds. Decides only.
+
+    A test that is `contaminated` (name -> why) cannot gate, so its gate does not hold.
+    """
+    test, untrained, chance = test or {}, untrained or {}, chance or {}
+    broken = [
+        f"{name} was logged as {value:.4f} and the exported model gives "
+        + (f"{reproduced[name]:.4f}" if name in reproduced else "nothing")
+        for name, value in logged.items()
+        if not name.endswith("_sd")
+        and not abs(value - reproduced.get(name, math.inf)) <= tolerance_of(name, logged)  # so written, it refuses NaN
+    ]
+    if broken:
+        return "refuse", ("not reproduced by the exported folder: " + "; ".join(broken[:3]),)
+    failed, held = [], [f"{len(logged)} logged dev metrics reproduced by the exported folder"]
+    for gate in gates:
+        names = [n for n in chance if n.startswith(f"test/{gate.test}/")]
+        if not names:
+            failed.append(f"gate {gate.test}: no such sealed test was scored")
+        if gate.test in (contaminated or {}):
+            failed.append(f"gate {gate.test} cannot be judged: {(contaminated or {})[gate.test]}")
+            continue
+        for name in names:
+            need = max(gate.times_chance * chance[name], gate.times_untrained * untrained.get(name, 0.0))
+            words = (
+                f"{name} is {test[name]:.4f}, needed {need:.4f} "
+                f"({gate.times_chance:g} x chance {chance[name]:.4f}, "
+                f"{gate.times_untrained:g} x untrained {untrained.get(name, 0.0):.4f})"
+            )
+            (held if test[name] >= need else failed).append(words)
+    return ("refuse", tuple(failed)) if failed else ("promote", tuple(held))
+
+
+def tolerance_of(name: str, logged: Mapping[str, float]) -> float:
+    """How far from its logged value a metric may come out: `TOLERANCE`, and what it varies by between seeds.
+
+    k-means may take another way where two vectors differ in their last digit.
+    """
+    return TOLERANCE + logged.get(f"{name}_sd", 0.0)
+
+
+def chance_of(tasks: Sequence[TextTask], prefix: str = "test") -> Scores:
+    """The accuracy of guessing, 1/n, of every bitext subset."""
+    return {f"{prefix}/{t.name}/{t.subset}/accuracy": 1 / len(t.left) for t in tasks if t.kind == "bitext"}

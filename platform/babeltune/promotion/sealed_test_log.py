@@ -1,0 +1,131 @@
+"""Who opened which sealed test set, and when: `openings.jsonl` in the storage, one line for each opening.
+
+A test set is known by its text, so that openings of one set count together, whichever sweep, trial or command they
+came from, and under whatever name. They are counted per storage: who opens the same set from another storage is not
+seen, so people who share test sets should share a storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from babeltune.data.eval_sets import EvalRows, labelled
+from babeltune.data.store import digest_of_texts, key_of
+from babeltune.files import append_line, locked, sha256_of
+from babeltune.sweep.state.folder import sweep_folders
+from babeltune.sweep.state.rebuild import sealed_digests
+from babeltune.sweep.sync.view import OPENED, whole_record
+
+KEYS = {"time", "user", "weights"}
+"""What every record has, besides `digests`. `id` keeps two openings of one second apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Openings:
+    """What is known of a sweep's sealed tests after they were opened once more."""
+
+    times: int
+    """Of the set that was opened most, this opening included."""
+    models: int
+    """How many different models it was opened for: one under two names is one."""
+    first: str
+    last: str
+    """When it was opened for the first time, and the time before this one: `2026-01-31T12:00:00Z by ada`."""
+
+    def warning(self, confidence: float) -> str:
+        """Nothing after the first opening; then words that grow with each."""
+        if self.times < 2:
+            return ""
+        by_chance = 1 - confidence**self.times
+        words = (
+            f"warning: the sealed tests were opened {self.times} times, for {self.models} "
+            f"{'model' if self.models == 1 else 'models'} (first {self.first}, before this {self.last}); each look "
+            f"makes them less sealed: of {self.times} looks at models that are equally good, one finds a difference at "
+            f"confidence {confidence:g} with a probability of up to {by_chance:.0%}"
+        )
+        return words + ("; take fresh test sets" if by_chance > 1 / 3 else "")
+
+
+def record_opening(storage: Path, model: str, folder: str | Path, found: Sequence[EvalRows]) -> Openings:
+    """Writes down that these sets are opened for the model in a folder, which its user calls `model`, by whom and when;
+    returns how often that has happened."""
+    digests = {
+        f"{name}/{column}": digest_of_texts(texts)
+        for name, rows in labelled("test", found)
+        for column, texts in rows.columns.items()
+    }
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "user": _who(),
+        "model": model,
+        "weights": weights_digest(Path(folder)),
+        "tests": sorted({rows.task.name for rows in found}),
+        "digests": digests,
+        "id": uuid.uuid4().hex,
+    }
+    path = storage / OPENED
+    with locked(path):
+        append_line(path, json.dumps(line, ensure_ascii=False).encode())
+        lines = read_openings(storage)
+    return _counted(lines, set(digests.values()))
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of the weights in a model's folder."""
+    return key_of({str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*.safetensors"))})
+
+
+def _who() -> str:
+    """The user's name, or number where this machine has no name for it, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid {os.getuid()}"
+
+
+def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]:
+    """Those of these sets that are a sealed test of a sweep in the storage, or were opened as one, under any name."""
+    sealed = {
+        digest
+        for folder in sweep_folders(storage)
+        for name, digest in sealed_digests(folder).items()
+        if name.startswith("test/")
+    }
+    opened = {digest for line in read_openings(storage) for digest in line["digests"].values()}
+    return [
+        rows
+        for rows in found
+        if rows.digest in sealed or all(digest_of_texts(texts) in opened for texts in rows.columns.values())
+    ]
+
+
+def read_openings(storage: Path) -> list[dict[str, Any]]:
+    """Every opening of this storage, in order. A line that was cut off is passed over."""
+    path = storage / OPENED
+    found = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
+    return [opening for opening in found if opening is not None]
+
+
+def _opening_in(line: bytes) -> dict[str, Any] | None:
+    """The record in a line; None if there is none."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(whole_record(line))
+        if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
+            return found
+    return None
+
+
+def _counted(lines: Sequence[dict[str, Any]], digests: set[str]) -> Openings:
+    of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
+    most = max(of_set, key=len)
+    first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))
+    return Openings(times=len(most), models=len({line["weights"] for line in most}), first=first, last=last)

@@ -1,0 +1,109 @@
+"""A rule that chooses among a sweep's finished trials: `sts>=0.70, max tatoeba`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
+from babeltune.schema.records import Objective
+from babeltune.sweep.state.leaderboard import Row
+
+BOUND = re.compile(r"(?P<name>[^\s<>=]+)\s*(?P<sign>>=|<=)\s*(?P<value>[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?)")
+AIM = re.compile(r"(?P<aim>max|min)\s+(?P<name>[^\s<>=]+)")
+FORM = "write bounds and one aim, such as 'sts>=0.70, max everyday'"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Bounds that a trial must keep, and what the best of those is best in."""
+
+    bounds: tuple[tuple[str, Literal[">=", "<="], float], ...]
+    aim: Literal["max", "min"]
+    metric: str
+
+    def holds(self, scores: Mapping[str, float]) -> bool:
+        return all(
+            name in scores and (scores[name] >= value if sign == ">=" else scores[name] <= value)
+            for name, sign, value in self.bounds
+        )
+
+
+def read_rule(text: str, metrics: Iterable[str]) -> Rule:
+    """The rule that the text spells, in the full names of these metrics.
+
+    Raises `SpecError` for other words and `UnknownNameError`, with the nearest name, for a metric that is not there or
+    could be several.
+    """
+    known, bounds, aims = sorted(set(metrics)), [], []
+    for part in (part.strip() for part in text.split(",")):
+        if bound := BOUND.fullmatch(part):
+            sign: Literal[">=", "<="] = ">=" if bound["sign"] == ">=" else "<="
+            bounds.append((full_name(bound["name"], known), sign, float(bound["value"])))
+        elif aim := AIM.fullmatch(part):
+            aims.append((aim["aim"], full_name(aim["name"], known)))
+        else:
+            raise SpecError(f"--prefer {text!r}: {part!r} is neither a bound nor an aim; {FORM}")
+    if len(aims) != 1:
+        raise SpecError(f"--prefer {text!r}: has {len(aims)} aims; {FORM}")
+    (word, metric) = aims[0]
+    return Rule(tuple(bounds), "max" if word == "max" else "min", metric)
+
+
+def full_name(short: str, known: Sequence[str]) -> str:
+    """The one metric that is called so: by its whole name, without `dev/`, or by parts of it in order, such as
+    `everyday` or `fra-eng/accuracy`. Of several, the mean over a task's subsets in its main metric is meant.
+
+    Raises `UnknownNameError` for none or several, and `SpecError` for a loss."""
+    parts = short.split("/")
+    for wanted in (short, f"dev/{short}"):
+        if wanted in known:
+            return wanted
+    found = [name for name in known if _has(name.split("/"), parts)]
+    for kept in (found, [name for name in found if name.count("/") == 2 and name.endswith(MAIN)]):
+        if len(kept) == 1:
+            return kept[0]
+    if "loss" in short or parts[0] == "train":
+        raise SpecError(
+            f"--prefer: {short!r} is of the training: losses of other temperatures, variants or labels do not compare, "
+            f"so the lowest is not the best encoder's; choose by {', '.join(known)}"
+        )
+    words = f"could be {', '.join(found)}; name one" if found else f"is no metric; known: {', '.join(known)}"
+    raise UnknownNameError(f"--prefer: {short!r} {words}{'' if found else nearest(short, _names(known))}")
+
+
+MAIN = ("/accuracy", "/spearman", "/ari")
+
+
+def _has(name: Sequence[str], parts: Sequence[str]) -> bool:
+    rest = iter(name)
+    return all(part in rest for part in parts)
+
+
+def _names(known: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(part for name in known for part in (name, *name.split("/")[1:])))
+
+
+def preferred(rows: Sequence[Row], text: str) -> tuple[Row, Objective]:
+    """The trial that the rule chooses among those that finished, by their best reports, and what it is the best in.
+
+    Raises as `read_rule` does, and `PromotionError` that says how far the nearest was when none keeps the bounds.
+    """
+    finished = [row for row in rows if row.state == "finished" and row.best is not None]
+    if not finished:
+        raise PromotionError("no trial has finished, so there is none to prefer")
+    rule = read_rule(text, (name for row in finished for name in row.metrics if name.startswith(("dev/", "model/"))))
+    kept = [row for row in finished if rule.holds(row.metrics) and rule.metric in row.metrics]
+    if not kept:
+        spans = [
+            f"{name} from {min(values):.4f} to {max(values):.4f}, asked {sign}{value:g}"
+            for name, sign, value in rule.bounds
+            if (values := [row.metrics[name] for row in finished if name in row.metrics])
+        ]
+        raise PromotionError(
+            f"--prefer {text!r}: none of {len(finished)} finished trials keeps the bounds: {'; '.join(spans)}"
+        )
+    aim = Objective(metric=rule.metric, goal="maximize" if rule.aim == "max" else "minimize")
+    return (max if rule.aim == "max" else min)(kept, key=lambda row: row.metrics[rule.metric]), aim

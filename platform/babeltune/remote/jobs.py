@@ -1,0 +1,382 @@
+"""Work that goes to a cluster as Ray jobs; the only door to Ray Jobs.
+
+A job runs one of babeltune's own commands on the head, with this code as a wheel and the files that the command names
+beside it. A sweep's job also gets a wheel of each plugin that its methods are from. It asks for no CPU and no GPU, so
+Ray puts it on the head. A sweep's job is `<sweep id>-<attempt>`: Ray refuses an id that it has ever seen, so each
+attempt has the next number. That it is one, its metadata say: jobs of others on the same cluster may have such ids.
+
+The token is sent as a header of each request and stands in no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import shlex
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import ray
+import requests
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
+from babeltune.remote.wheel import build_plugins, build_wheel
+from babeltune.schema.cluster import Cluster
+
+LIVE = ("PENDING", "RUNNING")
+"""States of a job that has not ended."""
+SWEEP = "babeltune.sweep"
+"""The key of a job's metadata under which its sweep's id is."""
+PLUGINS = "babeltune.method.plugins"
+"""The key under which the names of the distributions are that its methods are from, babeltune left out."""
+QUESTION = "babeltune-asks-"
+"""Begins the id of a job that answers one question and is then forgotten."""
+BEGIN = re.compile(r"^Running entrypoint for job [^\n]*\n", re.MULTILINE)
+"""What Ray writes before a command's own output."""
+STOP_WAIT_S = "60"
+"""Seconds that a driver has to end between SIGTERM and SIGKILL."""
+POLL_INTERVAL_S = 0.5
+"""Seconds between two looks at a job's state."""
+ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+"""Variables that Ray would believe more than the cluster file."""
+REFUSALS = (requests.codes.unauthorized, requests.codes.forbidden)
+"""How a dashboard answers who has no token."""
+TRIES = 5
+STARTING = "No available agent"
+"""What a head says that has only just started."""
+START_TIMEOUT_S = 90.0
+"""Seconds that it is given."""
+RECONNECT_TIMEOUT_S = 120.0
+"""Seconds that a dashboard is given which goes away while a log is followed: a head that starts again, a forwarded
+port that is opened again."""
+ANSWER_TIMEOUT_S = 600.0
+"""Seconds that a command on the head is given to answer a question."""
+CHATTER = (
+    *("ray.dashboard.modules.job.sdk", "ray.dashboard.modules.dashboard_sdk"),
+    "ray._private.runtime_env.packaging",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a cluster."""
+
+    id: str
+    state: str
+    exit_code: int | None = None
+    """Of the command, once it has ended."""
+    message: str = ""
+    sweep: str = ""
+    """The id of the sweep that it runs; nothing for another kind of job."""
+    plugins: tuple[str, ...] | None = None
+    """The distributions of other methods that it was sent; None if its metadata do not say."""
+
+    @property
+    def live(self) -> bool:
+        return self.state in LIVE
+
+    @property
+    def reason(self) -> str:
+        """The message in one line. Of a traceback it is the last line, which says what went wrong."""
+        lines = self.message.split("\n") if "Traceback" not in self.message else self.message.strip().split("\n")[-1:]
+        return " ".join(" ".join(lines).split())[:500]
+
+    @property
+    def attempt(self) -> int:
+        """Which one at its sweep."""
+        return int(self.id.rpartition("-")[2])
+
+
+class Jobs:
+    """The jobs of one cluster, seen through its dashboard."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Raises `ClusterError` where nothing answers, the token is refused, or Ray's version is another."""
+        self.cluster = cluster
+        token = cluster.token()
+        for chatter in CHATTER:
+            logging.getLogger(chatter).setLevel(logging.WARNING)
+        self.open = self._open()
+        with self._spoken(), without_variables(ADDRESSES):
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            self._client = JobSubmissionClient(cluster.address, headers=headers)
+            self.version = str(self._client._server_ray_version)
+        if self.version.split(".")[:2] != ray.__version__.split(".")[:2]:
+            raise ClusterError(
+                f"{self.cluster.named} runs Ray {self.version} and this machine {ray.__version__}; install "
+                f"ray=={self.version} here, or {ray.__version__} there"
+            )
+
+    def _open(self) -> bool:
+        """Whether the dashboard takes requests from everybody: asked without a token."""
+        try:
+            address = f"{self.cluster.address.rstrip('/')}/api/jobs/"
+            answer = requests.get(address, timeout=20, allow_redirects=False)
+        except requests.RequestException as error:
+            raise ClusterError(
+                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
+            ) from error
+        if answer.status_code == requests.codes.not_found:
+            raise ClusterError(f"{self.cluster.named} is no Ray dashboard: it has no /api/jobs; check `address`")
+        if answer.status_code not in (requests.codes.ok, *REFUSALS):
+            raise ClusterError(
+                f"{self.cluster.named} answers with status {answer.status_code}, which does not say whether it wants a "
+                "token; try again, or check `address`"
+            )
+        return answer.status_code == requests.codes.ok
+
+    @contextmanager
+    def _spoken(self) -> Iterator[None]:
+        """Ray's errors in the body become one line of ours."""
+        try:
+            yield
+        except AuthenticationError as error:
+            why = "wants a token" if "required" in str(error) else "does not accept the token"
+            raise ClusterError(f"{self.cluster.named} {why}; {self.cluster.token_place}") from None
+        except BabeltuneError:
+            raise
+        except (ConnectionError, requests.RequestException, aiohttp.ClientError) as error:
+            raise AwayError(
+                f"{self.cluster.named} does not answer ({_shortly(error)}); start it, or check `address`"
+            ) from None
+        except RuntimeError as error:
+            raise ClusterError(f"{self.cluster.named}: {_shortly(error)}") from None
+
+    def all(self) -> list[Job]:
+        """The jobs that were submitted, the oldest first."""
+        with self._spoken():
+            found = [details for details in self._client.list_jobs() if details.submission_id]
+        return [_job(details) for details in sorted(found, key=lambda details: details.start_time or 0)]
+
+    def get(self, job: str) -> Job:
+        with self._spoken():
+            return _job(self._client.get_job_info(job))
+
+    def of_sweep(self, sweep: str) -> list[Job]:
+        """The attempts at the sweep with this id, the first first."""
+        return sorted((job for job in self.all() if job.sweep == sweep), key=lambda job: job.attempt)
+
+    def find(self, name: str | None) -> Job | None:
+        """The latest attempt at a sweep with this id, the beginning of one, or this name; at any, without a name."""
+        jobs = [job for job in reversed(self.all()) if job.sweep]
+        name = next((job.sweep for job in jobs if job.id == name), name)
+        latest = list(dict.fromkeys(job.sweep for job in jobs))
+        named = [id_ for id_ in latest if name in (None, id_, id_.rpartition("-")[0])]
+        begun = named[:1] or [id_ for id_ in latest if id_.startswith(str(name))]
+        if len(begun) > 1:
+            raise UnknownNameError(f"{name!r} begins the names of several sweeps: {', '.join(begun)}; name one")
+        return self.of_sweep(begun[0])[-1] if begun else None
+
+    def run_sweep(
+        self, sweep: str, arguments: Sequence[str], files: Mapping[str, str], plugins: Sequence[str] = ()
+    ) -> tuple[Job, bool]:
+        """Submits the next attempt at the sweep: the job, and whether it is new; one that lives is not submitted again.
+
+        `arguments` are babeltune's, run on the head; `files` are put where they name them; `plugins` names the
+        distributions of other methods. Raises `MethodError` for one that cannot be shipped.
+        """
+        attempt = 0
+        for _ in range(TRIES):
+            before = self.of_sweep(sweep)
+            for job in before:
+                if job.live:
+                    return job, False
+            attempt = max([attempt, *(job.attempt for job in before)]) + 1
+            try:
+                return self._submit(f"{sweep}-{attempt}", arguments, files, sweep, plugins), True
+            except _TakenError:
+                continue
+        raise ClusterError(f"{self.cluster.named} has refused {TRIES} ids for sweep {sweep}; try again in a moment")
+
+    def ask(self, arguments: Sequence[str], files: Mapping[str, str], wait: float = 0.0) -> tuple[int, str]:
+        """Runs a command on the head and waits, `wait` seconds longer than for others: its exit code and what it wrote.
+
+        Raises `ClusterError` where it does not end."""
+        job = self._submit(f"{QUESTION}{uuid.uuid4().hex[:12]}", arguments, files)
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S + wait
+        try:
+            while (job := self.get(job.id)).live:
+                if time.monotonic() > deadline:
+                    raise ClusterError(
+                        f"{self.cluster.named} has not answered `babeltune {shlex.join(arguments)}` within "
+                        f"{ANSWER_TIMEOUT_S + wait:g} s; its job {job.id} is {job.state} and is ended: see whether the "
+                        "head has room for it and sees its storage"
+                    )
+                time.sleep(POLL_INTERVAL_S)
+            return exit_code(job), self.log(job.id) or job.reason
+        finally:
+            with suppress(ClusterError), self._spoken():  # an answer, or what kept it away, counts for more
+                if job.live:
+                    self._client.stop_job(job.id)
+                else:
+                    self._client.delete_job(job.id)
+
+    def _submit(
+        self,
+        job: str,
+        arguments: Sequence[str],
+        files: Mapping[str, str],
+        sweep: str = "",
+        plugins: Sequence[str] = (),
+    ) -> Job:
+        with tempfile.TemporaryDirectory() as place:
+            wheels = [build_wheel(Path(place)), *build_plugins(Path(place), plugins)]
+            beside = Path(place) / "files"
+            for name, text in files.items():
+                path = beside / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            environment = {
+                "py_modules": list(map(str, wheels)),
+                "working_dir": str(beside),
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S},
+            }
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while True:
+                try:
+                    with self._spoken():
+                        self._client.submit_job(
+                            entrypoint=shlex.join(["python", "-m", "babeltune.cli", *arguments]),
+                            submission_id=job,
+                            runtime_env=dict(environment),
+                            metadata={SWEEP: sweep, PLUGINS: " ".join(plugins)} if sweep else {},
+                        )
+                    return Job(job, "PENDING", sweep=sweep, plugins=tuple(plugins))
+                except ClusterError as error:
+                    if "already" in str(error):
+                        raise _TakenError from error
+                    if STARTING not in str(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(POLL_INTERVAL_S)
+
+    def log(self, job: str) -> str:
+        """What the job's command has written so far."""
+        with self._spoken():
+            whole: str = self._client.get_job_logs(job)
+        return own_output(whole)
+
+    def follow(self, job: str) -> Iterator[str]:
+        """What the command writes, piece by piece, until the job has ended. A broken connection is opened
+        again; `AwayError` where that fails for `RECONNECT_TIMEOUT_S`."""
+        seen = 0
+        while True:
+            at = 0
+            try:
+                with self._spoken():
+                    for piece in self._tail(job):
+                        new = piece[max(0, seen - at) :]
+                        at += len(piece)
+                        if new:
+                            seen = at
+                            yield new
+            except ClusterError:
+                pass
+            if not self._is_live(job):
+                break
+            time.sleep(POLL_INTERVAL_S)
+        with self._spoken():
+            rest = self._client.get_job_logs(job)[seen:]
+        if rest:
+            yield rest
+
+    def _is_live(self, job: str) -> bool:
+        """Whether it has not ended; a dashboard that does not answer is given a while."""
+        deadline = time.monotonic() + RECONNECT_TIMEOUT_S
+        while True:
+            try:
+                return self.get(job).live
+            except AwayError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_INTERVAL_S)
+
+    def _tail(self, job: str) -> Iterator[str]:
+        """The job's log as it grows."""
+        pieces = self._client.tail_job_logs(job)
+        with asyncio.Runner() as runner:
+            while (piece := runner.run(_next(pieces))) is not None:
+                yield piece
+
+    def end(self, job: str) -> None:
+        """Ends the job's command: SIGTERM, and a minute later SIGKILL."""
+        with self._spoken():
+            self._client.stop_job(job)
+
+
+class AwayError(ClusterError):
+    """The dashboard does not answer."""
+
+
+class _TakenError(Exception):
+    """Ray has seen this job's id before."""
+
+
+async def _next(pieces: Any) -> str | None:
+    """The next piece; None at the end."""
+    try:
+        return str(await anext(pieces))
+    except StopAsyncIteration:
+        return None
+
+
+def _job(details: Any) -> Job:
+    told = details.metadata or {}
+    return Job(
+        id=details.submission_id,
+        state=str(details.status.value),
+        exit_code=details.driver_exit_code,
+        message=details.message or "",
+        sweep=told.get(SWEEP, ""),
+        plugins=tuple(told[PLUGINS].split()) if PLUGINS in told else None,
+    )
+
+
+def exit_code(job: Job) -> int:
+    """The exit code of a job that has ended; 1 where its command never ran or was ended."""
+    return job.exit_code if job.exit_code is not None and job.exit_code >= 0 else int(job.state != "SUCCEEDED")
+
+
+def own_output(log: str) -> str:
+    """A job's log without what Ray wrote before the command began."""
+    begun = BEGIN.search(log)
+    return log[begun.end() :] if begun else log
+
+
+def json_in(text: str) -> Any:
+    """The last JSON document in a command's output; its first line holds nothing else. None where there is none."""
+    lines = text.splitlines(keepends=True)
+    for index in range(len(lines) - 1, -1, -1):
+        if lines[index].rstrip() in ("{", "[", "{}", "[]"):
+            try:
+                return json.JSONDecoder().raw_decode("".join(lines[index:]))[0]
+            except ValueError:
+                continue
+    return None
+
+
+@contextmanager
+def without_variables(names: Sequence[str]) -> Iterator[None]:
+    """The environment without these variables while the body runs."""
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _shortly(error: BaseException) -> str:
+    """What the system or else the error's first line says, without the traceback that a server may have put behind."""
+    text = from_network(error) or str(error).replace("\\n", "\n").strip()
+    return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,343 @@
+"""Reads a cluster file: where a sweep runs, where its results go, and what each worker gets.
+
+`clusters/local.yaml`, the default, needs nothing running. Secrets are never in the file: it names the environment
+variable or the file that holds the token. With a dashboard's address, storage and MLflow are the cluster's own: their
+variables are left for its head to replace.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from babeltune.errors import SpecError
+from babeltune.redaction import holds_password, without_password
+from babeltune.schema.addresses import PLACE, is_place
+from babeltune.schema.bounds import NAME, Problem
+from babeltune.schema.document import read_document, validate
+from babeltune.schema.paths import expand, find_file, sqlite_url
+from babeltune.schema.records import Strict
+from babeltune.schema.storage_location import StorageLocation
+
+DEFAULT = "clusters/local.yaml"
+EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
+"""Keys whose `${NAME:-default}` is replaced."""
+OF_THE_HEAD = ("storage", "cache", "mlflow")
+"""Those that the head of a cluster replaces where work goes there as Ray jobs."""
+DASHBOARD = ("http://", "https://")
+ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
+Isolation = Literal["lane", "process"]
+FINEST = 10_000
+"""Parts of a CPU or GPU that Ray can tell apart."""
+SECRETS = ("token", "password", "secret", "api_key")
+URI = re.compile(r"([^/$]+)://(.*)", re.DOTALL)
+MLFLOW = re.compile(
+    r"https?://[^/].*|databricks(://.+)?|(sqlite|postgresql|mysql|mssql)(\+\w+)?://.+|\$\{.+", re.DOTALL
+)
+"""A server or a database; of a dashboard's cluster, a variable may be all."""
+PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]*")
+AFTER = re.compile(r"/?[^/\s:@?#\\]+(/[^/\s:@?#\\]+)*/?")
+"""What follows the `://` of a storage: a bucket and a prefix, or a path, without user, query or fragment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Strict):
+    """A whole cluster file. None of it decides what a trial's result is."""
+
+    version: Literal[1] = 1
+    name: str = "local"
+    address: str = "local"
+    """`local` starts Ray on this machine; `auto` and `host:port` join a cluster that runs, on whose nodes babeltune is
+    installed; to a dashboard's `http://…` or `https://…` the sweep goes as a Ray job, and babeltune with it."""
+    token_env: str | None = None
+    """The environment variable that holds the cluster's token."""
+    token_file: str | None = None
+    """Or the file that holds it, of the user or root, which nobody but its owner may read."""
+    storage: str = ".babeltune"
+    """The folder for stores, checkpoints and sweeps; every worker must see it. With a dashboard's address, a whole path
+    on the cluster's nodes. Or a URI, `s3://bucket/prefix` or `gs://bucket/prefix`: each node mirrors what it needs of
+    it in a folder of its own. Credentials are in the environment of each."""
+    cache: str = ""
+    """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
+    patience: float = 300.0
+    """Seconds for which the store behind a URI may be away before a sweep stops."""
+    mlflow: str = ""
+    """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
+    workers: int = 1
+    """Workers per trial, unless the sweep's budget says otherwise."""
+    least_workers: int | None = None
+    """A trial goes on with as few where nodes are gone, and a later one with all when they are back; its batches stay
+    the same. Absent: no trial runs without all of its workers."""
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
+    lanes: int | Literal["auto"] = "auto"
+    """Trials that run at once; `auto`: as many as the cluster's resources hold."""
+    nodes_within: float = 0.0
+    """Of a cluster with an autoscaler (Ray does not say whether it has one), or whose nodes come after its head: those
+    of `lanes` lanes, of one with `auto`, are asked for, and the first's must come within so many seconds. 0: nothing is
+    asked for."""
+    isolation: Isolation = "lane"
+    """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
+    silence: float = 1800.0
+    """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
+    replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
+
+    @property
+    def by_jobs(self) -> bool:
+        """Whether work goes there as Ray jobs."""
+        return self.address.startswith(DASHBOARD)
+
+    @property
+    def in_the_open(self) -> bool:
+        """Whether what is sent to its dashboard can be read on the way."""
+        parts = urlsplit(self.address)
+        host = parts.hostname or ""
+        return parts.scheme == "http" and not (host in ("localhost", "::1") or host.startswith("127."))
+
+    @property
+    def place(self) -> str:
+        """Its address for messages, without a password that it may hold."""
+        return without_password(self.address)
+
+    @property
+    def named(self) -> str:
+        """Its name and address, for messages."""
+        return f"cluster {self.name!r} at {self.place}"
+
+    @property
+    def mirrored(self) -> StorageLocation | None:
+        """The mirror of a storage behind a URI; None where the storage is a folder."""
+        if not URI.fullmatch(self.storage):
+            return None
+        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, patience=self.patience)
+
+    @property
+    def folder(self) -> Path:
+        """The storage as this machine has it: the folder, or the mirror of a URI."""
+        return Path(self.storage).absolute() if self.mirrored is None else self.mirrored.folder
+
+    def with_workers(self, workers: int | None) -> Cluster:
+        """The same for the trials of a sweep whose budget says how many workers they have, if it does. `SpecError`."""
+        cluster = replace(self, workers=workers or self.workers)
+        if problem := _shared_gpu(cluster):
+            raise SpecError(f"cluster {self.name!r}: gpus_per_worker: {problem}")
+        return cluster
+
+    def seen_from_head(self) -> Cluster:
+        """The same cluster for a command that runs on its head, where Ray itself knows the token."""
+        return replace(self, address="auto", token_env=None, token_file=None)
+
+    @property
+    def token_place(self) -> str:
+        """What to do where the cluster does not take the token."""
+        if self.token_env is not None:
+            return f"put the cluster's token into the environment variable {self.token_env}"
+        if self.token_file is not None:
+            return f"put the cluster's token into {self.token_file}"
+        return "name the token in the cluster file: `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH`"
+
+    def token(self, environ: Mapping[str, str] | None = None) -> str | None:
+        """The token, read now and kept nowhere. Raises `SpecError` when it is named but not there."""
+        if self.token_env is not None:
+            token = (os.environ if environ is None else environ).get(self.token_env, "").strip()
+            if not token:
+                raise SpecError(f"cluster {self.name!r}: the environment variable {self.token_env} is not set; set it")
+            return self._whole(token, f"the environment variable {self.token_env}")
+        if self.token_file is None:
+            return None
+        path = Path(self.token_file).expanduser()
+        try:
+            found = path.stat()
+            mode = stat.S_IMODE(found.st_mode)
+            token = path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError as error:
+            raise SpecError(
+                f"cluster {self.name!r}: token_file {path} cannot be read ({error.strerror}); put the cluster's token "
+                "there, for you alone (`chmod 600`), or name another file"
+            ) from error
+        if mode & 0o077:
+            raise SpecError(
+                f"cluster {self.name!r}: token_file {path} has the permissions {mode:04o}, so that others may read it; "
+                f"`chmod 600 {path}` keeps it to its owner"
+            )
+        if found.st_uid not in (os.geteuid(), 0):
+            raise SpecError(
+                f"cluster {self.name!r}: token_file {path} belongs to another user (uid {found.st_uid}), who may "
+                "change it; name a file of your own"
+            )
+        if not token:
+            raise SpecError(f"cluster {self.name!r}: token_file {path} is empty; put the token in it")
+        return self._whole(token, f"token_file {path}")
+
+    def _whole(self, token: str, place: str) -> str:
+        """The token where it can be one: what carries it would print another in its error."""
+        if not (token.isascii() and token.isprintable() and " " not in token):
+            raise SpecError(
+                f"cluster {self.name!r}: {place} holds no token, which is one word of one line; put it there alone"
+            )
+        return token
+
+
+def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] | None = None) -> Cluster:
+    """The cluster of that file, or the local one. Raises `SpecError` naming every problem with file and line."""
+    file = find_file(DEFAULT if path is None else path, "clusters")
+    document = read_document(file)
+    if {"method", "data"} & document.values.keys():
+        raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
+    wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
+    for key in EXPANDED:
+        value = document.values.get(key)
+        if isinstance(value, str) and not (key in OF_THE_HEAD and _is_dashboard(document.values.get("address"))):
+            try:
+                document.values[key] = expand(value, environ)
+            except SpecError as error:
+                wrong.setdefault(key, str(error))
+    lines = [document.error((key,), problem) for key, problem in wrong.items()]
+    for key in wrong.keys() - EXPANDED:
+        del document.values[key]  # a secret in a key that there is not
+    try:
+        cluster = validate(document, Cluster)
+    except SpecError as error:
+        raise SpecError("\n".join([*lines, str(error)])) from error
+    lines += [document.error(key, problem) for key, problem in _problems(cluster) if key[0] not in wrong]
+    if lines:
+        raise SpecError("\n".join(lines))
+    if cluster.mlflow or cluster.by_jobs:
+        return cluster
+    return replace(cluster, mlflow=sqlite_url(cluster.folder / "mlflow.db"))
+
+
+def _problems(cluster: Cluster) -> Iterator[Problem]:
+    if not NAME.fullmatch(cluster.name):
+        yield ("name",), f"{cluster.name!r} must be letters, digits, `_`, `.` or `-`"
+    for key, value in (("address", cluster.address), ("storage", cluster.storage)):
+        if not value:
+            yield (key,), "must not be empty"
+    if cluster.address and not ADDRESS.fullmatch(cluster.address):
+        yield (
+            ("address",),
+            f"{cluster.place!r} must be `local`, `auto` (the Ray of this machine), the HOST:PORT of a head, or its "
+            "dashboard's http://HOST:PORT",
+        )
+    port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
+    if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
+        yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:20]}, and ports are 1 to 65535"
+    if wrong := list(_no_places(cluster)):
+        yield from wrong
+        return
+    uri = URI.fullmatch(cluster.storage)
+    if uri:
+        yield from _uri_problems(uri[1], uri[2], cluster)
+    elif not cluster.by_jobs and ("${" in cluster.storage or re.match(r"[a-z][a-z0-9+.-]*:", cluster.storage)):
+        yield ("storage",), f"{cluster.storage!r} must be a folder, or a URI such as s3://bucket/prefix"
+    elif cluster.by_jobs and not cluster.storage.startswith(("/", "${")):
+        yield ("storage",), f"{cluster.storage!r} must be a whole path on the cluster's nodes, such as /mnt/babeltune"
+    if cluster.mlflow and not MLFLOW.fullmatch(cluster.mlflow):
+        yield (
+            ("mlflow",),
+            f"{without_password(cluster.mlflow)!r} must be a server, http://… or https://…, or a database: "
+            "sqlite:///…, postgresql://…, mysql://… or mssql://…",
+        )
+    if cluster.token_env is not None and cluster.token_file is not None:
+        yield ("token_file",), "token_env is given too; keep one"
+    for key, number, low in (
+        ("workers", cluster.workers, 1),
+        ("cpus_per_worker", cluster.cpus_per_worker, 0),
+        ("gpus_per_worker", cluster.gpus_per_worker, 0),
+        ("patience", cluster.patience, 1),
+        ("nodes_within", cluster.nodes_within, 0),
+        ("silence", cluster.silence, 1),
+        ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
+    ):
+        if number < low:
+            yield (key,), f"{number} must be at least {low}"
+    for key, share in (("cpus_per_worker", cluster.cpus_per_worker), ("gpus_per_worker", cluster.gpus_per_worker)):
+        if share > 0 and abs(share * FINEST - round(share * FINEST)) > 1e-6:
+            yield (key,), f"{share:g} must be a multiple of {1 / FINEST:g}, as finely as Ray counts"
+    if cluster.nodes_within and cluster.address == "local":
+        yield ("nodes_within",), f"{cluster.nodes_within:g} is for a cluster with an autoscaler; this machine has none"
+    if cluster.gpus_per_worker > 1 and cluster.gpus_per_worker % 1:
+        yield (
+            ("gpus_per_worker",),
+            f"{cluster.gpus_per_worker:g} must be a share of one GPU, such as 0.5, or whole ones",
+        )
+    if cluster.cpus_per_worker == 0 and cluster.gpus_per_worker == 0:
+        yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
+    if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
+        yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
+    if uri and cluster.silence <= cluster.patience:
+        yield (
+            ("silence",),
+            f"{cluster.silence:g} must be more than patience, {cluster.patience:g}: training may wait so long",
+        )
+    if problem := _shared_gpu(cluster):
+        yield ("gpus_per_worker",), problem
+
+
+def _no_places(cluster: Cluster) -> Iterator[Problem]:
+    """Paths that are none. Their text, which may hold a secret, is not repeated."""
+    uri = URI.fullmatch(cluster.storage)
+    paths = {"cache": cluster.cache, "token_file": cluster.token_file or ""}
+    paths |= {"storage": uri[2] if uri else cluster.storage, "mlflow": cluster.mlflow.rpartition("://")[2]}
+    for key, path in paths.items():
+        if not is_place(path):
+            yield (key,), f"must be {PLACE}"
+
+
+def _shared_gpu(cluster: Cluster) -> str | None:
+    if cluster.workers == 1 or not 0 < cluster.gpus_per_worker < 1:
+        return None
+    return (
+        f"{cluster.gpus_per_worker:g} with {cluster.workers} workers: NCCL does not connect workers on one GPU; "
+        "give each worker one, or trials one worker"
+    )
+
+
+def _uri_problems(protocol: str, place: str, cluster: Cluster) -> Iterator[Problem]:
+    """What is wrong with a storage behind a URI; its text, which may hold a secret, is not repeated."""
+    if not PROTOCOL.fullmatch(protocol):
+        yield ("storage",), "must begin with one protocol in small letters, such as s3:// or gs://, or be a folder"
+    elif not AFTER.fullmatch(place) or {".", ".."} & set(place.split("/")):
+        yield (
+            ("storage",),
+            f"what follows {protocol}:// must be a bucket and a prefix alone, such as {protocol}://bucket/prefix; "
+            "credentials and the endpoint belong in the environment (AWS_…, AWS_ENDPOINT_URL, "
+            "GOOGLE_APPLICATION_CREDENTIALS)",
+        )
+    if protocol == "memory":
+        yield ("storage",), "memory:// ends with its process; name s3://…, gs://… or a folder"
+    if not cluster.mlflow:
+        yield (
+            ("storage",),
+            "`mlflow` must be given with a storage URI, in which MLflow's own file cannot be; name a server, or "
+            "`mlflow: sqlite:////PATH/mlflow.db` on this machine",
+        )
+
+
+def _is_dashboard(address: object) -> bool:
+    return isinstance(address, str) and address.startswith(DASHBOARD)
+
+
+def _is_secret(key: str, value: object) -> bool:
+    """Whether a key, or the password inside an address, gives away a secret; one from a variable does not."""
+    return key in SECRETS or (isinstance(value, str) and "://" in value and holds_password(value))
+
+
+def _secret(key: str) -> str:
+    """Why a secret is refused; its value is not repeated."""
+    why = "a secret does not belong in a file that is shared; "
+    if key == "token":
+        return why + "give `token_env: NAME_OF_A_VARIABLE` or `token_file: PATH` instead"
+    return (
+        why + f"write `{key}: ${{NAME_OF_A_VARIABLE}}`"
+        if key in EXPANDED
+        else why + "name it by token_env or token_file"
+    )

@@ -1,0 +1,358 @@
+"""Reads the YAML of sweep and cluster files, and remembers where every value was written.
+
+The syntax is YAML 1.2's core schema: `5e-4` is a number, `no` and `on` are words. Nothing but text, numbers, lists and
+mappings can come out of a file, so a hostile one cannot run code; anchors, tags and repeated keys are refused.
+`sweep_file.py` and `cluster.py` turn a `Document` into records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from babeltune.errors import SpecError, nearest, to_utf8
+from babeltune.schema.records import Parameter
+
+Key = tuple[str | int, ...]
+Record = TypeVar("Record")
+
+LARGEST = 1_000_000
+"""Bytes of the largest file that is read."""
+INTEGER = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
+NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(_[0-9]+)*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What an escape can put into text and no file name, database or terminal takes: NUL, and half of a surrogate pair."""
+NOT_FINITE = re.compile(r"[-+]?\.?(inf|nan)", re.IGNORECASE)
+WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
+    word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
+}
+CORE_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
+
+
+@dataclass
+class Document:
+    """Plain values, and for each key the place that it came from, such as `quick.yaml:12`."""
+
+    values: dict[str, Any]
+    places: dict[Key, str] = field(default_factory=dict)
+
+    def place(self, key: Key) -> str:
+        """Where the key was written, or the nearest thing around it."""
+        while key and key not in self.places:
+            key = key[:-1]
+        return self.places.get(key, "")
+
+    def error(self, key: Key, problem: str) -> str:
+        """One line: place, key and what is wrong with it."""
+        name = dotted(key)
+        return ": ".join(part for part in (self.place(key), name, problem) if part)
+
+    def get(self, key: Key) -> Any:
+        """The value under that key, or None."""
+        value: Any = self.values
+        for part in key:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def put(self, key: Key, value: Any, places: Mapping[Key, str]) -> None:
+        """Replaces the value under the key, which exists or belongs to a mapping, together with its places."""
+        holder = self.get(key[:-1])
+        holder[key[-1]] = value
+        self.places = {old: place for old, place in self.places.items() if old[: len(key)] != key}
+        self.places |= {key + rest: place for rest, place in places.items()}
+
+
+def dotted(key: Key) -> str:
+    """The key as a user writes it: `data.train.0.cap`."""
+    return ".".join(str(part) for part in key)
+
+
+def read_document(path: str | Path) -> Document:
+    """The mapping in this file. Raises `SpecError` with file and line for anything that is not plain YAML."""
+    name = str(path)
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise SpecError(f"{name}: cannot be read: {error.strerror}") from error
+    if len(raw) > LARGEST:
+        raise SpecError(f"{name}: {len(raw):,} bytes; a sweep or cluster file has at most {LARGEST:,}")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; {to_utf8(raw, name)}") from error
+    value, places = parse_yaml(text, name)
+    if not isinstance(value, dict):
+        raise SpecError(f"{name}:1: the file must be a mapping of keys to values, not {describe(value)}")
+    return Document(value, places)
+
+
+def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Key, str]]:
+    """The value that the text spells, and the place of each key: `name:line`, or `name` alone."""
+    places: dict[Key, str] = {}
+
+    def place(node: yaml.Node) -> str:
+        return f"{name}:{node.start_mark.line + 1}" if lines else name
+
+    def convert(node: yaml.Node, key: Key) -> Any:
+        if node.tag not in CORE_TAGS:
+            raise SpecError(f"{place(node)}: the tag {node.tag!r} is not used here; write a plain value")
+        if isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                places[(*key, index)] = place(item)
+            return [convert(item, (*key, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            return mapping(node, key)
+        return scalar(node, ": ".join(part for part in (place(node), dotted(key) if lines else "") if part))
+
+    def mapping(node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SpecError(f"{place(key_node)}: a key must be a word, not a list or mapping")
+            word = checked(str(key_node.value), place(key_node))
+            if word in values:
+                first = places[(*key, word)]
+                raise SpecError(f"{place(key_node)}: the key {word!r} is given twice; first at {first}; keep one")
+            places[(*key, word)] = place(key_node)
+            values[word] = convert(value_node, (*key, word))
+        return values
+
+    try:
+        node = yaml.compose(text, Loader=WithoutAnchors)
+        return (None if node is None else convert(node, ())), places
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark is not None and lines else name
+        raise SpecError(f"{where}: not valid YAML here: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{name}: not valid YAML here: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise SpecError(f"{name}: nested too deeply to be a sweep or cluster file") from error
+
+
+class WithoutAnchors(yaml.BaseLoader):
+    """Composes nodes without resolving or constructing anything, and refuses `&name` and `*name`."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if getattr(event, "anchor", None) is not None:
+            raise yaml.MarkedYAMLError(
+                problem=f"the anchor or alias {event.anchor!r} is not used here; write the value out",
+                problem_mark=event.start_mark,
+            )
+        return super().compose_node(parent, index)
+
+
+def scalar(node: yaml.Node, place: str) -> Any:
+    """A word, number, truth value or null, by YAML 1.2's core schema. Quoted values stay text."""
+    text = checked(str(node.value), place)
+    if getattr(node, "style", None) is not None:
+        return text
+    if text in WORDS:
+        return WORDS[text]
+    if INTEGER.fullmatch(text):
+        if len(text) > 40:
+            raise SpecError(f"{place}: {text[:20]}… has too many digits for a number")
+        return int(text)
+    if NUMBER.fullmatch(text) or NOT_FINITE.fullmatch(text):
+        value = (
+            float(text.replace(".inf", "inf").replace(".nan", "nan")) if not NOT_FINITE.fullmatch(text) else math.nan
+        )
+        if not math.isfinite(value):
+            raise SpecError(f"{place}: {text} is not a finite number; write a number that a computer can count to")
+        return value
+    return text
+
+
+def checked(text: str, place: str) -> str:
+    """The text, or a `SpecError` for a character that it cannot hold."""
+    if found := NO_TEXT.search(text):
+        raise SpecError(f"{place}: holds the character U+{ord(found[0]):04X}, which no text has; remove it")
+    return text
+
+
+def reads_as_text(text: str) -> bool:
+    """Whether the text, written without quotes, would be read back as text."""
+    return not (text in WORDS or any(form.fullmatch(text) for form in (INTEGER, NUMBER, NOT_FINITE)))
+
+
+def describe(value: Any) -> str:
+    """The value as an error names it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        return f"a mapping with {', '.join(map(repr, list(value)[:5])) or 'nothing in it'}"
+    return shortened(json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list) else repr(value), 80)
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# --- Validation against a record -----------------------------------------------------------------------------------
+
+EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text (put quotes around it)",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "none_required": "null",
+}
+
+
+def validate(document: Document, record: type[Record]) -> Record:
+    """The document as that record. Raises one `SpecError` with a line for each thing that is wrong."""
+    try:
+        return TypeAdapter(record).validate_json(json.dumps(document.values), strict=True)
+    except ValidationError as error:
+        raise SpecError("\n".join(explain(document, record, error))) from error
+
+
+def explain(document: Document, record: type[Any], error: ValidationError) -> list[str]:
+    """Each problem of a validation as one line; the branches of a union become one problem."""
+    grouped: dict[Key, list[Any]] = {}
+    for problem in error.errors(include_url=False):
+        grouped.setdefault(written_key(document.values, problem), []).append(problem)
+    return [document.error(key, sentence(document, record, key, problems)) for key, problems in grouped.items()]
+
+
+def written_key(values: Any, problem: Any) -> Key:
+    """The problem's key in the file: pydantic's location without the names of union branches."""
+    key: list[str | int] = []
+    current = values
+    for part in problem["loc"]:
+        inside = (isinstance(current, dict) and part in current) or (
+            isinstance(current, list) and isinstance(part, int) and part < len(current)
+        )
+        if inside:
+            current = current[part]
+        elif problem["type"] == "missing" and part == problem["loc"][-1]:
+            current = None
+        else:
+            continue
+        key.append(part)
+    return tuple(key)
+
+
+def sentence(document: Document, record: type[Any], key: Key, problems: list[Any]) -> str:
+    """What is wrong under one key, what is allowed, and the nearest allowed name."""
+    value = document.get(key)
+    kinds = {problem["type"] for problem in problems}
+    if kinds & {"unexpected_keyword_argument", "extra_forbidden"}:
+        known = [f.name for f in dataclasses.fields(record_at(record, key[:-1]))]
+        near = nearest(str(key[-1]), known)
+        return f"unknown key {key[-1]!r} with value {describe(value)}; allowed: {', '.join(known)}{near}"
+    if "missing" in kinds and len(kinds) == 1:
+        what = "a second value" if isinstance(key[-1], int) else "this key"
+        return f"{what} is missing; add it"
+    return refusal(value, problems)
+
+
+def refusal(value: Any, problems: list[Any]) -> str:
+    """One value that pydantic refused, what it wanted instead, and the nearest of the words that it offered."""
+    allowed: list[str] = []
+    words: list[str] = []
+    for problem in problems:
+        literal = problem.get("ctx", {}).get("expected", "") if problem["type"] == "literal_error" else ""
+        words += re.findall(r"'([^']*)'", literal)
+        expected = literal or EXPECTED.get(problem["type"], lower_first(problem["msg"]))
+        if expected not in allowed:
+            allowed.append(expected)
+    near = nearest(value, words) if isinstance(value, str) else ""
+    return f"{describe(value)} is not possible; allowed: {' or '.join(allowed)}{near}"
+
+
+def lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def record_at(record: type[Any], key: Key) -> type[Any]:
+    """The record type that a mapping under this key becomes."""
+    hint: Any = record
+    for part in key:
+        if isinstance(hint, types.UnionType):
+            hint = next(inner_records(hint), hint)
+        hint = typing.get_type_hints(hint)[str(part)] if dataclasses.is_dataclass(hint) else next(inner_records(hint))
+    return typing.cast(type[Any], next(inner_records(hint)))
+
+
+def inner_records(hint: Any) -> Iterator[Any]:
+    """The record types inside a type such as `tuple[Source, ...] | None`."""
+    if dataclasses.is_dataclass(hint):
+        yield hint
+    elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
+        for argument in typing.get_args(hint):
+            yield from inner_records(argument)
+
+
+# --- `--set` -------------------------------------------------------------------------------------------------------
+
+
+def assign(document: Document, assignment: str) -> None:
+    """Applies `a.b=c`, the value read as YAML; a number in the key is an index of a list."""
+    name, equals, text = assignment.partition("=")
+    place = f"--set {shortened(assignment)}"
+    if not equals or not name.strip():
+        raise SpecError(f"{place}: write KEY=VALUE, for example training.learning_rate=1e-4")
+    value, places = parse_yaml(text, place, lines=False)
+    key = target(document, name.strip().split("."), place)
+    for depth in range(1, len(key)):
+        if document.get(key[:depth]) is None:
+            document.put(key[:depth], {}, {(): place})
+    document.put(key, value, {(): place} | places)
+
+
+def target(document: Document, parts: list[str], place: str) -> Key:
+    """The key that the dotted parts mean; keys with dots in them, such as `student.layers`, count as one part."""
+    key: list[str | int] = []
+    while parts:
+        holder = document.get(tuple(key))
+        if isinstance(holder, list):
+            key.append(index_of(holder, parts[0], tuple(key), place))
+            parts = parts[1:]
+        elif holder is None or isinstance(holder, dict):
+            used = part_length(holder or {}, parts, tuple(key))
+            key.append(".".join(parts[:used]))
+            parts = parts[used:]
+        else:
+            raise SpecError(f"{place}: {dotted(tuple(key))} is {describe(holder)}, which has no key {parts[0]!r}")
+    return tuple(key)
+
+
+def part_length(holder: dict[str, Any], parts: list[str], key: Key) -> int:
+    """How many of the parts make the next key."""
+    for used in range(len(parts), 0, -1):
+        if ".".join(parts[:used]) in holder:
+            return used
+    if key == ("parameters",):
+        kinds = {f.name for f in dataclasses.fields(Parameter)}
+        return max(1, len(parts) - 1) if parts[-1] in kinds else len(parts)
+    return 1
+
+
+def index_of(holder: list[Any], part: str, key: Key, place: str) -> int:
+    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(holder):
+        last = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
+        raise SpecError(f"{place}: {shortened(part, 40)!r} is not an item of the list {dotted(key)}; allowed: {last}")
+    return int(part)

@@ -1,0 +1,91 @@
+"""Finds the file that a user names, and fills the environment's variables in."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import babeltune
+from babeltune.errors import SpecError, nearest
+from babeltune.redaction import NAME
+
+PLAIN = re.compile(r"[\w/. -]*", re.ASCII)
+"""A path that a URL holds as it is."""
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+
+def expand(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """Replaces `${NAME}` and `${NAME:-default}`. Raises `SpecError` for a variable without value or default."""
+    known = os.environ if environ is None else environ
+
+    def replace(match: re.Match[str]) -> str:
+        value = known.get(match[1]) or match[2]
+        if value is None:
+            raise SpecError(
+                f"{text!r} needs the environment variable {match[1]}, which is not set; set it, or write "
+                f"${{{match[1]}:-default}}"
+            )
+        return value
+
+    return VARIABLE.sub(replace, text)
+
+
+def expand_open(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """`expand` for text that is recorded, shown and sent: `SpecError` for a variable that holds a secret, too."""
+    for match in VARIABLE.finditer(text):
+        if NAME.search(match[1]):
+            raise SpecError(
+                f"{text!r} would put the secret of the environment variable {match[1]} into files that are shared; "
+                "name another variable: libraries find credentials in the environment by themselves"
+            )
+    return expand(text, environ)
+
+
+def sqlite_url(path: Path) -> str:
+    """The database URL of a file, with what a URL takes for its own (`?`, `#`, `%`) quoted."""
+    if PLAIN.fullmatch(str(path)):
+        return f"sqlite:///{path}"
+    from sqlalchemy import URL  # a tenth of a second, for which no command should wait in vain
+
+    # With the driver's name: of the others MLflow would make a folder of the quoted name, too.
+    return URL.create("sqlite+pysqlite", database=str(path)).render_as_string()
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of an SQLite database URL; None for every other address."""
+    if not url.startswith(("sqlite:", "sqlite+")):
+        return None
+    from sqlalchemy import make_url
+
+    name = make_url(url).database
+    return Path(name) if name else None
+
+
+def repository() -> Path | None:
+    """The checkout that this code runs from, or None when it is installed."""
+    root = Path(babeltune.__file__).resolve().parents[2]
+    return root if (root / "platform" / "babeltune").is_dir() and (root / "pyproject.toml").is_file() else None
+
+
+def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "search_spaces") -> Path:
+    """A file named by a user: as a path, then in the checkout, then among the files shipped with the package. For a
+    name that is none of them the nearest in the shipped folder `among` is offered."""
+    shipped = Path(babeltune.__file__).resolve().parent / "shipped"
+    roots = [root for root in (repository(), shipped) if root is not None]
+    for candidate in (Path(name).expanduser(), *(root / name for root in roots)):
+        if candidate.is_file():
+            return candidate
+        if candidate.is_dir():
+            inside = sorted(path.name for path in candidate.glob("*.yaml"))[:5]
+            such = f", such as {', '.join(inside)}" if inside else ""
+            raise SpecError(f"{candidate} is a folder; name a file in it{such}")
+        if os.path.lexists(candidate):
+            raise SpecError(f"{candidate} is neither a file nor a link to one; name a file")
+    files = "*.yaml" if among == "clusters" else "**/*.yaml"  # what is deeper in clusters/ is for other programs
+    offered = sorted(str(path.relative_to(root)) for root in roots for path in (root / among).glob(files))
+    near = nearest(str(name), offered)
+    first = [file for file in offered if file.count("/") == 1]
+    raise SpecError(f"no file {str(name)!r}{near}" + ("" if near else f"; shipped: {', '.join(first) or 'none'}"))

@@ -1,0 +1,344 @@
+"""The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
+
+A sweep file is a `Sweep` (validated by `sweep_file.py`); one proposal makes it a `Trial`; training yields `Report`s.
+Field names are the keys of the sweep file, and their docstrings are its reference; those of sources and tasks are in
+`text.py`, those of the search and of promotion in `search.py`. All are imported from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+from babeltune.schema.base import Number as Number
+from babeltune.schema.base import Scalar as Scalar
+from babeltune.schema.base import Strict as Strict
+from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
+from babeltune.schema.search import Budget as Budget
+from babeltune.schema.search import Gate as Gate
+from babeltune.schema.search import Goal as Goal
+from babeltune.schema.search import Objective as Objective
+from babeltune.schema.search import Parameter as Parameter
+from babeltune.schema.search import Promotion as Promotion
+from babeltune.schema.search import Sampler as Sampler
+from babeltune.schema.search import Scheduler as Scheduler
+from babeltune.schema.text import Mined as Mined
+from babeltune.schema.text import Source as Source
+from babeltune.schema.text import Task as Task
+
+FROM_PRESET = cast(int, None)
+"""Stands for a number that the preset decides, until the student is made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(Strict):
+    """How batches are drawn. Decides results, so it is part of a sweep's id."""
+
+    batches: Literal["one_pair", "mixed"] = "one_pair"
+    """One language pair per global batch, or all pairs mixed (LaBSE)."""
+    temperature: float = 1.0
+    """A language pair of n rows is drawn with weight n ** (1 / temperature): 1 is proportional, large is uniform."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Strict):
+    """Holds out rows of the training text as a dev set named `heldout`, by connected component of shared sentences."""
+
+    pairs: int = 500
+    """About this many pairs per language pair."""
+    right_model: Literal["student", "teacher"] = "student"
+    """What encodes the anchor's side, as in a task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(Strict):
+    """How a word's translation in the other sentence is found, for methods that learn from words (`ml_ctl`)."""
+
+    align: Literal["mutual", "lexicon"] = "mutual"
+    """`mutual`: the word that occurs in the same pairs, if each is the other's nearest of their sentence pair;
+    `lexicon`: the one listed for it. Both must occur once in their sentence."""
+    least: float = 0.2
+    """The least cosine of their occurrences (`mutual`)."""
+    stop_words: int = 100
+    """So many of each language's most frequent words are left out."""
+    lexicon: tuple[Source, ...] = ()
+    """Terms side by side; one of several words is one span."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Strict):
+    """Everything that is read: training sources, dev tasks, and sealed test tasks."""
+
+    root: str = "."
+    """Relative paths start here; itself relative to the repository root. `${NAME:-default}` is replaced."""
+    anchor_priority: tuple[str, ...] = ("eng",)
+    """The anchor of a pair is its language that comes first here."""
+    train: tuple[Source, ...]
+    dev: tuple[Task, ...] = ()
+    test: tuple[Task, ...] = ()
+    split: Split | None = None
+    sampling: Sampling = Sampling()
+    words: Words = Words()
+    max_characters: int = 1200
+    max_line_bytes: int = 1 << 20
+    """Bytes of a line, of a quoted row, or of a text in a Parquet file. A longer one is a broken row."""
+    overlap: Literal["exact", "near"] = "exact"
+    """Training rows that go for a text in a dev or test set: equal ones without case, punctuation and blanks, or its
+    near-duplicates too (see `contamination.py`), which are counted in any case."""
+
+    def against_teacher(self, kind: Literal["dev", "test"]) -> tuple[str, ...]:
+        """The names of the dev or test sets whose right side the teacher encodes."""
+        found = [task.name for task in (self.dev if kind == "dev" else self.test) if task.right_model == "teacher"]
+        if kind == "dev" and self.split is not None and self.split.right_model == "teacher":
+            found.append("heldout")
+        return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Student(Strict):
+    """The encoder that is trained: a Hugging Face model, a Transformer from scratch, or a static one."""
+
+    kind: Literal["transformer", "static"] = "transformer"
+    """`static`: the mean of a sentence's token vectors, from a table `width` wide; without layers, heads, positions and
+    special tokens. It trains and encodes at a fraction of a Transformer's cost."""
+    model: str | None = None
+    """A hub id, a folder, or `models:/NAME@ALIAS`; absent: from scratch, as the fields up to `vocabulary` say."""
+    revision: str | None = None
+    start: str | None = None
+    """The exported model whose weights and tokenizer the student begins with: a folder, `models:/NAME@ALIAS`, or a
+    trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
+    leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
+    embeddings_from: str | None = None
+    """A static model whose tokenizer and token table a Transformer from scratch begins with, named as in `start`.
+    `width` is that of its table or of its dense layer."""
+    trim: bool = False
+    """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
+    Text whose tokens are kept has the same vectors."""
+    preset: str | None = None
+    """Decides layers, width, heads and feed_forward, less those that are given beside it, by a name of `presets.py`
+    such as `lealla-small`."""
+    layers: int = FROM_PRESET
+    """Absent: the preset's, or 2. A record has the number, so a preset that changes does not change what began."""
+    width: int = FROM_PRESET
+    """Absent: the preset's, or 256. Of a static student: of its table."""
+    heads: int = FROM_PRESET
+    """Absent: the preset's, or 4."""
+    feed_forward: int = FROM_PRESET
+    """Absent: the preset's, or 1024."""
+    vocabulary: int | Literal["teacher"] = 16_000
+    """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
+    ngrams: int = 0
+    """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share
+    letters share these vectors, so that rare words and endings learn from common ones. A step costs more; the export
+    has one table of the sums. 0: none."""
+    dropout: float = 0.0
+    """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
+    max_tokens: int = 128
+    pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
+    """`pooler`: the first token's state, a dense layer as wide and tanh, as in LaBSE; a named BERT brings its own."""
+    projection: int | Literal["teacher"] | None = None
+    """Width of a linear layer after pooling; `teacher` means the teacher's width."""
+    normalize: bool = True
+    prompt: str = ""
+    """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(PRESETS.get(self.preset or "", NO_PRESET)).items():
+            if getattr(self, name) is FROM_PRESET:
+                object.__setattr__(self, name, value)
+
+    def changed(self, **fields: Any) -> Student:
+        """The student with these fields. A preset among them brings its shape; of a Transformer's fields a static one
+        keeps the width alone."""
+        shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        if fields.get("kind") == "static":
+            shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
+        elif fields.get("kind") == "transformer":
+            shape["ngrams"] = 0
+        return replace(self, **{**shape, **fields})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher(Strict):
+    """The frozen encoder that gives the targets."""
+
+    model: str = "bundled:all-MiniLM-L6-v2"
+    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder."""
+    revision: str | None = None
+    languages: tuple[str, ...] = ("eng",)
+    """What it knows. A plan that needs more is refused."""
+    pooling: Literal["model", "mean", "cls", "max", "pooler"] = "model"
+    """`model`: as its sentence-transformers folder says. `pooler`: a BERT's own dense layer and tanh on `cls`."""
+    normalize: bool = True
+    prompt: str = ""
+    max_tokens: int = 128
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
+    target_side: Literal["encode", "copy_anchor"] = "encode"
+    """Where a method needs the other side too: encode it (the teacher must know it), or copy the anchor's vector."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Strict):
+    """How dev sets are encoded during training."""
+
+    prompt: str | None = None
+    """The student's prompt when absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Strict):
+    """An average of the weights over a training's steps, which is evaluated and exported in their place."""
+
+    kind: Literal["ema", "last"] = "ema"
+    """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
+    (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
+    decay: float = 0.999
+    """Of `ema`, at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+    every: int = 10
+    """Steps from one reading of all weights to the next. More costs less: a table is long."""
+    share: float = 0.25
+    """Of `last`: the share of the training's pairs, at its end. Earlier reports are of the weights themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Strict):
+    """One trial's optimisation. Lengths are in pairs seen, so that trials with other batch sizes compare."""
+
+    pairs: int = 200_000
+    compute: float | None = None
+    """With `budget.unit: compute`, instead of `pairs`: seconds of one worker, counted and not timed (`compute.py`). A
+    trial sees as many pairs as these pay for, so that a cheap student sees more than a dear one."""
+    rates: tuple[float, float] | None = None
+    """What `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second. Absent: the
+    sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
+    reports: int = 5
+    """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
+    global_batch: int = 64
+    """Pairs per step over all workers."""
+    chunk: int | None = None
+    """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
+    learning_rate: float = 5e-4
+    """AdamW's, at its highest."""
+    embedding_learning_rate: float = 1.0
+    """How many times `learning_rate` the token embeddings get."""
+    schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
+    """What follows the warm-up: a line or half a cosine down to zero, no change, a tenth of the rate from 2/6, from 4/6
+    and from 5/6 of the pairs on, or half of it after each plateau: four reports without a better first objective."""
+    warmup: float = 0.05
+    """Share of the pairs over which the learning rate rises from zero."""
+    weight_decay: float = 0.01
+    """Of matrices; embeddings, biases, norms and temperatures are not decayed."""
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip: float | None = 1.0
+    """Largest norm of the gradient; null clips nothing."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of the student's forward and backward pass; losses and scores are fp32."""
+    patience: int | None = None
+    """Stop after this many reports without a better first objective."""
+    matryoshka: tuple[int, ...] = ()
+    """Dimensions such as `[384, 256, 128, 64]`: the loss is added up over the first so many numbers of each vector,
+    with equal weights, and each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
+    Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
+    What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
+    average: Average | None = None
+    """An average of the weights that is evaluated, checkpointed and exported in their place. Absent: the weights."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matryoshka", tuple(self.matryoshka))
+        if isinstance(self.average, dict):  # as `plain` wrote it
+            object.__setattr__(self, "average", Average(**self.average))
+        if self.rates is not None:
+            object.__setattr__(self, "rates", tuple(self.rates))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(Strict):
+    """A whole sweep file."""
+
+    version: Literal[1] = 1
+    name: str
+    description: str = ""
+    method: str
+    config: dict[str, Any] | Literal["paper"] = field(default_factory=dict)
+    """Fixed fields of the method's `Config`; `paper`: all fields as the paper prints them (`Config.paper()`), less
+    those that are searched."""
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    """A bare name is a field of the method's `Config`; `method`, `training.x`, `student.x` and `data.sampling.x`
+    name the rest."""
+    objectives: tuple[Objective, ...]
+    data: Data
+    student: Student = Student()
+    teacher: Teacher = Teacher()
+    evaluation: Evaluation = Evaluation()
+    training: Training = Training()
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    sampler: Sampler = field(default_factory=Sampler)
+    budget: Budget = field(default_factory=Budget)
+    promotion: Promotion = field(default_factory=Promotion)
+    baselines: tuple[str, ...] = ()
+    """Models to buy instead of training one: hub ids (`NAME@REVISION` pins one), or folders, that sentence-transformers
+    loads. Each is a row of the leaderboard, and promotion says whether the winner beats it. They decide no result."""
+    refit_of: tuple[str, ...] = ()
+    """The trials whose settings this sweep trains longer, as `babeltune refit` writes them: `SWEEP/t0003`."""
+    seed: int = 0
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The fields that `config` gives one by one."""
+        return {} if self.config == "paper" else self.config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One proposal, resolved: all that a training process needs besides the stores. Plain JSON both ways."""
+
+    number: int
+    seed: int
+    method: str
+    config: dict[str, Any]
+    student: Student
+    training: Training
+    sampling: Sampling
+    objectives: tuple[Objective, ...]
+    params: dict[str, Scalar] = field(default_factory=dict)
+    """The searched values by their names in the sweep file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Metrics at one optimizer step."""
+
+    step: int
+    time_ms: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a trial says at an evaluation: its number from 1, the scores, the training points since the last one."""
+
+    index: int
+    step: int
+    pairs: int
+    seconds: float
+    metrics: dict[str, float]
+    points: tuple[Point, ...] = ()
+    checkpoint: str = ""
+    last: bool = False
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    """World size, backend, effective negatives, threads: recorded with the run."""
+
+
+def trial_from(values: dict[str, Any]) -> Trial:
+    """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
+    kinds = {"student": Student, "training": Training, "sampling": Sampling}
+    sections = {name: kind(**values[name]) for name, kind in kinds.items()}
+    return Trial(**{**values, **sections, "objectives": tuple(Objective(**o) for o in values["objectives"])})
+
+
+def report_from(values: dict[str, Any]) -> Report:
+    """The `Report` that `plain` wrote."""
+    return Report(**{**values, "points": tuple(Point(**p) for p in values["points"])})

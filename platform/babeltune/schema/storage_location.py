@@ -1,0 +1,29 @@
+"""Where a mirror is: plain values that every node of a cluster understands."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+STORAGE_TIMEOUT_S = 30.0
+"""Seconds in which a request is repeated, unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageLocation:
+    """A storage behind a URI, and the folder that mirrors it on each node."""
+
+    uri: str
+    cache: str = ""
+    """The folder for mirrors on each node; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
+    patience: float = STORAGE_TIMEOUT_S
+    """Seconds in which a request is repeated."""
+
+    @property
+    def folder(self) -> Path:
+        """The mirror on this node, named by the URI's digest."""
+        cache = self.cache or os.environ.get("BABELTUNE_CACHE") or "~/.cache/babeltune"
+        name = hashlib.sha256(self.uri.rstrip("/").encode()).hexdigest()[:16]
+        return Path(cache).expanduser().absolute() / name

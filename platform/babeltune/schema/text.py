@@ -1,0 +1,202 @@
+"""The frozen records of the text that a sweep file names: sources, and the dev and test sets made of them.
+
+Nothing here reads a file. Field names are the keys of the sweep file, and their docstrings are its reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from babeltune.schema.base import Strict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Strict):
+    """Where text comes from: one file or data set that holds some languages side by side.
+
+    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
+    joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data
+    set by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
+    language, or on equal id; `translation` makes a `translate` of one language of another source. `beir` with `path`, a
+    folder, is for tasks of kind `retrieval`.
+    """
+
+    name: str
+    format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir"] = "tsv"
+    path: str | None = None
+    columns: dict[str, str] | None = None
+    """Language code -> column name (or, with `header: false`, column number from 0). Codes of ISO 639 with two or three
+    letters, with a script or not, are one language: `en`, `eng`, `eng_Latn` (see `languages.py`)."""
+    paths: dict[str, str] | None = None
+    """Language code -> file."""
+    column: str = "text"
+    """The text's column in each of `paths`."""
+    where: dict[str, str] = field(default_factory=dict)
+    """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
+    header: bool = True
+    quoted: bool | None = None
+    """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
+    text, and a file that a spreadsheet seems to have quoted is refused. A warning says if only texts that hold marks
+    are quoted."""
+    delimiter: str = ","
+    """CSV: what stands between the columns, such as `;`."""
+    id: str | None = None
+    """The column that names a row, for `join: id`."""
+    join: str = "id"
+    """`id`, `line`, or (pivot) the language whose equal text joins two sources."""
+    dataset: str | None = None
+    subset: str | None = None
+    """A configuration of the data set, or, with a slash, a pattern of its files such as `*/en-ko/train.parquet`;
+    no address, and nothing outside of the data set."""
+    split: str = "train"
+    """The data set's split."""
+    revision: str | None = None
+    """The data set's commit, tag or branch."""
+    left: str | None = None
+    """A pivot's two sources, by name."""
+    right: str | None = None
+    translation: Translation | None = None
+    """Whose text, into which language, by which model: see `translation.py`."""
+    pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
+    """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
+    cap: int | None = None
+    """At most this many pairs per language pair, drawn with the sweep's seed (of a `translate`: before translating)."""
+    weight: float = 1.0
+    """How often its pairs are drawn, relative to the other sources of the same language pair: from 0.001 to 1,000."""
+    on_error: Literal["fail", "drop"] = "fail"
+    """A broken row stops the run, or is dropped and counted."""
+    max_dropped: float = 0.05
+    """The share of rows that may be dropped as broken, of each file if several are joined by id. Beyond it the file is
+    probably read in a wrong way."""
+    synthetic: bool = False
+    """Written by rule or machine, as a `translate` is: kept out of `split`, marked in the data digest."""
+    train: bool = True
+    """False for a source that only feeds a pivot or a translation."""
+
+    def __post_init__(self) -> None:
+        if self.format == "translate":
+            object.__setattr__(self, "synthetic", True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mined(Strict):
+    """Two monolingual sides, and which of their sentences translate each other: a set for mining, as BUCC's are."""
+
+    source: Source
+    """`paths` of two languages with `id`: the files are read apart, not joined."""
+    gold: str
+    """A file of two ids a line, a tab between, without a header, in the order of the source's languages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Strict):
+    """A named dev or test set. `bitext`: retrieval over a `source`'s pairs. `mining`: finding the translations in two
+    monolingual sides. `sts`: graded sentence pairs. `clustering`: texts with topics, to be found again by k-means.
+    `transfer`: the same, learnt by a linear head from one language and told of the others. `retrieval`: search, queries
+    among documents with judgements of relevance.
+
+    Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
+    with `limit`."""
+
+    name: str
+    """Tasks of one kind may share a name: they are one set in several files."""
+    task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
+    group: str | None = None
+    """Adds the means `dev/<group>/<metric>` over the subsets of all tasks of this group, each counting the same: STS12
+    to STS16, the English parts of STS17 and STS22 and STS-B in one group are MTEB's English STS."""
+    source: Source | None = None
+    """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
+    language encoded once). Clustering, transfer: the rows; the subsets are the languages and, where there are several
+    (clustering), `mixed`, each row in one of them. STS: a file or data set without `columns`. Mining: see `Mined`.
+    Retrieval: a folder of format `beir`, or a bitext. Of a bitext `fra-eng`, each French sentence is a query, and its
+    translation the relevant document; a text of several rows is one query or document, relevant for each of them."""
+    path: str | None = None
+    """STS: a TSV, where there is no `source`."""
+    language: str | None = None
+    """STS: of both sentences, which are in the three columns below. Transfer: the one that is learnt from. Retrieval in
+    a folder: of all texts, where there is one."""
+    language2: str | None = None
+    """STS: of the second sentence, where it is another one; the subset is then `fra-eng`."""
+    sentence1: str = "sentence1"
+    sentence2: str = "sentence2"
+    score: str = "score"
+    label: str = "label"
+    """Clustering, transfer: the column of the topic, in each file."""
+    split: str = "split"
+    """Transfer: the column that says which rows are learnt from and which are scored, in each file."""
+    learnt: str = "train"
+    """Transfer: what `split` says of the rows that are learnt from, and of those that are scored."""
+    scored: str = "test"
+    limit: int | None = None
+    """Score only the first rows (bitext: a smaller pool of candidates; the metric's name does not change; retrieval in
+    a folder: the first queries of each language, and all documents)."""
+    k: int = 4
+    """Neighbours of the margin: xSIM's and mining's."""
+    margin: Literal["ratio", "distance", "absolute"] = "ratio"
+    """Of xSIM and mining."""
+    compare: Literal["text", "index"] = "text"
+    """Bitext: whether for xSIM an equal sentence of another row is right too, or the row alone."""
+    right_model: Literal["student", "teacher"] = "student"
+    """Bitext, mining: what encodes the right side, the second language of the subset's name such as `eng` of `fra-eng`
+    (bitext: the anchor; mining: the source's second language). `teacher`: the sweep's teacher, which must know that
+    language. It is LASER3's protocol: the student's x against the teacher's y. Metric names stay the same."""
+    augmented: Source | None = None
+    """Bitext: changed sentences that are no translation of any row, of one language, such as xSIM++'s. They join the
+    candidates wherever that language is the pair's second, whatever the `limit`, and give `xsimpp_error`."""
+    gold: str | None = None
+    """Mining: as in `Mined`."""
+    fit: Mined | None = None
+    """Mining: the set that the threshold is fitted on. Without it there are only metrics named `_oracle`, whose
+    threshold is fitted on what it is scored on."""
+
+    qrels: str = "test"
+    """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. Queries without a judgement are left out."""
+    languages: tuple[str, ...] = ()
+    """Retrieval in a folder: the languages of the queries, where there are several. Each is a subset, searched for in
+    all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
+    language_field: str = "language"
+    """Retrieval in a folder: the key of the language in each line of the corpus and the queries."""
+    same_id: Literal["keep", "drop"] = "keep"
+    """Retrieval in a folder: `drop` never finds a document for the query of its own id, which is the query itself in
+    ArguAna and Quora. BEIR's own evaluation does so for all sets."""
+    corpus: Literal["target", "mixed"] = "target"
+    """Retrieval of a bitext: the documents are the translations in one language, or with `mixed` the texts of all
+    languages together. Then each language is a subset, a query's translations into all others are relevant, and the
+    query itself is never found."""
+    cutoff: int = 100
+    """Retrieval: the number of documents in which recall looks, `recall_at_100`."""
+
+    def graded(self) -> Source:
+        """STS: where both sentences are, with the grades as the rows' ids."""
+        source = self.source or Source(name=self.name, path=self.path)
+        columns = {"sentence1": self.sentence1, "sentence2": self.sentence2}
+        return dataclasses.replace(source, columns=columns, id=self.score)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """The key `translation` of a source of format `translate`."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    text: str
+    """The source, by name, that holds the text; with `train: false` it may hold this one language alone."""
+    original: str
+    """The text's language, as that source calls it."""
+    into: str
+    """The language of the translations."""
+    model: str
+    """A hub id or a folder; weights in safetensors, and no code is run."""
+    revision: str | None = None
+    source_code: str | None = None
+    """The tokenizer's `src_lang`: `khm_Khmr` (NLLB), `km` (M2M-100)."""
+    target_token: str | None = None
+    """The token that a translation begins with: `eng_Latn` (NLLB), `__en__` (M2M-100)."""
+    prefix: str = ""
+    """Put before every text: `translate English to German: ` (T5), `>>fra<< ` (Marian)."""
+    beams: int = 4
+    """1 is greedy."""
+    max_tokens: int = 128
+    """Longer originals, and translations that do not end within it, are dropped and counted."""

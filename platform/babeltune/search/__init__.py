@@ -1,1 +1,0 @@
-"""Proposals and verdicts: Ray Tune and Optuna."""

@@ -1,1 +1,0 @@
-"""What a user asks for: sweep and cluster files, read, checked and planned."""

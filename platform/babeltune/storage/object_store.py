@@ -1,0 +1,213 @@
+"""The objects below one URI, such as `s3://bucket/prefix`; the only door to fsspec.
+
+An object appears whole, under its name, when its upload is complete. Credentials come from the environment alone
+(`AWS_…`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`), as each protocol's own library reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from babeltune.errors import REFUSALS, ClusterError, ObjectStoreError
+from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
+
+Result = TypeVar("Result")
+WAITS = (0.2, 8.0)
+"""Seconds to the first repetition, and the longest; they double in between."""
+EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
+"""What installs a protocol that does not come with fsspec."""
+ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": ONE_TRY},
+    "s3a": {"config_kwargs": ONE_TRY},
+    "file": {"auto_mkdir": True},
+}
+TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
+"""What names an object's version, by protocol."""
+TIMES = ("LastModified", "last_modified", "mtime")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One object as a listing has it."""
+
+    size: int
+    """Bytes."""
+    tag: str
+    """Another one after each change."""
+    modified: float
+    """When, in seconds since 1970 by the store's clock."""
+
+
+class ObjectStore:
+    """The objects below a URI, by keys relative to it.
+
+    Each request is repeated for `patience` seconds; then, or at once where it is refused, `ObjectStoreError` says why.
+    """
+
+    def __init__(self, uri: str, patience: float = STORAGE_TIMEOUT_S) -> None:
+        """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
+        self.uri, self.patience = uri.rstrip("/"), patience
+        self._fs, self._root = _opened(self.uri)
+
+    def entries(self, prefix: str = "") -> dict[str, Entry]:
+        """The objects below a key; `ObjectStoreError` for one whose name would leave its folder."""
+        place = self._place(prefix) if prefix else self._root
+        try:
+            found = self._tried("listed", lambda: self._fs.find(place, detail=True))
+        except FileNotFoundError:
+            return {}
+        names = {name[len(self._root) + 1 :]: info for name, info in found.items() if not name.endswith("/")}
+        return {inside(name): _entry(info) for name, info in names.items()}
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names of the folders right below a key."""
+        place = self._place(prefix)
+        try:
+            found = self._tried("listed", lambda: self._fs.ls(place, detail=True))
+        except FileNotFoundError:
+            return []
+        return sorted(
+            inside(each["name"].rstrip("/")[len(place) + 1 :]) for each in found if each["type"] == "directory"
+        )
+
+    def entry(self, key: str) -> Entry | None:
+        """The object's; None where there is none."""
+        place = self._place(key)
+        try:
+            return _entry(self._tried(f"asked for {key}", lambda: self._fs.info(place)))
+        except FileNotFoundError:
+            return None
+
+    def read(self, key: str) -> bytes | None:
+        """The object; None where there is none."""
+        place = self._place(key)
+        try:
+            data: bytes = self._tried(f"read at {key}", lambda: self._fs.cat_file(place))
+        except FileNotFoundError:
+            return None
+        return data
+
+    def download(self, key: str, path: Path) -> None:
+        """Raises `FileNotFoundError` where there is no such object."""
+        place = self._place(key)
+        self._tried(f"read at {key}", lambda: self._fs.get_file(place, str(path)))
+
+    def write(self, key: str, data: bytes) -> None:
+        place = self._place(key)
+        with self._a_bucket():
+            self._tried(f"written at {key}", lambda: self._fs.pipe_file(place, data))
+
+    def upload(self, path: Path, key: str) -> None:
+        place = self._place(key)
+        with self._a_bucket():
+            self._tried(f"written at {key}", lambda: self._fs.put_file(str(path), place))
+
+    def remove(self, key: str) -> None:
+        """Nothing happens where there is no such object."""
+        place = self._place(key)
+        with contextlib.suppress(FileNotFoundError):
+            self._tried(f"changed at {key}", lambda: self._fs.rm_file(place))
+
+    def _place(self, key: str) -> str:
+        return f"{self._root}/{inside(key)}"
+
+    @contextlib.contextmanager
+    def _a_bucket(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise ObjectStoreError(f"the storage {self.uri} is not there ({_first_line(error)}); create it") from error
+
+    def _tried(self, what: str, request: Callable[[], Result]) -> Result:
+        """The request's result; what is no refusal is tried again until patience ends."""
+        deadline, (wait, longest) = time.monotonic() + self.patience, WAITS
+        while True:
+            try:
+                return request()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # each protocol's library has its own
+                why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+                if is_local(error):
+                    raise ObjectStoreError(f"{why}; make room on this machine, and its folder writable") from error
+                if _refused(error):
+                    raise ObjectStoreError(
+                        f"{why}; give this machine credentials that may read and write there, in its environment"
+                    ) from error
+                if isinstance(error, NotImplementedError):
+                    raise ObjectStoreError(f"{why}; name a storage that can be written") from error
+                if time.monotonic() + wait > deadline:
+                    raise ObjectStoreError(f"{why}; start it, or check its address and the network") from error
+            time.sleep(wait)
+            wait = min(2 * wait, longest)
+
+
+def inside(key: str) -> str:
+    """The key, if it stays below the folder that it is relative to; `ObjectStoreError` otherwise."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts) or PurePosixPath(key).root:
+        raise ObjectStoreError(f"the storage holds an object {key!r}, whose name leaves its folder; remove that object")
+    return key
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    import fsspec
+
+    protocol = uri.partition("://")[0]
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs would ask what kind of bucket it is
+    for chatter in ("s3fs", "gcsfs"):  # they warn of each try; we say what became of them
+        logging.getLogger(chatter).setLevel(logging.CRITICAL)
+    try:
+        system, root = fsspec.core.url_to_fs(
+            uri, use_listings_cache=False, skip_instance_cache=True, **OPTIONS.get(protocol, {})
+        )
+    except ImportError as error:
+        package = EXTRAS.get(protocol)
+        todo = f"`pip install '{package}'` on every node" if package else _first_line(error)
+        raise ClusterError(f"the storage {uri} needs a package that is not installed; {todo}") from error
+    except ValueError as error:
+        raise ClusterError(f"the storage {uri} cannot be opened: {_first_line(error)}") from error
+    except OSError as error:  # of protocols that connect at once
+        raise ObjectStoreError(
+            f"the storage {uri} cannot be reached ({_first_line(error)}); check its address"
+        ) from error
+    if protocol.startswith("s3"):
+        system.retries = 1
+    return system, str(root).rstrip("/")
+
+
+def is_local(error: BaseException | None) -> bool:
+    """Whether it is a disk of this machine that refuses."""
+    return isinstance(error, OSError) and (error.errno in FULL or bool(error.filename and error.errno in REFUSALS))
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the store wants to know who asks, or somebody else to: each protocol's library says so in its own way."""
+    return (
+        isinstance(error, PermissionError)
+        or type(error).__name__ in NO_CREDENTIALS
+        or getattr(error, "code", None) in (401, 403)
+        or (isinstance(error, OSError) and str(error).startswith("Forbidden"))
+    )
+
+
+def _entry(info: dict[str, Any]) -> Entry:
+    tag = next((str(info[name]) for name in TAGS if info.get(name) is not None), "")
+    when = next((info[name] for name in TIMES if info.get(name) is not None), 0.0)
+    modified = when if isinstance(when, int | float) else when.timestamp() if hasattr(when, "timestamp") else 0.0
+    return Entry(size=int(info.get("size") or 0), tag=f"{tag}:{info.get('size')}", modified=float(modified))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

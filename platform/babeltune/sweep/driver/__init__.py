@@ -1,0 +1,1 @@
+"""The process that runs a sweep, and what it records."""

@@ -1,0 +1,1 @@
+"""Proposals and early stops: Ray Tune and Optuna."""

@@ -1,0 +1,75 @@
+"""Which searched settings decided how good a trial became: Optuna's PED-ANOVA."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from babeltune.planning.rules import kind_of
+from babeltune.schema.records import Goal, Parameter, Scalar
+
+LEAST_TRIALS = 8
+"""Scored trials below which nothing is said: the best quarter would be a single trial."""
+BEST_SHARE = 0.25
+"""The share of the trials that count as good. Optuna's own default of a tenth needs fifty trials."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One trial: what was searched, and the value that it reached."""
+
+    params: Mapping[str, Scalar]
+    value: float
+
+
+def parameter_importance(parameters: Mapping[str, Parameter], trials: Sequence[Scored], goal: Goal) -> dict[str, float]:
+    """Each searched setting's share of the importance, the largest first; shares add up to 1.
+
+    Empty for fewer than `LEAST_TRIALS` trials, if nothing was searched, or if all trials are equally good. A pruned
+    trial counts with the value that it reached: the method only asks which trials are among the best.
+    """
+    varied = {name: found for name, each in parameters.items() if (found := _distribution(each)) is not None}
+    if len(trials) < LEAST_TRIALS or not varied or len({trial.value for trial in trials}) == 1:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction=goal)
+    study.add_trials([_frozen(trial, varied) for trial in trials])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is experimental, and that some settings never varied
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: float(share) for name, share in sorted(found.items(), key=lambda item: -item[1])}
+
+
+def _frozen(trial: Scored, varied: Mapping[str, BaseDistribution]) -> optuna.trial.FrozenTrial:
+    """The trial as Optuna has it, with the settings that lie within what is searched now."""
+    params = {name: value for name, value in trial.params.items() if name in varied and _within(value, varied[name])}
+    return optuna.trial.create_trial(
+        params=params, distributions={name: varied[name] for name in params}, value=trial.value
+    )
+
+
+def _within(value: Scalar, distribution: BaseDistribution) -> bool:
+    """Whether the value is still searched: an accepted change may have narrowed its range."""
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    return isinstance(value, int | float) and distribution.low <= value <= distribution.high
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution | None:
+    """Optuna's distribution of a searched setting; None for one that has a single value."""
+    kind = kind_of(parameter)
+    if kind == "const":
+        return None
+    if kind == "choice":
+        return CategoricalDistribution(parameter.choice) if len(parameter.choice or ()) > 1 else None
+    low, high = getattr(parameter, kind)
+    if low == high:
+        return None
+    log = kind.startswith("log")
+    return IntDistribution(int(low), int(high), log=log) if kind.endswith("int") else FloatDistribution(low, high, log)

@@ -1,0 +1,243 @@
+"""The proposals of a sweep: an Optuna study that lasts, and the order in which results came.
+
+study.db        Optuna's storage: every trial with its parameters, state, values and attributes
+results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened, and the trials
+                on which the sweep gave up; replaying it proposes the same
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from babeltune.errors import SweepError
+from babeltune.files import append_line, aside, end_on_a_line
+from babeltune.planning.portfolio import portfolio_points
+from babeltune.planning.space import grid
+from babeltune.schema.paths import sqlite_url
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
+
+LOCK_TIMEOUT_S = 60.0
+"""Seconds to wait for a study in which another process writes."""
+REPORT = "report "
+"""With a report's index, the user attribute that holds it where there are several objectives."""
+
+
+def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
+    """The sampler that proposes trial `number`, seeded by the sweep's seed and that number alone."""
+    seed = int.from_bytes(hashlib.sha256(f"{sweep.seed}/{number}".encode()).digest()[:4], "big")
+    if sweep.sampler.kind in ("random", "grid"):  # a grid's points are given, so that nothing is left to draw
+        return optuna.samplers.RandomSampler(seed=seed)
+    if sweep.sampler.kind == "nsga2":
+        return optuna.samplers.NSGAIISampler(population_size=sweep.sampler.population, seed=seed)
+    startup = sweep.sampler.startup
+    if sweep.sampler.kind == "gp":
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
+    joint = {"multivariate": sweep.sampler.multivariate, "group": sweep.sampler.group}
+    with warnings.catch_warnings():  # Optuna calls both experimental; the replay of the ledger would notice a change
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True, **joint)
+
+
+def given_points(sweep: Sweep) -> list[dict[str, Scalar]]:
+    """What is proposed before the sampler is asked: the grid's points, or the sweep's own and then its portfolio's."""
+    if sweep.sampler.kind == "grid":
+        return grid(sweep.parameters)
+    return [*map(dict, sweep.sampler.points), *portfolio_points(sweep)]
+
+
+def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
+    """The sweep's study in `folder`, created when it is not there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return optuna.create_study(
+        study_name=STUDY,
+        storage=optuna.storages.RDBStorage(
+            sqlite_url(folder / "study.db"), engine_kwargs={"connect_args": {"timeout": LOCK_TIMEOUT_S}}
+        ),
+        directions=[objective.goal for objective in sweep.objectives],
+        load_if_exists=True,
+    )
+
+
+class Ledger:
+    """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
+    would never be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lines: list[dict[str, Any]] = []
+        self._reports: dict[int, list[dict[str, Any]]] = {}
+        self._notes: dict[int, dict[str, Any]] = {}
+        self.given_up: set[int] = set()
+        """The trials of which so many failed that the sweep ended."""
+        end_on_a_line(path)
+        whole = path.read_bytes() if path.exists() else b""
+        sound = 0
+        for line in whole.splitlines(keepends=True):
+            try:
+                self._remember(json.loads(line))
+            except (ValueError, TypeError, KeyError):
+                aside(path).write_bytes(whole[sound:])
+                os.truncate(path, sound)
+                break
+            sound += len(line)
+
+    def add(self, event: str, number: int, **facts: Any) -> None:
+        """Appends one line, on disk before it returns."""
+        line = {"event": event, "number": number, **facts}
+        self._remember(line)
+        append_line(self._path, json.dumps(line).encode())
+
+    def add_end(self, number: int, state: str, values: list[float] | None, reason: str | None) -> None:
+        """Appends a trial's end in this state of Optuna's."""
+        self.add("end", number, state=state, values=values, **({"reason": reason} if reason else {}))
+
+    def reports(self, number: int) -> list[dict[str, Any]]:
+        """The trial's reports: `index`, `values` by objective, `checkpoint`."""
+        return list(self._reports.get(number, ()))
+
+    def noted(self, number: int) -> dict[str, Any]:
+        """The trial's attributes that listeners gave it last."""
+        return self._notes.get(number, {})
+
+    def _remember(self, line: dict[str, Any]) -> None:
+        event, number = line["event"], line["number"]
+        if event == "report":
+            self._reports.setdefault(number, []).append(line)
+        elif event == "note":
+            self._notes[number] = line["attributes"]
+        elif event == "give_up":
+            self.given_up |= set(line["trials"])
+        self.lines.append(line)
+
+
+class Proposals:
+    """Asks the study for parameters and tells it results, one trial number at a time. Nobody else writes to the study
+    meanwhile: to read all of it for every report would take longer than to record one."""
+
+    def __init__(self, study: optuna.Study, sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> None:
+        self._study, self._sweep, self._suggest = study, sweep, suggest
+        self._points = given_points(sweep)
+        for point in self._points:
+            fitting(dict(point), suggest)
+        trials = study.get_trials(deepcopy=False)
+        if all(WARM in trial.user_attrs for trial in trials):
+            self._add_warm(list(warm), len(trials))
+        self._offset = sum(WARM in trial.user_attrs for trial in study.get_trials(deepcopy=False))
+        self.begun = len(self.trials())
+        """How many trials of this sweep there are."""
+        self._running: dict[int, optuna.Trial] = {}
+
+    def _add_warm(self, warm: list[FrozenTrial], done: int) -> None:
+        for earlier in warm[done:]:
+            distributions = like(earlier, self._suggest)
+            params = {name: earlier.params[name] for name in distributions}
+            attrs = {WARM: earlier.number}
+            self._study.add_trial(
+                optuna.create_trial(params=params, distributions=distributions, values=earlier.values, user_attrs=attrs)
+            )
+
+    def trials(self, *states: TrialState) -> dict[int, FrozenTrial]:
+        """This sweep's own trials by number, in these states or in any that has begun."""
+        wanted = states or (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        found = self._study.get_trials(deepcopy=False, states=wanted)
+        return {t.number - self._offset: t for t in found if WARM not in t.user_attrs}
+
+    def ask(self) -> tuple[int, dict[str, Scalar]]:
+        """The next trial's number and parameters: given points (or the grid's) first, then the sampler."""
+        given = self.begun < len(self._points)
+        if given or self._sweep.sampler.kind == "grid":
+            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            if not waiting and not given:
+                raise SweepError(f"the grid has {len(self._points)} points, and all are proposed; lower budget.trials")
+            if not waiting:
+                self._study.enqueue_trial(dict(self._points[self.begun]))
+        self._study.sampler = sampler_for(self._sweep, self.begun)
+        trial = self._study.ask()
+        self.begun += 1
+        number = trial.number - self._offset
+        self._running[number] = trial
+        return number, self._suggest(trial)
+
+    def again(self, number: int) -> dict[str, Scalar]:
+        """The parameters of a trial that is still running in the study; any not yet drawn is drawn as it would have."""
+        self._study.sampler = sampler_for(self._sweep, number)
+        return self._suggest(self._trial(number))
+
+    def _trial(self, number: int) -> optuna.Trial:
+        """A trial that is running in the study."""
+        if number not in self._running:
+            self._running[number] = optuna.Trial(self._study, self.trials(TrialState.RUNNING)[number]._trial_id)
+        return self._running[number]
+
+    def report(self, number: int, index: int, values: list[float]) -> None:
+        """Records an intermediate result. Optuna refuses `report` with several objectives: attributes keep them."""
+        trial = self._trial(number)
+        if len(values) == 1:
+            trial.report(values[0], index)
+        else:
+            trial.set_user_attr(f"{REPORT}{index}", values)
+        trial.set_user_attr("values", values)
+        trial.set_user_attr("reports", index)
+
+    def note(self, number: int, attributes: Mapping[str, Any]) -> None:
+        """Sets user attributes of a running trial."""
+        trial = self._trial(number)
+        for name, value in attributes.items():
+            trial.set_user_attr(name, value)
+
+    def tell(self, number: int, state: TrialState, values: list[float] | None) -> None:
+        """Ends a trial; `values` only when it is complete."""
+        self._study.tell(number + self._offset, values=values if state == TrialState.COMPLETE else None, state=state)
+        self._running.pop(number, None)
+
+
+def reported(trial: FrozenTrial) -> dict[int, list[float]]:
+    """A trial's intermediate results, the objectives of each report by its index."""
+    several = {name.removeprefix(REPORT): v for name, v in trial.user_attrs.items() if name.startswith(REPORT)}
+    return {int(index): list(values) for index, values in several.items()} or {
+        index: [value] for index, value in trial.intermediate_values.items()
+    }
+
+
+def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> Any:
+    """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
+    study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
+    proposals = Proposals(study, sweep, suggest, warm)
+    found: dict[int, dict[str, Scalar]] = {}
+
+    def drawn_again(_: dict[str, Scalar]) -> int:
+        number, params = proposals.ask()
+        found[number] = params
+        return number
+
+    follow(lines, proposals, drawn_again)
+    return found
+
+
+def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
+    """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
+    and returns its number."""
+    for line in lines:
+        number = line["number"]
+        if line["event"] == "propose":
+            if (began := propose(line["params"])) != number:
+                raise SweepError(f"results.jsonl proposes trial {number} where trial {began} is next; it was altered")
+        elif line["event"] == "report":
+            proposals.report(number, line["index"], line["values"])
+            proposals.note(number, {"checkpoint": line.get("checkpoint", "")})
+        elif line["event"] == "note":
+            proposals.note(number, line["attributes"])
+        elif line["event"] == "end":
+            if line.get("reason"):
+                proposals.note(number, {"reason": line["reason"]})
+            proposals.tell(number, TrialState[line["state"]], line["values"])

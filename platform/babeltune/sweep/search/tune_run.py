@@ -1,0 +1,313 @@
+"""Runs a sweep's search: Ray Tune proposes and stops, the lanes train, Optuna remembers. The only door to both.
+
+Tune sees one thin trainable per trial whose steps are the reports that a lane hands to the desk. A resumed search
+starts a new Tune run from the study and the ledger; nothing that Tune wrote is read back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+import ray
+from optuna.trial import TrialState
+from ray import tune
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+
+from babeltune.errors import SweepError
+from babeltune.schema.records import Goal, Scalar, Sweep
+from babeltune.sweep.search.recovery import catch_up, sound_study
+from babeltune.sweep.search.stopping import Stopping, rule_of
+from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.search.trial_proxy import TrialProxy
+from babeltune.sweep.search.tune_searcher import ENDED, OnEvent, OptunaSearcher
+from babeltune.sweep.search.warm_start import Suggest, warm_trials
+from babeltune.sweep.workers.nodes import own_node
+from babeltune.sweep.workers.pool import WorkerPool
+
+ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "TUNE_WARN_SLOW_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "86400",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+"""No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
+WATCHERS = 3
+"""How often the actor that watches a trial may die and be replaced. The trial itself does not notice."""
+
+
+class Standalone(tune.Trainable):  # type: ignore[misc]
+    """One trial of one method in Tune's own process, for `Tuner("<method>", param_space={"sweep": …})`."""
+
+    method = ""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._reports = _standalone(self.method, config)
+
+    def cleanup(self) -> None:
+        self._reports.close()
+
+    def step(self) -> dict[str, Any]:
+        report = next(self._reports, None)
+        if report is None:
+            return {"done": True}
+        return {**report["metrics"], "reports": report["index"], "done": bool(report.get("last"))}
+
+
+def _standalone(method: str, config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    from babeltune.sweep.workers.standalone import standalone, standalone_assignment
+
+    yield from standalone(standalone_assignment(method, config))
+
+
+def register_methods() -> list[str]:
+    """Registers every installed method with Tune under its name, and returns the names."""
+    names = sorted({entry.name for entry in importlib.metadata.entry_points(group="babeltune.methods")})
+    for name in names:
+        tune.register_trainable(name, type(f"Standalone_{name}", (Standalone,), {"method": name}))
+    return names
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    """The part of a Tune trial that a scheduler looks at, under the trial's number: a resumed trial is the same one."""
+
+    trial_id: str
+
+
+def _numbered(trial: Any) -> _Numbered:
+    return trial if isinstance(trial, _Numbered) else _Numbered(str(trial.config["number"]))
+
+
+class _Brakes(tune.Stopper):  # type: ignore[misc]
+    """Ends trials at a report once the search should stop, and all at once when it is in trouble."""
+
+    def __init__(self, stop: Callable[[], bool], poll: Callable[[], bool]) -> None:
+        self._stop, self._poll = stop, poll
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return self._stop() and not result.get("done")
+
+    def stop_all(self) -> bool:
+        """Called in each of Tune's rounds."""
+        return self._poll()
+
+
+class _Forget(tune.Callback):  # type: ignore[misc]
+    """Of a trial that has ended, Tune keeps averages of each figure in its reports, which are more than half of the
+    memory that it costs. Nobody asks for them."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Called after scheduler and searcher."""
+        trial.metric_analysis.clear()
+        trial.metric_n_steps.clear()
+
+    on_trial_error = on_trial_complete
+
+
+class _KeepWatchers:
+    """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
+    for every other trial that ends while none waits, which is whenever a lane is busy. Nor does a trial whose own actor
+    is on its way get another's: that would be withdrawn, and while trials are shorter than a process' start no lane but
+    the first would ever have one."""
+
+    def __init__(self, pool: Callable[[], int], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._pool, self._kept = pool, 0
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        """Called for every new trial."""
+        if controller is not None and (more := self._pool() - self._kept) > 0:
+            tune_controller = controller._tune_controller
+            if not self._kept:
+                reuse = tune_controller._maybe_reuse_cached_actor
+                tune_controller._maybe_reuse_cached_actor = lambda waiting: (
+                    waiting not in tune_controller._trial_to_actor and reuse(waiting)
+                )
+            tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
+            self._kept += more
+        super().on_trial_add(controller, trial)  # type: ignore[misc]
+
+
+class _Fifo(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+    """Stops nothing."""
+
+
+class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
+    """Stops, at its rungs, those that are not among the best. It knows each trial by its number."""
+
+    def on_trial_add(self, controller: Any, trial: Any) -> None:
+        super().on_trial_add(controller, trial)
+        self._trial_info[_numbered(trial).trial_id] = self._trial_info.pop(trial.trial_id)
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        return str(super().on_trial_result(controller, _numbered(trial), result))
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        super().on_trial_complete(controller, _numbered(trial), result)
+
+    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+        super().on_trial_remove(controller, _numbered(trial))
+
+
+class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+    """Stops a trial when a rule says so."""
+
+    def __init__(self, pool: Callable[[], int], rule: Stopping, goal: Goal) -> None:
+        super().__init__(pool)
+        self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        number, value = int(_numbered(trial).trial_id), self._sign * result["objective"]
+        stops = self._rule.stops(number, result["reports"], value)
+        return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
+
+    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Tune brings a trial's last report here alone."""
+        if "objective" in result:
+            self.on_trial_result(controller, trial, result)
+
+
+def scheduler_for(sweep: Sweep, pool: Callable[[], int]) -> TrialScheduler:
+    """What judges reports, which come at equal shares of the pairs seen, by the first objective. `pool` counts the
+    lanes."""
+    if sweep.scheduler.kind == "none":
+        return _Fifo(pool)
+    if sweep.scheduler.kind != "asha":
+        rule = rule_of(sweep.scheduler, sweep.training.reports)
+        return _ByRule(pool, rule, sweep.objectives[0].goal)
+    return _Asha(
+        pool,
+        time_attr="reports",
+        metric="objective",
+        mode="max" if sweep.objectives[0].goal == "maximize" else "min",
+        grace_period=sweep.scheduler.grace,
+        reduction_factor=sweep.scheduler.reduction,
+        max_t=max(sweep.training.reports, sweep.scheduler.grace),
+    )
+
+
+def prime(scheduler: TrialScheduler, lines: Iterable[dict[str, Any]]) -> set[int]:
+    """Shows the scheduler the ledger's reports in their order, as if they were made now; returns the trials that it
+    stops at their last one."""
+    stopped: set[int] = set()
+    for line in lines:
+        trial = _Numbered(str(line["number"]))
+        if line["event"] == "propose":
+            scheduler.on_trial_add(None, trial)
+        elif line["event"] == "report":
+            result = {"reports": line["index"], "objective": line["values"][0]}
+            verdict = scheduler.on_trial_result(None, trial, result)
+            (stopped.add if verdict == TrialScheduler.STOP else stopped.discard)(line["number"])
+    return stopped
+
+
+def search(
+    sweep: Sweep,
+    *,
+    pool: WorkerPool,
+    folder: Path,
+    suggest: Suggest,
+    make_assignment: Callable[[int, dict[str, Scalar]], dict[str, Any]],
+    on_event: OnEvent,
+    trials: int,
+    stop: Callable[[], bool],
+    no_more: Callable[[], bool] = lambda: False,
+    check: Callable[[], None] = lambda: None,
+) -> bool:
+    """Runs trials until the study in `folder` holds `trials` of them. True when it does, False when it was stopped.
+
+    Trials that were running at a crash come first, under their numbers. `no_more` keeps new ones from starting; `stop`
+    also ends running ones, within about a second or at their next report, to be resumed. `check` is asked about once a
+    second, and what it raises ends the search at once. Raises `SweepError` when the budget's share of the trials has
+    failed, and whatever `on_event` or `make_assignment` raised.
+    """
+    os.environ.update(ENVIRONMENT)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
+    proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
+    catch_up(ledger, proposals)
+    scheduler = scheduler_for(sweep, lambda: pool.count)
+    running = proposals.trials(TrialState.RUNNING)
+    stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < sweep.training.reports}
+    searcher = OptunaSearcher(
+        sweep=sweep,
+        proposals=proposals,
+        ledger=ledger,
+        pool=pool,
+        make_assignment=make_assignment,
+        on_event=on_event,
+        trials=trials,
+        stop=stop,
+        no_more=no_more,
+        check=check,
+        judged=stopped & running.keys(),
+    )
+    try:
+        _run_tune(sweep, pool, folder / "tune", searcher, scheduler, stop)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            searcher.leave()
+    if searcher.trouble is not None:
+        raise searcher.trouble
+    ended = proposals.trials(*ENDED)
+    if not stop():
+        searcher.judge(last=True)
+    return len(ended) >= trials
+
+
+def _run_tune(
+    sweep: Sweep,
+    pool: WorkerPool,
+    folder: Path,
+    searcher: OptunaSearcher,
+    scheduler: TrialScheduler,
+    stop: Callable[[], bool],
+) -> None:
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        tune.run(
+            # Tune wants to be given something; and who watches a trial shall not die with a node that trains.
+            tune.with_resources(TrialProxy, {"memory": 1, own_node(): 1e-4}),
+            name=f"run-{uuid.uuid4().hex[:8]}",
+            config={
+                "dispatcher": pool.dispatcher_name,
+                "objectives": [objective.metric for objective in sweep.objectives],
+            },
+            search_alg=searcher,
+            scheduler=scheduler,
+            num_samples=-1,
+            stop=_Brakes(stop, searcher.poll),
+            callbacks=[_Forget()],
+            storage_path=str(folder.resolve()),
+            reuse_actors=True,
+            max_failures=WATCHERS,
+            verbose=0,
+            raise_on_failed_trial=False,
+            trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",
+            trial_dirname_creator=lambda trial: f"t{trial.config['number']:04d}-{trial.trial_id}",
+        )
+    except Exception as error:
+        if searcher.trouble is not None:  # which says why it ended
+            return
+        if isinstance(error, tune.TuneError):
+            raise SweepError(f"Ray Tune ended: {error}; `babeltune resume` goes on from the study") from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

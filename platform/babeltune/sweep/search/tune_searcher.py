@@ -1,0 +1,253 @@
+"""Tune's view of a sweep: it is given the proposals, and what it learns goes to study, ledger and listeners."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+import ray
+from optuna.trial import FrozenTrial, TrialState
+from ray.tune.search import Searcher
+
+from babeltune.errors import BabeltuneError, DamagedError, MethodError, StorageError, SweepError
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.state.rebuild import ENDS
+from babeltune.sweep.workers.pool import WorkerPool
+
+log = logging.getLogger(__name__)
+OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
+"""Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
+`stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
+ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ENOUGH = 5
+"""Trials that must have ended before a sweep gives up with others to come."""
+MEND_INTERVAL_S = 1.0
+PAUSE = 0.02
+"""Seconds between two questions whether a lane is free, while none has a trial."""
+WORDS = {TrialState[state]: word for state, word in ENDS.items()}
+
+
+class OptunaSearcher(Searcher):  # type: ignore[misc]
+    """Tune's searcher: proposes while a lane is free, and keeps study, ledger and listeners true to what happened."""
+
+    def __init__(
+        self,
+        *,
+        sweep: Sweep,
+        proposals: Proposals,
+        ledger: Ledger,
+        pool: WorkerPool,
+        make_assignment: Callable[[int, dict[str, Scalar]], dict[str, Any]],
+        on_event: OnEvent,
+        trials: int,
+        stop: Callable[[], bool],
+        no_more: Callable[[], bool],
+        check: Callable[[], None],
+        judged: Collection[int] = (),
+    ) -> None:
+        """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
+        super().__init__()
+        self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
+        self._make_payload, self._on_event = make_assignment, on_event
+        self._budget, self._stop, self._no_more, self._check = trials, stop, no_more, check
+        self._polled = time.monotonic()
+        self._judged = sorted(judged)
+        self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
+        self._numbers: dict[str, int] = {}
+        self.trouble: BaseException | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune pickles its searcher now and then, and babeltune never reads a pickle."""
+        return {}
+
+    def save(self, checkpoint_path: str) -> None:
+        """Keeps nothing: the study is the truth."""
+
+    def save_to_dir(self, checkpoint_dir: str, session_str: str = "default") -> None:
+        """Keeps nothing: the study is the truth."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Refuses: a sweep resumes from its study."""
+        raise SweepError("a sweep resumes from its study, not from Tune's files; use `babeltune resume`")
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **_: Any) -> bool:
+        """Agrees: the sweep says what is searched."""
+        return True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
+        try:
+            while self._judged and not self._over():
+                number = self._judged.pop(0)
+                self._tell("start", number, {})
+                self._prune(number)
+            while not self._over() and not self._no_more() and (self._resumed or self._proposals.begun < self._budget):
+                # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
+                if len(self._numbers) < self._pool.count and self._pool.free():
+                    if (proposal := self._propose(trial_id)) is not None:
+                        return proposal
+                    continue
+                if self._numbers:
+                    return None
+                self.poll()  # with nothing to run, Tune would wait for minutes, look at no lane, and ask every second
+                time.sleep(PAUSE)
+        except Exception as error:
+            self.trouble = error
+        return str(Searcher.FINISHED)
+
+    def _over(self) -> bool:
+        return self.trouble is not None or self._stop()
+
+    def poll(self) -> bool:
+        """Sees to the lanes, and to whether the search may go on, about once a second; True where it may not."""
+        if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
+            self._polled = time.monotonic()
+            try:
+                if self._stop():
+                    self.leave()
+                self._pool.mend()
+                self._check()
+            except (BabeltuneError, ray.exceptions.RayError) as error:
+                self.trouble = error
+        return self.trouble is not None
+
+    def _propose(self, trial_id: str) -> dict[str, Any] | None:
+        """None where the method refuses what was proposed, which has failed then."""
+        if self._resumed:
+            number = self._resumed.pop(0)
+            params = self._proposals.again(number)
+        else:
+            number, params = self._proposals.ask()
+            self._ledger.add("propose", number, params=params)
+        try:
+            assignment = self._make_payload(number, params)
+        except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
+            log.warning("trial %d cannot be trained: %s", number, error)
+            self._record_end(number, TrialState.FAIL, None, str(error))
+            self.judge()
+            return None
+        self._numbers[trial_id] = number
+        self._pool.offer(trial_id, assignment)
+        self._tell("start", number, assignment)
+        return {"trial": trial_id, "number": number}
+
+    def _tell(self, event: Literal["start", "report", "end"], number: int, info: dict[str, Any]) -> None:
+        attributes = self._on_event(event, number, info)
+        if attributes and event != "end" and attributes != self._ledger.noted(number):
+            self._proposals.note(number, attributes)
+            self._ledger.add("note", number, attributes=attributes)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Records a report; a listener's exception stops the sweep and is raised by `search`."""
+        if self.trouble is None:
+            try:
+                self._record(self._numbers[trial_id], result)
+            except Exception as error:
+                self.trouble = error
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Ends a trial: COMPLETE, PRUNED, FAIL, or left running in the study so that it can be resumed."""
+        if self.trouble is not None or trial_id not in self._numbers:
+            return
+        number = self._numbers.pop(trial_id)
+        try:
+            self._pool.stop(trial_id)
+            if error:
+                raise SweepError(f"trial {number} lost the process that watched it; `babeltune resume` goes on with it")
+            self._end(number, result or {})
+        except Exception as caught:
+            self.trouble = caught
+
+    def leave(self) -> None:
+        """Tells the trials that run to stop."""
+        for trial_id in self._numbers:
+            self._pool.stop(trial_id)
+
+    def _record(self, number: int, result: dict[str, Any]) -> None:
+        if "report" not in result:
+            return
+        report = json.loads(result["report"])
+        known = self._ledger.reports(number)
+        if known and report["index"] <= known[-1]["index"]:
+            if report["index"] == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
+                self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
+            return
+        values = [report["metrics"][objective.metric] for objective in self._sweep.objectives]
+        self._proposals.report(number, report["index"], values)
+        self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
+        self._ledger.add(
+            "report", number, index=report["index"], values=values, checkpoint=report.get("checkpoint", "")
+        )
+        self._tell("report", number, report)
+
+    def _end(self, number: int, result: dict[str, Any]) -> None:
+        self._record(number, result)
+        reports = self._ledger.reports(number)
+        values = reports[-1]["values"] if reports else None
+        reason = result.get("failed")
+        if reason is not None and reason.startswith(StorageError.begins):
+            raise StorageError(reason)  # no fact about the trial, which stays as it is and is resumed
+        if reason is not None:
+            state = TrialState.FAIL
+        elif reason := result.get("pruned"):
+            state = TrialState.PRUNED
+        elif result.get("last"):
+            state = TrialState.COMPLETE
+        elif self._stop() or "report" not in result:
+            self._tell("end", number, {"state": "stopped", "reason": "", "values": values})
+            return
+        else:
+            self._prune(number)
+            return
+        self._finish(number, state, reason)
+
+    def _prune(self, number: int) -> None:
+        """Ends a trial as the scheduler said at its last report."""
+        made = len(self._ledger.reports(number))
+        self._finish(number, TrialState.PRUNED, f"stopped by {self._sweep.scheduler.kind} at report {made}")
+
+    def _finish(self, number: int, state: TrialState, reason: str | None) -> None:
+        reports = self._ledger.reports(number)
+        values = reports[-1]["values"] if reports else None
+        self._record_end(number, state, values, reason)
+        self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
+        self.judge()
+
+    def _record_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
+        if reason:
+            self._proposals.note(number, {"reason": reason})
+        told = values if state == TrialState.COMPLETE else None
+        self._proposals.tell(number, state, told)
+        self._ledger.add_end(number, state.name, told, reason)
+
+    def judge(self, *, last: bool = False) -> None:
+        """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
+        that no trial is to come."""
+        everyone, before = self._proposals.trials(*ENDED), self._ledger.given_up
+        ended = {number: trial for number, trial in everyone.items() if number not in before}
+        if last:
+            ended = ended or everyone
+        elif len(ended) < max(ENOUGH, self._pool.count):
+            return
+        if why := too_many_failed(ended.values(), self._sweep.budget.failures):
+            self._ledger.add("give_up", max(ended), trials=sorted(ended))
+            raise SweepError(
+                f"{why}; change the sweep file, or mend what broke, then `babeltune resume`, or `extend` where no "
+                "trial is left"
+            )
+
+
+def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:
+    """Says so with the three commonest reasons where this share of the trials failed, or more; else empty."""
+    failed = [trial for trial in ended if trial.state == TrialState.FAIL]
+    if not failed or len(failed) < share * len(ended):
+        return ""
+    reasons = Counter(str(trial.user_attrs.get("reason", "unknown")).splitlines()[0] for trial in failed)
+    listed = "; ".join(f"{count}× {reason}" for reason, count in reasons.most_common(3))
+    some = "all" if len(failed) == len(ended) else f"{len(failed)}"
+    return f"{some} of the first {len(ended)} trials failed: {listed}"

@@ -1,0 +1,127 @@
+"""What a new study may take over: trials of an earlier sweep that was judged alike, and points that a user gives."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import OperationalError
+
+from babeltune.errors import SpecError
+from babeltune.files import plain, write_json
+from babeltune.schema.paths import sqlite_url
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.folder import SweepFolder
+
+Suggest = Callable[[Any], dict[str, Scalar]]
+"""Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
+STUDY = "sweep"
+"""The name of every sweep's study."""
+WARM = "warm_start"
+"""The attribute of trials that were taken over."""
+KEPT = "warm_start.json"
+"""What a sweep has taken over."""
+
+
+def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
+    """The finished trials of the earlier sweep, beside this one, that `sampler.warm_start` names.
+
+    They are kept in `folder`, so that a resumed sweep has the same ones, whatever has become of the earlier since. Left
+    out are trials whose values lie outside of this search space. Raises `SpecError` when there is no such sweep, it was
+    judged by other objectives or dev sets, or none of its trials fits.
+    """
+    name = sweep.sampler.warm_start
+    if name is None:
+        return []
+    path, of = folder / KEPT, {"from": name, **_judged(plain(sweep))}
+    try:
+        kept = json.loads(path.read_bytes())
+        if {key: kept[key] for key in of} == of:
+            return [_taken(fitting(one["params"], suggest), **one) for one in kept["trials"]]
+    except (FileNotFoundError, ValueError, TypeError, KeyError, SpecError):
+        pass  # it is not there, it is damaged, or the search space is another one
+    found = _earlier(name, folder, sweep, suggest)
+    trials = [{"number": one.number, "params": one.params, "values": one.values} for one in found]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**of, "trials": trials})
+    return found
+
+
+def _judged(sweep: dict[str, Any]) -> dict[str, Any]:
+    """What decides whether two sweeps' results compare."""
+    return {"objectives": sweep["objectives"], **{f"data.{key}": sweep["data"][key] for key in ("root", "dev")}}
+
+
+def _taken(distributions: dict[str, Any], *, number: int, params: dict[str, Any], values: list[float]) -> FrozenTrial:
+    trial = optuna.create_trial(params=params, distributions=distributions, values=values)
+    trial.number = number
+    return trial
+
+
+def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTrial]:
+    """Those of the earlier sweep itself."""
+    named = sorted(folder.parent.glob(f"{name}/study.db")) or sorted(folder.parent.glob(f"{name}-*/study.db"))
+    found = [study for study in named if study.parent != folder]  # a sweep may start from an earlier one of its name
+    if len(found) != 1:
+        have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
+        raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
+    before = _judged(plain(SweepFolder(found[0].parent).sweep()))
+    other = [name for name, value in _judged(plain(sweep)).items() if value != before[name]]
+    if other:
+        raise SpecError(
+            f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
+            "compare with this sweep's; name one that was judged alike, or leave warm_start out"
+        )
+    try:
+        earlier = optuna.load_study(study_name=STUDY, storage=sqlite_url(found[0]))
+        finished = earlier.get_trials(states=(TrialState.COMPLETE,))
+    except (OperationalError, optuna.exceptions.StorageInternalError):
+        raise  # the storage refuses, and the study may be sound
+    except Exception as error:  # whatever an altered file leads to
+        raise SpecError(
+            f"sampler.warm_start: {found[0]} cannot be read ({str(error).splitlines()[0]}); `babeltune resume "
+            f"{found[0].parent.name}` makes it again, or leave warm_start out"
+        ) from error
+    usable = [trial for trial in finished if like(trial, suggest)]
+    if not usable:
+        raise SpecError(
+            f"sampler.warm_start: none of the {len(finished)} finished trials of {found[0].parent.name} lies in this "
+            "search space; give both sweeps the same parameters, or leave warm_start out"
+        )
+    return usable
+
+
+def like(earlier: FrozenTrial, suggest: Suggest) -> dict[str, Any]:
+    """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
+    try:
+        found = fitting(earlier.params, suggest)
+    except SpecError:
+        return {}
+    return found if set(found) == set(earlier.params) else {}
+
+
+def fitting(params: dict[str, Any], suggest: Suggest) -> dict[str, Any]:
+    """The distributions asked for when `params` are given; `SpecError` when a value is outside of its own."""
+    scratch = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    scratch.enqueue_trial(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trial = scratch.ask()
+        try:
+            suggest(trial)
+        except ValueError as error:
+            raise SpecError(f"sampler.points: {params} is outside of the search space: {error}") from error
+    for name, distribution in trial.distributions.items():
+        if name in params:
+            try:
+                inside = distribution._contains(distribution.to_internal_repr(params[name]))
+            except ValueError:
+                inside = False
+            if not inside:
+                raise SpecError(f"sampler.points: {name} = {params[name]!r} is outside of its range, {distribution}")
+    return dict(trial.distributions)

@@ -1,0 +1,1 @@
+"""What a sweep keeps in its folder: trials, leaderboard, lease, progress, provenance."""

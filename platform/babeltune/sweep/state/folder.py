@@ -1,0 +1,236 @@
+"""A sweep's folder: where everything of a sweep is.
+
+    <storage>/sweeps/<id>/
+        sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
+        conditions/1/                                     sweep.json and prepared.json before an accepted change
+        study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
+        trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/
+
+Any process that sees the storage can read it while the sweep runs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
+from babeltune.files import plain, write_json
+from babeltune.planning.sweep_file import sweep_from
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
+
+State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
+"""A trial's; the last of one of which a file cannot be read, for who looks on."""
+NEEDED = ("prepared.json", "baselines.json")
+"""What a finished sweep has made, besides its trials."""
+NUMBERED = re.compile(r"t?([0-9]{1,9})")
+"""What a trial is called: `t0007`, `t7` or `7`."""
+HEARTBEAT = "owner.json"
+"""Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
+RATES = "rates.json"
+"""By what `training.compute` counts, where the sweep file does not say: `{"rates": [operations, bytes]}`."""
+ENDED = ("finished", "pruned", "failed")
+"""States that a trial keeps."""
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """The paths of one sweep."""
+
+    path: Path
+    refresh: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Brings here what another machine has changed (`view.py`)."""
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def prepared(self) -> Path:
+        return self.path / "prepared.json"
+
+    @property
+    def study(self) -> Path:
+        return self.path / "study.db"
+
+    @property
+    def stop_request(self) -> Path:
+        """`babeltune stop` makes this file; the driver sees it."""
+        return self.path / "stop"
+
+    @property
+    def log(self) -> Path:
+        """What its drivers did, a line each; `babeltune logs` shows it."""
+        return self.path / "driver.log"
+
+    def note(self, text: str) -> None:
+        """Adds a line to the log."""
+        with self.log.open("a", encoding="utf-8") as lines:
+            lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(text.split())}\n")
+
+    def trial(self, number: int) -> Path:
+        return self.path / "trials" / f"t{number:04d}"
+
+    def trials(self) -> list[Path]:
+        parent = self.path / "trials"
+        return sorted(parent.glob("t[0-9]*")) if parent.exists() else []
+
+    def is_whole(self) -> bool:
+        """Whether what a finished sweep has made is there."""
+        return all(self.read(name) is not None for name in NEEDED)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in the file of that name, relative to the folder; what other records have of it where it is
+        damaged. None where it is not there yet, or nothing has what it held."""
+        path = self.path / name
+        try:
+            return read_json(path) if path.exists() else None
+        except SweepError:
+            return rebuilt(self, name)
+
+    def write(self, name: str, value: Any) -> None:
+        write_json(self.path / name, value, durable=name != HEARTBEAT)
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """The dev scores of the untrained student and the raw teacher; empty before they are made."""
+        scores: dict[str, dict[str, float]] = (self.read("baselines.json") or {}).get("scores", {})
+        return scores
+
+    def sweep(self) -> Sweep:
+        return self._sweep_at("sweep.json")
+
+    def sweep_of(self, number: int) -> Sweep:
+        """The spec with which the trial began."""
+        return self._sweep_at(str(self.began_with(number, "sweep.json").relative_to(self.path)))
+
+    def with_rates(self, sweep: Sweep) -> Sweep:
+        """The sweep with the rates that were measured for it, where it has none of its own."""
+        if sweep.budget.unit == "pairs" or sweep.training.rates is not None:
+            return sweep
+        measured = self.read(RATES)
+        if measured is None:
+            raise DamagedError(f"{self.path / RATES} is gone, so no trial has a length; restore it from a copy")
+        return replace(sweep, training=replace(sweep.training, rates=tuple(measured["rates"])))
+
+    def _sweep_at(self, name: str) -> Sweep:
+        values = self.read(name)
+        if values is None and (words := damage(self.path / name)):
+            raise DamagedError(
+                f"{words}, or `babeltune resume {self.id} --spec FILE` with the file that it was begun with"
+            )
+        if values is None:
+            raise SweepError(f"{self.path} has no {name}; it is not a sweep's folder")
+        try:
+            return sweep_from(values)
+        except SpecError as error:
+            why = " ".join(str(error.__cause__ or error).splitlines()[:3])
+            raise DamagedError(
+                f"{self.path / name} is damaged, or of another version of babeltune ({why}); restore it from a copy"
+            ) from error
+
+    def set_state(self, state: str, **more: Scalar) -> None:
+        self.write("state.json", {"state": state, "time": time.time(), **more})
+        self.note(": ".join([state, *map(str, more.values())]))
+
+    def state(self) -> str:
+        values = self.read("state.json")
+        return str(values["state"]) if values else "new"
+
+    def accepted(self) -> list[dict[str, Any]]:
+        """The changes that were accepted while the sweep went on (`provenance.py`), the first first."""
+        entries: list[dict[str, Any]] = (self.read("facts.json") or {}).get("accepted", [])
+        return entries
+
+    def began_with(self, number: int, name: str) -> Path:
+        """The file of that name, `sweep.json` or `prepared.json`, as it was when the trial began."""
+        history = self.accepted()
+        for condition in range(condition_of(number, history), len(history) + 1):
+            if (kept := self.path / "conditions" / str(condition) / name).exists():
+                return kept
+        return self.path / name
+
+
+def condition_of(number: int, history: Sequence[Mapping[str, Any]]) -> int:
+    """Under which of a sweep's conditions the trial began: 1, and one more for each change accepted before."""
+    return 1 + sum(number not in entry["begun"] for entry in history)
+
+
+def refuse_a_file(storage: Path) -> None:
+    """Raises `SpecError` for a storage that is no folder."""
+    if storage.exists() and not storage.is_dir():
+        raise SpecError(f"the storage {storage} is not a folder; set BABELTUNE_HOME, or `storage` in the cluster file")
+
+
+def sweep_folders(storage: Path) -> list[SweepFolder]:
+    """All sweeps of a storage, the latest first. Raises `SpecError` for one that is no folder."""
+    refuse_a_file(storage)
+    parent = storage / "sweeps"
+    found = [SweepFolder(p) for p in parent.iterdir() if (p / "sweep.json").exists()] if parent.exists() else []
+    return sorted(found, key=lambda f: (f.path / "sweep.json").stat().st_mtime, reverse=True)
+
+
+def find_sweep(storage: Path, name: str | None) -> SweepFolder:
+    """The sweep with this id, the beginning of one, or this name (its latest), or the latest of all.
+
+    Raises `UnknownNameError` that names the nearest.
+    """
+    folders = sweep_folders(storage)
+    if not folders:
+        raise UnknownNameError(f"no sweep in {storage}; `babeltune submit search_spaces/quickstart.yaml` starts one")
+    if name is None:
+        return folders[0]
+    for folder in folders:
+        if name in (folder.id, folder.id.rpartition("-")[0]):
+            return folder
+    ids = [folder.id for folder in folders]
+    begun = [folder for folder in folders if name and folder.id.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
+    names = dict.fromkeys(id_.rpartition("-")[0] for id_ in ids)
+    raise UnknownNameError(f"no sweep {name!r} in {storage}; sweeps: {', '.join(ids)}{nearest(name, [*names, *ids])}")
+
+
+def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
+    """A sweep, or one trial of it named `<sweep>/t0007` or `<sweep>/7`."""
+    sweep, _, trial = name.partition("/")
+    folder = find_sweep(storage, sweep)
+    if not trial:
+        return folder, None
+    number = NUMBERED.fullmatch(trial)
+    if number is None or not folder.trial(int(number[1])).exists():
+        have = ", ".join(p.name for p in folder.trials()) or "none yet"
+        raise UnknownNameError(f"sweep {folder.id} has no trial {trial[:40]!r}; trials: {have}")
+    return folder, int(number[1])
+
+
+def read_log(folder: SweepFolder) -> str:
+    """What the sweep's drivers have noted so far."""
+    return folder.log.read_text(encoding="utf-8", errors="replace") if folder.log.exists() else ""
+
+
+def has_begun(path: Path) -> bool:
+    """Whether the trial in this folder has trained up to a checkpoint, or ended without one."""
+    checkpoints = path / "checkpoints"
+    kept = checkpoints.exists() and any(not each.name.startswith(".") for each in checkpoints.iterdir())
+    return kept or read_outcome(path) not in ("running", "stopped")
+
+
+def read_of_trial(place: Path, name: str) -> dict[str, Any] | None:
+    """`SweepFolder.read` of a file in a trial's folder."""
+    return SweepFolder(place.parents[1]).read(f"{place.parent.name}/{place.name}/{name}")
+
+
+def read_outcome(folder: Path) -> State:
+    """How the trial ended, as far as its folder says."""
+    state: State = (read_of_trial(folder, "outcome.json") or {}).get("state", "running")
+    return state
+
+
+def outcome(folder: Path, state: State, reason: str = "", **more: Scalar) -> None:
+    """Records how a trial ended."""
+    write_json(folder / "outcome.json", plain({"state": state, "reason": reason, "time": time.time(), **more}))

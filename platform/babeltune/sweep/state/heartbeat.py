@@ -1,0 +1,45 @@
+"""The heartbeat of a sweep's driver: a file that says, for other machines, that it lives."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from babeltune.sweep.state.folder import SweepFolder
+
+OWNER = "owner.json"
+"""In a sweep's folder: which driver has it, on which machine, and when it was last heard."""
+
+
+HEARTBEAT_INTERVAL_S = 5.0
+"""Seconds between two words of a driver that nothing has changed."""
+
+
+HEARTBEAT_TIMEOUT_S = 60.0
+"""Seconds without a word after which a driver on another machine is held to be dead."""
+
+
+def here(folder: SweepFolder) -> dict[str, str]:
+    """This machine and folder, which share a lock."""
+    return {"host": socket.gethostname(), "folder": str(folder.path.absolute())}
+
+
+def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None:
+    """Seconds since the driver of another machine was heard; None where there is none that may live.
+
+    Below −`HEARTBEAT_TIMEOUT_S` where its clock, or this machine's, was wrong: then this says nothing of whether it
+    lives."""
+    if not owner or owner.get("ended") or here(folder).items() <= owner.items():
+        return None
+    ago = time.time() - float(owner.get("beat", 0))
+    return ago if ago < HEARTBEAT_TIMEOUT_S else None
+
+
+def driven_elsewhere(folder: SweepFolder) -> bool:
+    """Whether a driver on another machine was heard a moment ago."""
+    owner = folder.read(OWNER)
+    ago = heartbeat_age(owner, folder)
+    if ago is not None and ago < -HEARTBEAT_TIMEOUT_S:
+        ago = time.time() - (folder.path / OWNER).stat().st_mtime  # the store's own time of the word
+    return ago is not None and ago < HEARTBEAT_TIMEOUT_S

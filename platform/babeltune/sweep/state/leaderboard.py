@@ -1,0 +1,222 @@
+"""The leaderboard of a sweep: its trials and baselines as rows, their order, the Pareto front, the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.files import version
+from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
+from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
+from babeltune.sweep.state.rebuild import damage, rebuilt
+from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
+
+LOST = "its last report is lost"
+"""The warning of a trial that finished and lacks its last report."""
+SPEED_NOISE = 0.15
+"""Two speeds that differ by no more of themselves are the same: one model, measured twice, does."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the leaderboard: a trial or a baseline."""
+
+    name: str
+    state: State
+    params: dict[str, Scalar] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the best report by the first objective."""
+    reports: int = 0
+    step: int = 0
+    steps: int | None = None
+    """Of the whole training, where it has begun."""
+    loss: float | None = None
+    """At the latest step of a trial that runs."""
+    pairs: int = 0
+    seconds: float = 0.0
+    best: int | None = None
+    """The best report's number: its checkpoint is what promotion takes."""
+    reason: str = ""
+    warning: str = ""
+    """What the method found amiss with the training, such as labels that are nearly flat."""
+    front: bool = False
+    """With several objectives: no other trial is better in one and as good in all (the Pareto front)."""
+    condition: int = 1
+    """Which of the sweep's conditions it began under; more than one where changes were accepted."""
+
+
+def trial_row(path: Path, objective: Objective) -> Row:
+    """The leaderboard's line of the trial in this folder. That of one that has ended is remembered while its files
+    stay as they are: a live view of a thousand trials looks twice a second."""
+    key = path, objective
+    versions = tuple(_version(path / name) for name in ("trial.json", "outcome.json", REPORTS))
+    known = _ended_rows.get(key)
+    if known is not None and known[0] == versions:
+        return known[1]
+    row = _read_row(path, objective)
+    if row.state in ENDED:
+        _ended_rows[key] = versions, row
+    return row
+
+
+_ended_rows: dict[tuple[Path, Objective], tuple[tuple[Any, ...], Row]] = {}
+
+
+def _version(path: Path) -> list[int] | None:
+    """Of a file that may not be there yet."""
+    with suppress(FileNotFoundError):
+        return version(path)
+    return None
+
+
+def _read_row(path: Path, objective: Objective) -> Row:
+    trial = read_of_trial(path, "trial.json")
+    if trial is None:
+        raise DamagedError(damage(path / "trial.json") or f"{path / 'trial.json'} is gone; restore it from a copy")
+    outcome, now = (read_of_trial(path, name) or {} for name in ("outcome.json", PROGRESS))
+    reports = read_reports(path)
+    best: Report | None = best_report(reports, objective.metric, objective.goal)
+    last = reports[-1] if reports else None
+    warning = str(last.facts.get("warning", "")) if last else ""
+    if outcome.get("state") == "finished" and not (last and last.last):
+        warning = LOST
+    return Row(
+        name=path.name,
+        state=outcome.get("state", "running"),
+        params=trial["params"],
+        metrics=scores_of(best) if best else {},
+        reports=len(reports),
+        step=max(last.step if last else 0, now.get("step", 0)),
+        steps=now.get("steps"),
+        loss=now.get("loss") if outcome.get("state", "running") == "running" else None,
+        pairs=last.pairs if last else 0,
+        seconds=last.seconds if last else 0.0,
+        best=best.index if best else None,
+        reason=outcome.get("reason", ""),
+        warning=warning,
+    )
+
+
+def scores_of(report: Report) -> dict[str, float]:
+    """A report's metrics, and the mean loss, terms and diagnostics (`train/…`) of its points: the least of what is
+    named `…_least`, and the latest learning rate."""
+    found: dict[str, list[float]] = {}
+    for point in report.points:
+        for name, value in point.values.items():
+            found.setdefault(name, []).append(value)
+    means = {name: min(those) if name.endswith("_least") else sum(those) / len(those) for name, those in found.items()}
+    latest = {name: those[-1] for name, those in found.items() if name.endswith("learning_rate")}
+    return {**means, **latest, **report.metrics}
+
+
+def pareto_front(rows: list[Row], objectives: tuple[Objective, ...]) -> set[str]:
+    """The names of the trials that no other one dominates: as good in every objective, and better in one. Speeds, which
+    clocks measure, differ only beyond `SPEED_NOISE`."""
+    names = [o.metric for o in objectives]
+    noise = [SPEED_NOISE if name == SPEED else 0.0 for name in names]
+    scored = {
+        row.name: [row.metrics[o.metric] * (1 if o.goal == "maximize" else -1) for o in objectives]
+        for row in rows
+        if row.best is not None and all(name in row.metrics for name in names)
+    }
+
+    def dominated(mine: list[float]) -> bool:
+        return any(
+            all(o >= m - share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
+            and any(o > m + share * abs(m) for o, m, share in zip(other, mine, noise, strict=True))
+            for other in scored.values()
+        )
+
+    return {name for name, values in scored.items() if not dominated(values)}
+
+
+def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
+    """Trials and baselines, best first by the metric (the first objective when absent); unscored ones last.
+
+    A trial whose file is damaged, where no other record has what it held, is a row that says so.
+    """
+    sweep = folder.sweep()
+    objective, history = sweep.objectives[0], folder.accepted()
+    rows: list[Row] = []
+    damaged = [
+        Row(name=name, state="damaged", warning=words)
+        for name in ("facts.json", "baselines.json")
+        if (words := damage(folder.path / name)) and rebuilt(folder, name) is None
+    ]
+    for path in folder.trials():
+        if (path / "trial.json").exists() or has_begun(path):
+            try:
+                rows.append(replace(trial_row(path, objective), condition=condition_of(int(path.name[1:]), history)))
+            except DamagedError as error:
+                damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
+    if len(sweep.objectives) > 1:
+        unbeaten = pareto_front(rows, sweep.objectives)
+        rows = [replace(row, front=row.name in unbeaten) for row in rows]
+    rows += [Row(name=name, state="finished", metrics=scores) for name, scores in folder.baselines().items()]
+    rows += damaged
+    if metric is not None:
+        check_known(folder, rows, metric)
+    order = best_first(sweep, metric or objective.metric)
+    return sorted(rows, key=lambda row: (order(row.metrics), row.name))
+
+
+def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:
+    """The Pareto front of the finished trials by these metrics, which are returned too, best first by the first of
+    them: by the sweep's objectives, the model's size and its speed where none are named.
+
+    Raises `UnknownNameError` for a metric that no trial has, and `SpecError` for one of the training."""
+    sweep = folder.sweep()
+    rows = [row for row in leaderboard(folder) if row.best is not None and row.state == "finished"]
+    names = tuple(dict.fromkeys(metrics or (*(o.metric for o in sweep.objectives), PARAMETERS, SPEED)))
+    for name in names:
+        check_known(folder, rows, name)
+        if name.startswith("train/"):
+            raise SpecError(f"{name!r} is of the training: trials with other settings do not compare by it; name dev/…")
+    on_it = pareto_front(rows, tuple(Objective(metric=name, goal=goal_of(sweep, name)) for name in names))
+    order = best_first(sweep, names[0])
+    return names, sorted((row for row in rows if row.name in on_it), key=lambda row: (order(row.metrics), row.name))
+
+
+def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
+    """Raises `UnknownNameError` for a metric that no row has."""
+    known = {key for row in rows for key in row.metrics}
+    if metric not in known and known:
+        raise UnknownNameError(
+            f"no metric {metric!r} in sweep {folder.id}; known: {', '.join(sorted(known))}{nearest(metric, known)}"
+        )
+
+
+def goal_of(sweep: Sweep, metric: str) -> Goal:
+    """Which way a metric is better."""
+    given = next((o.goal for o in sweep.objectives if o.metric == metric), None)
+    low = metric.endswith(("error", "error_pooled", "loss")) or metric == PARAMETERS
+    return given or ("minimize" if low else "maximize")
+
+
+def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tuple[bool, float]]:
+    """Sorts scores by this metric, the best first and those without it last."""
+    sign = 1 if goal_of(sweep, metric) == "minimize" else -1
+    return lambda scores: (metric not in scores, sign * scores.get(metric, 0.0))
+
+
+def winner(folder: SweepFolder) -> Row:
+    """The best finished trial by the first objective, which is on the front of all of them.
+
+    Raises `SweepError` when none has finished.
+    """
+    rows = leaderboard(folder)
+    for row in rows:
+        if row.state == "finished" and row.best is not None:
+            return row
+    trials = sorted((row for row in rows if row.name not in folder.baselines()), key=lambda row: row.name)
+    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in trials)
+    wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
+    raise SweepError(
+        f"sweep {folder.id} has no finished trial; states: {shown or 'no trials'}; "
+        f"{wait}`babeltune resume {folder.id}` goes on"
+    )

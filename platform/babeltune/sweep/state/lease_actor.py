@@ -1,0 +1,18 @@
+"""The actor whose name is a sweep's lease. It stands alone here: its process imports this file and nothing else."""
+
+from __future__ import annotations
+
+
+class LeaseActor:
+    """Lives as long as the driver that took the lease; `max_restarts` brings it back if its process alone dies."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+
+    async def driver(self) -> str:
+        """Who took it, as JSON."""
+        return self._driver
+
+
+NAMESPACE = "babeltune"
+"""Of the actors that Ray knows by name."""

@@ -1,0 +1,241 @@
+"""What a sweep began with, and what has changed since: its spec, the code, the packages, the data.
+
+A change that decides results is shown and refused unless accepted. What accepting means is recorded in `facts.json`:
+the history of accepted changes, each with the trials that had begun. An unfinished one goes on with the settings and
+data that it began with, so each trial has one spec; the sweep then has trials of several conditions, counted from 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import babeltune
+from babeltune.errors import SweepError
+from babeltune.files import plain
+from babeltune.method.plugins import OWN, digest_of, plugins
+from babeltune.planning.rules import kind_of
+from babeltune.planning.sweep_file import NOT_DECIDING, sweep_id
+from babeltune.schema.records import Sweep
+from babeltune.sweep.state.folder import ENDED, SweepFolder, has_begun, read_outcome
+
+TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
+"""Keys of a spec that a sweep's study was made with."""
+ABSENT = "absent"
+LONGEST = 60
+"""Characters of a value in a diff."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One value that differs, by its key path; None stands for an absent one."""
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_words(self.before)} → {_words(self.after)}"
+
+    @property
+    def decides(self) -> bool:
+        """Whether a trial's result depends on it."""
+        return self.key.partition(".")[0] not in NOT_DECIDING
+
+
+def _words(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict | list) or not value:
+        yield key, value
+        return
+    for part, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(item, f"{key}.{part}" if key else str(part))
+
+
+def differences(before: Any, after: Any) -> list[Change]:
+    """The values that differ, in the order of their key paths."""
+    old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key, ABSENT) != new.get(key, ABSENT))
+    return [Change(key, old.get(key, ABSENT), new.get(key, ABSENT)) for key in keys]
+
+
+def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
+    """What this spec changes in the one that the folder has; nothing where it has none yet."""
+    recorded = folder.read("sweep.json")
+    return [] if recorded is None else differences(recorded, plain(sweep))
+
+
+def check_unchanged(folder: SweepFolder, facts: Mapping[str, Any], *, accept: bool, sweep: Sweep | None = None) -> None:
+    """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
+
+    Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not.
+    """
+    recorded = folder.read("facts.json") or {}
+    known = {name: recorded[name] for name in facts if name in recorded}
+    changes = differences(known, {name: facts[name] for name in known})
+    of_spec = [change for change in spec_changes(folder, sweep) if change.decides] if sweep is not None else []
+    found = [*of_spec, *changes]
+    if of_spec and sweep is not None:
+        _refuse_unfit(folder, sweep, of_spec)
+    if found and not accept:
+        raise SweepError(
+            f"sweep {folder.id} began with other settings, code, packages or data:\n"
+            + "\n".join(f"  {change}" for change in found)
+            + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
+            "sweep under another name, or pass --accept-changes"
+        )
+    news: dict[str, Any] = dict(facts)
+    if of_spec and sweep is not None:
+        news["spec"] = sweep_id(sweep)
+    if found:
+        news["accepted"] = history = _extended(folder, found)
+        folder.note("accepted: " + "; ".join(map(str, found)))
+        if of_spec or any(change.key == "data" for change in changes):
+            _keep(folder, condition=len(history))
+            (folder.path / "baselines.json").unlink(missing_ok=True)
+    folder.write("facts.json", {**recorded, **news})
+
+
+def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[dict[str, Any]]:
+    """The history with these changes; with the latest ones where no trial has begun since."""
+    history = folder.accepted()
+    begun = [path for path in folder.trials() if has_begun(path)]
+    going = [path for path in begun if read_outcome(path) not in ENDED]
+    entry: dict[str, Any] = {
+        "time": time.time(),
+        "changes": [plain(change) for change in changes],
+        "begun": [int(path.name[1:]) for path in begun],
+        "unfinished": [int(path.name[1:]) for path in going],
+    }
+    if history and history[-1]["begun"] == entry["begun"]:
+        latest = history.pop()
+        entry["changes"] = latest["changes"] + entry["changes"]
+    return [*history, entry]
+
+
+def _keep(folder: SweepFolder, condition: int) -> None:
+    """Keeps the spec and the record of the data that trials so far began with."""
+    kept = folder.path / "conditions" / str(condition)
+    kept.mkdir(parents=True, exist_ok=True)
+    for path in (folder.path / "sweep.json", folder.prepared):
+        if path.exists() and not (kept / path.name).exists():
+            shutil.copyfile(path, kept / path.name)
+
+
+def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) -> None:
+    """`SweepError` for changes with which the study that the folder has cannot go on."""
+    reasons = [
+        f"{change}: a search takes it when it begins"
+        for change in changes
+        if any(change.key == key or change.key.startswith(f"{key}.") for key in TAKEN_AT_THE_START)
+    ]
+    before = folder.sweep()
+    gridded = "grid" in (before.sampler.kind, sweep.sampler.kind)
+    if gridded and (before.sampler.kind != sweep.sampler.kind or before.parameters != sweep.parameters):
+        reasons.append("sampler.kind grid: its trials are numbered by the grid's points")
+    for name in before.parameters.keys() & sweep.parameters.keys():
+        old, new = before.parameters[name], sweep.parameters[name]
+        kinds = {kind_of(old), kind_of(new)}
+        if "const" not in kinds and (len(kinds) > 1 or old.choice != new.choice):
+            reasons.append(f"parameters.{name}: a study cannot change its kind or its choices; a range may")
+    if reasons:
+        raise SweepError(
+            f"sweep {folder.id} cannot go on with:\n"
+            + "\n".join(f"  {reason}" for reason in reasons)
+            + "\nsubmit it as a new sweep; `sampler.warm_start` takes over what this one found"
+        )
+
+
+def accepted_lines(folder: SweepFolder) -> Iterator[str]:
+    """What was accepted while the sweep went on, a line each."""
+    for index, entry in enumerate(folder.accepted(), start=2):
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
+        changes = "; ".join(str(Change(**change)) for change in entry["changes"])
+        across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
+        yield (
+            f"mixed conditions: {index} since {when}, accepted: {changes}; {len(entry['begun'])} trials began before"
+            + (f", of which {across} had not ended and kept their settings and data" if across else "")
+        )
+
+
+PINNED = (
+    *("torch", "ray", "optuna", "transformers", "sentence-transformers", "tokenizers", "safetensors"),
+    *("datasets", "numpy"),
+)
+"""Packages whose version can change a trial's numbers."""
+
+
+PACKAGES = (
+    *("babeltune", "torch", "transformers", "sentence-transformers", "tokenizers", "safetensors", "numpy"),
+    *("ray", "optuna", "mlflow", "datasets"),
+)
+
+
+ONLY_SHOWN = ("cli/", "report/", "planning/plan.py", "planning/warnings.py", "promotion/model_card.py")
+"""Source files that change no result: they print."""
+
+
+def code_digest() -> str:
+    """SHA-256 over the source files of both packages, but for the command line, reports and the model card, which only
+    show."""
+    import babeltune_methods
+
+    digest = hashlib.sha256()
+    for package in (babeltune, babeltune_methods):
+        folder = Path(package.__path__[0])
+        for path in sorted(folder.rglob("*.py")):
+            if path.relative_to(folder).as_posix().startswith(ONLY_SHOWN):
+                continue
+            digest.update(path.relative_to(folder).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def deciding_facts(methods: Iterable[str] = ()) -> dict[str, Any]:
+    """What must not change between two submissions of one sweep: the code and the packages that compute.
+
+    `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.
+    """
+    code = {OWN: code_digest(), **{name: digest_of(plugin) for name, plugin in plugins(methods).items()}}
+    return {"code": code, **{name: version(name) for name in PINNED}}
+
+
+def environment_facts() -> dict[str, str]:
+    """What a result depends on besides the sweep file: git commit, package versions, platform, CPU count."""
+    facts = {"git.commit": _commit(), "python": platform.python_version(), "platform": platform.platform()}
+    facts["cpus"] = str(os.cpu_count())
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            facts[f"version.{package}"] = version(package)
+    return facts
+
+
+def _commit() -> str:
+    """The commit of the source tree, `+dirty` with uncommitted changes; `none` where installed from a wheel."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / ".git").exists():
+        return "none"
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+dirty" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown ({type(error).__name__})"

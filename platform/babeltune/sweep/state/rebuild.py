@@ -1,0 +1,173 @@
+"""Makes a small file of a sweep's folder again where it is damaged, such as by a power loss that left it empty.
+
+What it held also stands elsewhere: the ledger (`results.jsonl`) has every trial's parameters and end, and the spool
+(`spool.jsonl`) has the spec, the facts and the accepted changes of every submission. `SweepFolder.read` calls
+`rebuilt`, which writes nothing; the driver alone calls `mend`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from babeltune.errors import BabeltuneError, SweepError
+from babeltune.files import aside, plain, write_json
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.folder import SweepFolder
+
+SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
+"""Tags of the sweep's own run in MLflow: JSON of the spec, of `facts.json`, and of the accepted changes in it."""
+ENDS: dict[str, Literal["finished", "pruned", "failed"]] = {
+    "COMPLETE": "finished",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
+"""A trial's state, by Optuna's word for it."""
+MADE_AGAIN = (
+    *("prepared.json", "baselines.json", "state.json", "owner.json", "driver.json", "tracking.json"),
+    *("warm_start.json", "rates.json", "outcome.json", "progress.json"),
+)
+"""Files that `babeltune resume` writes, or does without, where they are gone."""
+NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "outcome.json": "state", "state.json": "state"}
+"""A key without which a file is damaged."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file. Raises `SweepError` that names a file that was altered or cut off."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+        if (key := NEEDED_KEYS.get(path.name)) is not None and key not in values:
+            raise ValueError(f"it has no `{key}`")
+        return values
+    except (ValueError, RecursionError) as error:
+        todo = "`babeltune resume` makes it again" if path.name in MADE_AGAIN else "restore it from a copy"
+        raise SweepError(f"{path} is damaged ({error}); {todo}") from error
+
+
+def damage(path: Path) -> str:
+    """What is wrong with the file; empty where nothing is, or there is no such file."""
+    with suppress(FileNotFoundError):
+        try:
+            read_json(path)
+        except SweepError as error:
+            return str(error)
+    return ""
+
+
+def rebuilt(folder: SweepFolder, name: str) -> dict[str, Any] | None:
+    """What the file of that name, relative to the sweep's folder, held; None where no other record has it."""
+    place, _, file = name.rpartition("/")
+    number = place.rpartition("/")[2].removeprefix("t")
+    if file == "trial.json":
+        return _trial(folder, int(number))
+    if file == "outcome.json":
+        return _outcome(folder, int(number))
+    if file == "state.json":
+        return {"state": "finished" if _is_complete(folder) else "interrupted"}
+    if file == "rates.json":
+        return _rates(folder)
+    if file == "sweep.json":
+        tags = spooled_tags(folder, before=int(number) if place else None)
+        spec: dict[str, Any] | None = json.loads(tags.get(SPEC, "null"))
+        return spec
+    if file == "facts.json" and FACTS in (tags := spooled_tags(folder)):
+        facts: dict[str, Any] = json.loads(tags[FACTS])
+        return facts | ({"accepted": json.loads(tags[ACCEPTED])} if ACCEPTED in tags else {})
+    return None
+
+
+def spooled_tags(folder: SweepFolder, *, before: int | None = None) -> Mapping[str, Any]:
+    """The tags of the sweep's run that MLflow was told last, or last before this accepted change, counted from 1."""
+    found: Mapping[str, Any] = {}
+    for event in _lines(folder.path / "spool.jsonl"):
+        tags = event.get("tags", {})
+        if SPEC in tags and (before is None or len(json.loads(tags.get(ACCEPTED, "[]"))) < before):
+            found = tags
+    return found
+
+
+def sealed_digests(folder: SweepFolder) -> dict[str, str]:
+    """The digests of the sweep's texts by name, such as `test/everyday`, even where `prepared.json` is damaged."""
+    prepared = folder.read("prepared.json")
+    if prepared is not None:
+        return dict(prepared.get("digests", {}))
+    tags = spooled_tags(folder)
+    return {key.removeprefix("digest."): str(tags[key]) for key in tags if key.startswith("digest.")}
+
+
+def mend(folder: SweepFolder) -> None:
+    """Puts every damaged file aside, and writes what it held as far as other records have it. The log says so."""
+    places = [*folder.path.glob("conditions/*"), *folder.trials()]
+    names = ["facts.json", "sweep.json", *(n for n in MADE_AGAIN if n != "state.json"), "state.json"]
+    paths = [
+        *(folder.path / name for name in names),
+        *(place / name for place in places for name in ("sweep.json", "trial.json", "outcome.json", "progress.json")),
+    ]
+    for path in paths:
+        if not (words := damage(path)):
+            continue
+        name = path.relative_to(folder.path).as_posix()
+        values = rebuilt(folder, name)
+        if values is None and path.name not in (*MADE_AGAIN, "facts.json"):
+            folder.note(words)
+            continue
+        path.rename(aside(path))
+        if values is not None:
+            write_json(path, values)
+        lost = path.name == "facts.json" and values is None
+        folder.note(
+            f"{name} was damaged"
+            + ("; whether code, packages or data changed is not known" if lost else " and is made again")
+        )
+
+
+def _trial(folder: SweepFolder, number: int) -> dict[str, Any] | None:
+    from babeltune.planning.space import make_trial  # it loads every method
+
+    params = [line["params"] for line in _ledger(folder, number) if line.get("event") == "propose"]
+    with suppress(BabeltuneError):
+        if params:
+            sweep = folder.with_rates(folder.sweep_of(number))
+            values: dict[str, Any] = plain(make_trial(sweep, number, params[-1]))
+            return values
+    return None
+
+
+def _rates(folder: SweepFolder) -> dict[str, Any] | None:
+    """Those that a trial was given."""
+    for place in folder.trials():
+        with suppress(OSError, SweepError):
+            if rates := read_json(place / "trial.json").get("training", {}).get("rates"):
+                return {"rates": rates}
+    return None
+
+
+def _outcome(folder: SweepFolder, number: int) -> dict[str, Any] | None:
+    ends = [line for line in _ledger(folder, number) if line.get("event") == "end"]
+    return {"state": ENDS[ends[-1]["state"]], "reason": ends[-1].get("reason", "")} if ends else None
+
+
+def _is_complete(folder: SweepFolder) -> bool:
+    ended = {line["number"] for line in _ledger(folder) if line.get("event") == "end"}
+    with suppress(SweepError):
+        return folder.is_whole() and len(ended) >= folder.sweep().budget.trials
+    return False
+
+
+def _ledger(folder: SweepFolder, number: int | None = None) -> Iterator[dict[str, Any]]:
+    lines = _lines(folder.path / "results.jsonl")
+    return (line for line in lines if number is None or line.get("number") == number)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file of lines; what is none is passed over."""
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            if isinstance(values := json.loads(line), dict):
+                yield values

@@ -1,0 +1,166 @@
+"""From a search to its final model: a sweep that trains the best settings of another longer, with several seeds.
+
+Pure but for reading the earlier sweep's folder. What comes out is a sweep like any other: its points are given, nothing
+is searched and nothing is stopped early, and the data, the teacher's vectors and the tokens are those that are there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from babeltune.errors import SpecError, SweepError
+from babeltune.planning.rules import TRIAL, kind_of
+from babeltune.planning.space import same
+from babeltune.schema.records import Parameter, Scalar, Scheduler, Sweep, Training
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.seed_summary import grouped
+
+LENGTHS = ("training.pairs", "training.compute")
+LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_,]{0,15})")
+"""How long the final training is: `10x` or `1000000`."""
+QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t at 97.5 %, for 1 to 9 degrees of freedom."""
+
+
+def best_settings(folder: SweepFolder, top: int) -> list[Row]:
+    """The finished trials with the best `top` settings by the first objective, the best first; of equal settings under
+    several seeds the best. Raises `SweepError` where none has finished."""
+    found: list[Row] = []
+    for row in leaderboard(folder):
+        known = [settings_of(other) for other in found]
+        if TRIAL.fullmatch(row.name) and row.state == "finished" and row.best and settings_of(row) not in known:
+            found.append(row)
+    if not found:
+        raise SweepError(f"sweep {folder.id} has no finished trial to train longer; `babeltune status {folder.id}`")
+    return found[:top]
+
+
+def settings_of(row: Row) -> dict[str, Scalar]:
+    """What was searched, without the seed and the length."""
+    return {name: value for name, value in row.params.items() if name not in ("seed", *LENGTHS)}
+
+
+def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int) -> Sweep:
+    """The sweep that trains the best `top` settings of a sweep for this `length`, with so many seeds each.
+
+    Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` where nothing has finished.
+    """
+    sweep = folder.sweep()
+    rows = best_settings(folder, top)
+    numbers = tuple(sweep.seed + number for number in range(seeds))
+    kept = {name: p for name, p in sweep.parameters.items() if name not in ("seed", *LENGTHS)}
+    searched = [name for name, parameter in kept.items() if kind_of(parameter) != "const"]
+    points = tuple(
+        {**{name: value for name, value in settings_of(row).items() if name in searched}, "seed": seed}
+        for row in rows
+        for seed in numbers
+    )
+    trials = ", ".join(row.name for row in rows)
+    return replace(
+        sweep,
+        name=f"{sweep.name[:74]}-refit",
+        description=f"The best settings of sweep {folder.id} ({trials}), trained longer, with {seeds} seeds.",
+        refit_of=tuple(f"{folder.id}/{row.name}" for row in rows),
+        parameters={**kept, "seed": Parameter(choice=numbers)},
+        training=_longer(sweep, rows[0], length),
+        scheduler=Scheduler(kind="none"),
+        sampler=replace(sweep.sampler, kind="random", points=points, warm_start=None),
+        budget=replace(sweep.budget, trials=len(points), minutes=None),
+        promotion=replace(sweep.promotion, name=sweep.promotion.name or sweep.name),
+    )
+
+
+def _longer(sweep: Sweep, row: Row, length: str) -> Training:
+    """The sweep's training for this length."""
+    unit = "compute" if sweep.budget.unit == "compute" else "pairs"
+    before = row.params.get(f"training.{unit}", getattr(sweep.training, unit))
+    assert isinstance(before, int | float)
+    given = LENGTH.fullmatch(length.strip().lower())
+    if given is None:
+        raise SpecError(f"--pairs {length[:40]!r}: give a multiple such as 10x, or a number of pairs such as 2000000")
+    if given["times"]:
+        after = before * float(given["times"])
+    elif unit == "compute":
+        raise SpecError(f"--pairs {length}: trials of this sweep are as long as their compute; give a multiple: 10x")
+    else:
+        after = float(given["pairs"].replace(",", "").replace("_", ""))
+    if after < before:
+        raise SpecError(f"--pairs {length}: {after:g} is below the sweep's own {before:g}; a refit trains longer")
+    if unit == "compute":
+        return replace(sweep.training, compute=after)
+    return replace(sweep.training, pairs=round(after))
+
+
+# --- What it gained -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """One setting after its refit, by the first objective on the dev sets."""
+
+    trial: str
+    """Of the earlier sweep."""
+    before: float
+    after: tuple[float, ...]
+    """With each seed that has finished."""
+    mean: float
+    gain: float
+    """Above 0 is better, whichever way the objective points."""
+    low: float | None
+    high: float | None
+    """The 95 % interval of the gain over the seeds (Student's t); None for one seed."""
+
+
+def gains(earlier: SweepFolder, refit: SweepFolder) -> list[Gain]:
+    """What each setting of the refit gained on the dev sets, the best first; settings without a finished trial are
+    left out."""
+    sweep = refit.sweep()
+    objective = sweep.objectives[0]
+    sign = 1 if objective.goal == "maximize" else -1
+    trials = [row for row in leaderboard(refit) if TRIAL.fullmatch(row.name)]
+    groups = grouped(refit.id, sweep, trials, {}, ["seed"], [objective.metric]).groups
+    befores = {row.name: row for row in leaderboard(earlier)}
+    found = []
+    for group in groups:
+        names = [name.rpartition("/")[2] for name in sweep.refit_of]
+        row = next(befores[n] for n in names if n in befores and _alike(befores[n].params, group.settings))
+        before, after = row.metrics[objective.metric], group.values[objective.metric]
+        mean = statistics.fmean(after)
+        reach = _reach(after)
+        gain = sign * (mean - before)
+        found.append(
+            Gain(
+                trial=row.name,
+                before=before,
+                after=after,
+                mean=mean,
+                gain=gain,
+                low=None if reach is None else gain - reach,
+                high=None if reach is None else gain + reach,
+            )
+        )
+    return found
+
+
+def _alike(params: dict[str, Scalar], settings: dict[str, Scalar]) -> bool:
+    return all(name in params and same(params[name], value) for name, value in settings.items())
+
+
+def _reach(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of a mean."""
+    if len(values) < 2:
+        return None
+    quantile = QUANTILES[len(values) - 2] if len(values) - 2 < len(QUANTILES) else 1.96
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def gain_words(gain: Gain) -> str:
+    """One line."""
+    spread = f" ({', '.join(f'{value:.4f}' for value in gain.after)})" if len(gain.after) > 1 else ""
+    interval = "" if gain.low is None else f" [{gain.low:+.4f}, {gain.high:+.4f}]"
+    return f"settings of {gain.trial}: {gain.before:.4f} -> {gain.mean:.4f}{spread}, gain {gain.gain:+.4f}{interval}"

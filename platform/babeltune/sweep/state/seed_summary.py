@@ -1,0 +1,179 @@
+"""A table over seeds: a sweep's finished trials grouped by their settings, with mean and standard deviation.
+
+Pure: rows of the leaderboard go in, one `Group` per setting comes out. A trial counts with its best report by the first
+objective, as in the leaderboard.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from babeltune.errors import UnknownNameError, nearest
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import Row, best_first, leaderboard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One row of the table: a setting, or a baseline."""
+
+    name: str = ""
+    """`untrained` or `teacher`; empty for a setting."""
+    settings: dict[str, Scalar] = field(default_factory=dict)
+    """The searched values, without those that the table is over."""
+    trials: tuple[str, ...] = ()
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Metric -> the trials' values, or a baseline's one."""
+    mean: dict[str, float] = field(default_factory=dict)
+    deviation: dict[str, float | None] = field(default_factory=dict)
+    """Standard deviation of a sample (n - 1); None for one value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What `babeltune runs SWEEP --over seed` shows."""
+
+    sweep: str
+    over: tuple[str, ...]
+    metrics: tuple[str, ...]
+    groups: tuple[Group, ...]
+    """Best first by the mean of the first metric."""
+    left_out: dict[str, tuple[str, ...]]
+    """Trials that are in no mean: by state, and `repeated` for those whose every setting an earlier one had."""
+
+
+def compare(
+    folder: SweepFolder, over: Collection[str], metrics: Iterable[str] = (), sort: str | None = None
+) -> Comparison:
+    """A sweep's table over these parameters, read from its folder; raises as `grouped` does."""
+    baselines = folder.baselines()
+    trials = [row for row in leaderboard(folder, sort) if row.name not in baselines]
+    return grouped(folder.id, folder.sweep(), trials, baselines, over, metrics, sort)
+
+
+def grouped(
+    name: str,
+    sweep: Sweep,
+    trials: Sequence[Row],
+    baselines: Mapping[str, Mapping[str, float]],
+    over: Collection[str],
+    metrics: Iterable[str] = (),
+    sort: str | None = None,
+) -> Comparison:
+    """The trials of sweep `name` in groups that differ in what is not in `over`, and the baselines.
+
+    `metrics`, when none are given, are the objectives and every dev metric over all subsets; `sort`, which is the
+    first objective when absent, stands first. Raises `UnknownNameError` for a parameter that is not searched and for a
+    metric that nobody has.
+    """
+    known = dict.fromkeys(
+        metric for scores in [*(row.metrics for row in trials), *baselines.values()] for metric in scores
+    )
+    by, wanted = sort or sweep.objectives[0].metric, tuple(metrics)
+    _check(over, sweep.parameters, f"sweep {name} searches no")
+    _check([*wanted, *filter(None, [sort])], known, f"sweep {name} has no metric")
+    if not wanted:
+        whole = [metric for metric in known if metric.startswith("dev/") and metric.count("/") == 2]
+        wanted = (*(objective.metric for objective in sweep.objectives), *whole)
+    columns = tuple(dict.fromkeys([by, *wanted]))
+    groups: dict[str, list[Row]] = {}
+    settings: dict[str, dict[str, Scalar]] = {}
+    left_out: dict[str, list[str]] = {}
+    seen = list[dict[str, Scalar]]()
+    for row in sorted(trials, key=lambda row: row.name):
+        why = row.state if row.state != "finished" or row.best is None else "repeated" if row.params in seen else ""
+        if why:
+            left_out.setdefault(why, []).append(row.name)
+            continue
+        seen.append(row.params)
+        kept = {key: row.params[key] for key in sorted(row.params) if key not in over}
+        settings[repr(kept)] = kept
+        groups.setdefault(repr(kept), []).append(row)
+    found = [
+        _group(columns, [row.metrics for row in rows], settings=settings[key], trials=tuple(row.name for row in rows))
+        for key, rows in groups.items()
+    ]
+    found += [_group(columns, [scores], name=baseline) for baseline, scores in baselines.items()]
+    order = best_first(sweep, by)
+    return Comparison(
+        sweep=name,
+        over=tuple(over),
+        metrics=columns,
+        groups=tuple(sorted(found, key=lambda group: order(group.mean))),
+        left_out={why: tuple(names) for why, names in left_out.items()},
+    )
+
+
+def _group(
+    columns: Iterable[str],
+    scores: Sequence[Mapping[str, float]],
+    *,
+    name: str = "",
+    settings: Mapping[str, Scalar] | None = None,
+    trials: tuple[str, ...] = (),
+) -> Group:
+    values = {
+        metric: tuple(each[metric] for each in scores) for metric in columns if all(metric in each for each in scores)
+    }
+    return Group(
+        name=name,
+        settings=dict(settings or {}),
+        trials=trials,
+        values=values,
+        mean={metric: statistics.fmean(found) for metric, found in values.items()},
+        deviation={m: statistics.stdev(found) if len(found) > 1 else None for m, found in values.items()},
+    )
+
+
+def _check(names: Iterable[str], known: Collection[str], problem: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(
+                f"{problem} {name!r}; known: {', '.join(sorted(known)) or 'none'}{nearest(name, known)}"
+            )
+
+
+# --- As text -------------------------------------------------------------------------------------------------------
+
+
+def cells(table: Comparison) -> list[list[str]]:
+    """The table as text: titles, then one row per group. Settings that all groups share are left out."""
+    trained = [group for group in table.groups if not group.name]
+    keys = sorted({key for group in trained for key in group.settings})
+    differ = [key for key in keys if len({repr(group.settings.get(key)) for group in trained}) > 1]
+    rows = [["settings", "n", *(metric.removeprefix("dev/") for metric in table.metrics)]]
+    for group in table.groups:
+        said = " ".join(f"{key}={_short(group.settings[key])}" for key in differ if key in group.settings)
+        scores = [_score(group, metric) for metric in table.metrics]
+        rows.append([group.name or said or "all trials", str(len(group.trials) or ""), *scores])
+    return rows
+
+
+def _short(value: Scalar) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _score(group: Group, metric: str) -> str:
+    if metric not in group.mean:
+        return "–"
+    spread = group.deviation[metric]
+    return f"{group.mean[metric]:.4f}" + ("" if spread is None else f" ± {spread:.4f}")
+
+
+def footnote(table: Comparison) -> str:
+    """Which trials no mean holds; empty when all are in one."""
+    parts = (f"{len(names)} {why} ({', '.join(names)})" for why, names in table.left_out.items())
+    said = ", ".join(parts)
+    return f"left out: {said}" if said else ""
+
+
+def markdown(table: Comparison) -> str:
+    """The table as GitHub shows it, with the footnote under it."""
+    titles, *rows = [[cell.replace("|", "\\|") for cell in row] for row in cells(table)]
+    rule = ["---", *("--:" for _ in titles[1:])]
+    lines = [f"| {' | '.join(row)} |" for row in (titles, rule, *rows)]
+    note = footnote(table)
+    return "\n".join([*lines, *(["", note] if note else [])])

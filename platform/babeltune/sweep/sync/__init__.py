@@ -1,0 +1,1 @@
+"""The folder of a sweep and its copy behind a URI, kept in step."""

@@ -1,0 +1,327 @@
+"""Carries what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
+
+Before the driver begins, the sweep's folder is brought up to date: who drove a sweep last has the newest folder, so a
+driver on the same machine keeps its own, and one on another takes the bucket's. `owner.json` in the bucket says who
+that is and when it was last heard; a driver that finds another's name there stops.
+
+A store that does not answer stops nothing at once: what changes waits in the folder, is counted in the log, and is sent
+when the store is back. After the cluster's `patience` the sweep ends with an error, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from filelock import Timeout
+
+from babeltune.data.prepared import Prepared
+from babeltune.data.store import stores_from
+from babeltune.errors import ClusterError, ObjectStoreError, SweepError
+from babeltune.files import plain, write_whole
+from babeltune.schema.cluster import Cluster
+from babeltune.storage.mirror import Mirror
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, OWNER, heartbeat_age, here
+from babeltune.sweep.state.lease import DrivenError, OvertakenError, running_elsewhere
+from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync.view import StorageView, records_in, records_there, stores_of
+from babeltune.training.checkpoint import REPORTS, read_reports
+
+Result = TypeVar("Result")
+REQUEST_TIMEOUT_S = 5.0
+"""Seconds in which the courier repeats a request, before it turns to what else has changed."""
+LARGE = 2**20
+"""Bytes beyond which a file that no resumed sweep needs is sent less often."""
+PER_MEBIBYTE = 2.0
+"""Seconds between two uploads of such a file, for each MiB of it."""
+URGENT = ("study.db", "results.jsonl")
+FINAL_UPLOAD_TIMEOUT_S = 10.0
+"""Seconds for what has not been sent when a sweep ends with an error."""
+LOCK_TIMEOUT_S = 5.0
+"""Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
+READER_TIMEOUT_S = 120.0
+"""Seconds after which it is held to be one: who only looks on would be gone."""
+
+
+def awake() -> float:
+    """Seconds of this machine, those included in which it slept."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class DriverSync:
+    """A driver's errands, from `with` to the end of its block; none where the storage is a folder."""
+
+    def __init__(self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None) -> None:
+        """`needs` names an earlier sweep that this one starts from."""
+        self.folder, self.needs = folder, needs
+        self.where = cluster.mirrored
+        self.trouble: Exception | None = None
+        self.lost: SweepError | None = None
+        """Why this driver may not go on: another one has the sweep."""
+        self._view = StorageView(cluster)
+        self._since = self._last_heartbeat = 0.0
+        self._sent: dict[Path, float] = {}
+        self._session = uuid.uuid4().hex
+        self._changed, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._work, name="babeltune-courier", daemon=True)
+
+    @property
+    def _mirror(self) -> Mirror:
+        assert self._view.mirror is not None
+        return self._view.mirror
+
+    @property
+    def _prefix(self) -> str:
+        return f"sweeps/{self.folder.id}"
+
+    def __enter__(self) -> Self:
+        if self.where is None:
+            return self
+        self._lock = self._mirror.lock(self._prefix)
+        self._take_turn()
+        try:
+            self._take()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._mirror.store.patience = REQUEST_TIMEOUT_S
+        self._stores = stores_from(self._fetch)
+        self._stores.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.where is None:
+            return
+        self._stores.__exit__(kind, error, trace)
+        self._ending.set()
+        self._changed.set()
+        self._thread.join()
+        try:
+            if self.lost is None:
+                self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.patience)
+        except SweepError as lost:
+            if kind is None:
+                raise
+            self.folder.note(str(lost))
+        except ObjectStoreError as unsent:
+            if kind is None:
+                raise ClusterError(self._words(unsent)) from unsent
+            self.folder.note(self._words(unsent))
+        finally:
+            self._lock.release()
+
+    # At the beginning
+
+    def _take_turn(self) -> None:
+        """The folder for this process alone, once those who look on have brought what they look at."""
+        deadline = time.monotonic() + READER_TIMEOUT_S
+        while True:
+            try:
+                self._lock.acquire(timeout=LOCK_TIMEOUT_S)
+                return
+            except Timeout:
+                if is_driven(self.folder) or time.monotonic() > deadline:
+                    raise running_elsewhere(self.folder.id, self.folder.read("driver.json") or {}) from None
+
+    def _take(self) -> None:
+        """The folder as the latest driver left it, and this driver's name in the bucket."""
+        mirror, owner = self._mirror, self._owner()
+        ago = heartbeat_age(owner, self.folder)
+        if owner is not None and ago is not None and (ago >= -HEARTBEAT_TIMEOUT_S or self._is_alive(owner)):
+            raise DrivenError(
+                f"sweep {self.folder.id} is being run on {owner['host']}, which was heard {max(0.0, ago):.0f} s ago; "
+                f"`babeltune stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
+            )
+        if self.needs is not None:
+            self._view.update(self.needs)
+        mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
+        if owner is None or owner["session"] not in mine:
+            there = records_there(mirror, self.folder.id)
+            if there and any(mirror.waits(path) for path in records_in(self.folder.path)):
+                aside = self._set_aside()
+                self.folder.path.mkdir(parents=True)
+                self.folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
+            mirror.pull(there)
+            mirror.forget_missing(self._prefix, there)
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        self._mine.parent.mkdir(parents=True, exist_ok=True)
+        before = [owner["session"]] if owner else []
+        write_whole(self._mine, " ".join([*before, self._session]).encode(), durable=True)
+        mirror.store.remove(f"{self._prefix}/stop")
+        self._send_heartbeat()
+        found = self._owner()
+        if found is None or found["session"] != self._session:
+            raise DrivenError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
+
+    def _is_alive(self, owner: dict[str, Any]) -> bool:
+        """Whether another word of that driver comes before it is held to be dead, by this machine's clock alone."""
+        deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
+        while (found := self._owner()) == owner and time.monotonic() < deadline:
+            time.sleep(HEARTBEAT_INTERVAL_S / 2)
+        return found != owner
+
+    @property
+    def _mine(self) -> Path:
+        """Names this machine's drivers of the sweep whose folder this is."""
+        return self._mirror.folder / ".driven" / self.folder.id
+
+    def _set_aside(self) -> Path:
+        aside = self._mirror.folder / "superseded" / f"{self.folder.id}-{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.path.rename(aside)
+        self._mirror.forget(self._prefix)
+        return aside
+
+    def _owner(self) -> dict[str, Any] | None:
+        data = self._mirror.store.read(f"{self._prefix}/{OWNER}")
+        try:
+            found = json.loads(data or b"null")
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) and "session" in found and "host" in found else None
+
+    def _send_heartbeat(self, *, ended: bool = False) -> None:
+        heartbeat = {**here(self.folder), "session": self._session, "beat": time.time(), "ended": ended}
+        data = json.dumps(heartbeat).encode()
+        write_whole(self.folder.path / OWNER, data)
+        self._mirror.store.write(f"{self._prefix}/{OWNER}", data)
+        self._last_heartbeat = awake()
+
+    def _fetch(self, store: Path) -> None:
+        """Brings a store that another sweep or machine has built already."""
+        assert self.where is not None
+        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.patience)
+
+    # While the driver runs
+
+    def wake(self) -> None:
+        """Something has changed that a resumed sweep needs."""
+        self._changed.set()
+
+    def check(self) -> None:
+        """Raises `ClusterError` when the store has been away for too long, `SweepError` when another driver came."""
+        if self.lost is not None:
+            raise self.lost
+        if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.patience:
+            raise ClusterError(self._words(self.trouble))
+
+    def publish(self, prepared: Prepared) -> None:
+        """Sends the stores and the records of them, before a trial that may run elsewhere needs them."""
+        if self.where is None:
+            return
+
+        def send() -> None:
+            for key in stores_of(self._mirror, prepared):
+                self._mirror.push_package(self._mirror.path(key))
+            for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
+                self._mirror.push(record)
+
+        self._insist(send, self.where.patience)
+
+    def sent(self, assignment: dict[str, Any]) -> dict[str, Any]:
+        """A lane's payload for any node: its paths are relative to that node's mirror."""
+        if self.where is None:
+            return assignment
+        paths = {name: self._mirror.key(Path(assignment[name])) for name in ("prepared", "folder")}
+        return {**assignment, **paths, "mirror": plain(self.where)}
+
+    def see(self, kind: str, number: int, info: dict[str, Any]) -> None:
+        """Told of a trial's events. Reports that another node wrote are brought here, for the leaderboard."""
+        if self.where is None:
+            return
+        place = self.folder.trial(number)
+        if kind == "report" and len(read_reports(place)) < info["index"]:
+            try:
+                self._mirror.fetch(self._mirror.key(place / REPORTS))
+            except ObjectStoreError as error:
+                self._stumble(error)
+
+    def _work(self) -> None:
+        while not self._ending.is_set():
+            self._changed.wait(HEARTBEAT_INTERVAL_S)
+            self._changed.clear()
+            if self._ending.is_set():
+                return
+            try:
+                if self.trouble is not None or awake() - self._last_heartbeat >= HEARTBEAT_INTERVAL_S:
+                    self._listen()
+                self._send(final=False)
+                if self.trouble is not None:
+                    self.trouble = None
+                    self.folder.note(f"the storage {self._mirror.store.uri} takes what is sent again")
+            except SweepError as error:
+                self.lost = error
+                return
+            except Exception as error:  # the thread goes on; `check` says when it is enough
+                self._stumble(error)
+                self._ending.wait(1.0)
+
+    def _send(self, *, final: bool) -> None:
+        for path in records_in(self.folder.path):
+            if (
+                awake() - self._last_heartbeat >= HEARTBEAT_TIMEOUT_S / 2
+            ):  # another driver may have come meanwhile, whose records these are
+                self._listen()
+            now = time.monotonic()
+            due = self._sent.get(path, -1e9)
+            if not final and path.name not in URGENT and due > now:
+                continue
+            if self._mirror.push(path) and (size := path.stat().st_size) > LARGE:
+                self._sent[path] = now + PER_MEBIBYTE * size / LARGE
+
+    def _listen(self) -> None:
+        """Says that this driver lives, unless another one has the sweep; hears who wants it to stop."""
+        owner = self._owner()
+        if owner is not None and owner["session"] != self._session:
+            raise OvertakenError(
+                f"sweep {self.folder.id} was taken over by {owner['host']}; this driver stops, "
+                f"`babeltune status {self.folder.id}` shows the other"
+            )
+        self._send_heartbeat()
+        if self._mirror.store.entry(f"{self._prefix}/stop") is not None:
+            self.folder.stop_request.touch()
+
+    def _stumble(self, error: Exception) -> None:
+        first, self.trouble = self.trouble is None, error
+        if first:
+            self._since = time.monotonic()
+            with suppress(OSError):  # such as a full disk; the thread goes on
+                self.folder.note(self._words(error))
+
+    def _words(self, error: Exception) -> str:
+        waiting = sum(self._mirror.waits(path) for path in records_in(self.folder.path))
+        return (
+            f"{error}; {waiting} changed files wait in {self.folder.path}, where nothing is lost: "
+            f"`babeltune resume {self.folder.id}` on this machine sends them and goes on"
+        )
+
+    # At the end
+
+    def _finish(self) -> None:
+        self._listen()
+        self._send(final=True)
+        self._send_heartbeat(ended=True)
+
+    def _insist(self, errand: Callable[[], Result], seconds: float) -> Result:
+        """The errand, tried again for so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return errand()
+            except ObjectStoreError as error:
+                if time.monotonic() > deadline:
+                    raise
+                self._stumble(error)
+                self._ending.wait(1.0)
+                time.sleep(0.2)

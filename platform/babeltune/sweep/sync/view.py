@@ -1,0 +1,222 @@
+"""A cluster's storage as this machine sees it, for who looks on, promotes or evaluates.
+
+Where the storage is a folder, nothing is moved. Where it is a URI, a mirror on this machine is brought up to date
+before it is read, and what is written goes to the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from filelock import Timeout
+
+from babeltune.data.prepared import Prepared
+from babeltune.errors import ObjectStoreError, StoreError
+from babeltune.files import locked, write_whole
+from babeltune.schema.cluster import Cluster
+from babeltune.storage.mirror import JOURNALS, Mirror
+from babeltune.storage.object_store import Entry
+from babeltune.sweep.state.folder import SweepFolder, find_sweep
+from babeltune.sweep.state.heartbeat import OWNER
+from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
+
+POLL_INTERVAL_S = 2.0
+"""Seconds between two looks at the bucket."""
+OPENINGS = "openings"
+"""In the bucket, the folder of the openings of sealed tests: an object each."""
+OPENED = "openings.jsonl"
+"""In the storage, the same openings, a line each."""
+OF_WORKERS = (REPORTS, PROGRESS)
+"""The records that a trial's worker changes; all others are the driver's."""
+SCRATCH = ("train", "tune", "checkpoints")
+OWN = ("stop", OWNER)
+"""Files with an errand of their own."""
+
+
+def is_record(name: str) -> bool:
+    """Whether a file of a sweep's folder, named relative to it, is one that a mirror keeps in step."""
+    parts = name.split("/")
+    if any(part.startswith(".") for part in parts) or set(SCRATCH) & set(parts[:-1]):
+        return False
+    return not name.endswith((".lock", *JOURNALS)) and name not in OWN
+
+
+def is_workers(name: str) -> bool:
+    return name.rpartition("/")[2] in OF_WORKERS
+
+
+def records_in(folder: Path) -> Iterator[Path]:
+    """The driver's records in a sweep's folder: the study first, then the order of results, the state last."""
+
+    def walk(place: Path) -> Iterator[Path]:
+        for path in place.iterdir():
+            if path.is_dir():
+                if path.name not in SCRATCH and not path.name.startswith("."):
+                    yield from walk(path)
+            elif is_record(path.relative_to(folder).as_posix()) and not is_workers(path.name):
+                yield path
+
+    order = {"study.db": 0, "results.jsonl": 1, "state.json": 3}
+    yield from sorted(walk(folder), key=lambda path: (order.get(path.name, 2), path)) if folder.exists() else ()
+
+
+class StorageView:
+    """A cluster's storage, as this machine sees it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """Raises `ClusterError` for a URI whose protocol is unknown or not installed."""
+        self.cluster, self.folder = cluster, cluster.folder
+        where = cluster.mirrored
+        self.mirror = None if where is None else Mirror(replace(where, patience=min(where.patience, 30.0)))
+
+    def sweep(self, name: str | None) -> SweepFolder:
+        """`find_sweep`, with everything but stores and checkpoints brought here; it stays in step while it is read."""
+        self.update(name)
+        return self._in_step(find_sweep(self.folder, name))
+
+    def at(self, sweep: str) -> SweepFolder:
+        """The folder of the sweep with this id, whether there is one or not."""
+        folder = SweepFolder(self.folder / "sweeps" / sweep)
+        if self.mirror is None:
+            return folder
+        self._pull(sweep)
+        return self._in_step(folder)
+
+    def update(self, name: str | None = None, *, every: bool = False) -> None:
+        """Brings here what the bucket has of the sweep that `name` means, or of every one."""
+        if self.mirror is None:
+            return
+        mirror = self.mirror
+        ids = mirror.store.folders("sweeps")
+        for id_ in ids:
+            mirror.fetch(f"sweeps/{id_}/sweep.json")
+        for id_ in ids if every else {find_sweep(self.folder, name).id} & set(ids) if ids else ():
+            self._pull(id_)
+        self._pull_openings(mirror)
+
+    def _in_step(self, folder: SweepFolder) -> SweepFolder:
+        if self.mirror is None:
+            return folder
+        polled = time.monotonic()
+
+        def refresh() -> None:
+            nonlocal polled
+            if time.monotonic() - polled > POLL_INTERVAL_S:
+                with contextlib.suppress(ObjectStoreError):  # who looks on may look again
+                    self._pull(folder.id)
+                polled = time.monotonic()
+
+        return replace(folder, refresh=refresh)
+
+    def _pull(self, sweep: str) -> None:
+        """Unless a driver on this machine has the sweep: then this folder is what the bucket will be."""
+        assert self.mirror is not None
+        lock = self.mirror.lock(f"sweeps/{sweep}")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return
+        try:
+            self.mirror.pull(records_there(self.mirror, sweep, also=OWNER))
+        finally:
+            lock.release()
+
+    def ask_to_stop(self, folder: SweepFolder) -> None:
+        """Leaves word for the driver, wherever it is."""
+        folder.stop_request.touch()
+        if self.mirror is not None:
+            self.mirror.store.write(f"sweeps/{folder.id}/stop", b"stop\n")
+
+    def bring(self, folder: SweepFolder, number: int, report: int, prepared: Prepared) -> None:
+        """Brings a trial's checkpoint here, and the stores that the sweep's trials read."""
+        if self.mirror is None:
+            return
+        bring_stores(self.mirror, prepared)
+        self.mirror.pull_package(self.mirror.key(checkpoint_folder(folder.trial(number), report)))
+
+    def keep_record(self, path: Path) -> None:
+        """Sends a record of a sweep's folder that no driver writes, such as its report."""
+        if self.mirror is not None:
+            self.mirror.push(path)
+
+    def keep(self, package: Path) -> None:
+        """Sends a finished folder, such as an exported model."""
+        if self.mirror is not None:
+            self.mirror.push_package(package)
+
+    # Openings of sealed tests: each is an object, so that two machines never write the same one
+
+    @contextlib.contextmanager
+    def openings(self) -> Iterator[None]:
+        """What the body writes into `openings.jsonl` goes to the bucket, however it ends. Before it, the file has what
+        the bucket has."""
+        if self.mirror is not None:
+            self._pull_openings(self.mirror)
+        try:
+            yield
+        finally:
+            if self.mirror is not None:
+                known = self.mirror.store.entries(OPENINGS)
+                for line in map(whole_record, self._opened()):
+                    if line and (key := _key_of(line)) not in known:
+                        self.mirror.store.write(key, line)
+
+    def _opened(self) -> list[bytes]:
+        path = self.folder / OPENED
+        return [line for line in path.read_bytes().splitlines() if line] if path.exists() else []
+
+    def _pull_openings(self, mirror: Mirror) -> None:
+        with locked(self.folder / OPENED):
+            mine = self._opened()
+            known = {_key_of(whole_record(line)) for line in mine}
+            missing = [mirror.store.read(key) for key in mirror.store.entries(OPENINGS) if key not in known]
+            if missing:
+                lines = mine + [line for line in missing if line is not None]
+                whole = b"".join(line + b"\n" for line in sorted(lines, key=_time_of))
+                write_whole(self.folder / OPENED, whole, durable=True)
+
+
+def whole_record(line: bytes) -> bytes:
+    """The opening that a line records; earlier releases wrote one behind another that was cut off."""
+    tail = line[line.rfind(b'{"time"') :]
+    return next((each for each in (line, tail) if _time_of(each)), b"")
+
+
+def _key_of(line: bytes) -> str:
+    return f"{OPENINGS}/{hashlib.sha256(line).hexdigest()}.json"
+
+
+def _time_of(line: bytes) -> str:
+    try:
+        return str(json.loads(line)["time"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def records_there(mirror: Mirror, sweep: str, *, also: str = "") -> dict[str, Entry]:
+    """The records of a sweep in the bucket."""
+    prefix = f"sweeps/{sweep}/"
+    found = mirror.store.entries(prefix.rstrip("/"))
+    names = {key: key.removeprefix(prefix) for key in found}
+    return {key: found[key] for key, name in names.items() if is_record(name) or name == also}
+
+
+def stores_of(mirror: Mirror, prepared: Prepared) -> list[str]:
+    """The keys of the stores that a sweep's trials read, as far as they are the mirror's."""
+    return [mirror.key(path) for path in prepared.folders() if path.is_relative_to(mirror.folder)]
+
+
+def bring_stores(mirror: Mirror, prepared: Prepared) -> None:
+    """Downloads the stores that are not here; `StoreError` for one that the bucket does not have."""
+    for key in stores_of(mirror, prepared):
+        if not mirror.pull_package(key):
+            raise StoreError(
+                f"the storage {mirror.store.uri} has no sound {key}; `babeltune resume` on the machine that "
+                "prepared the sweep sends it again, and on any other prepares it again"
+            )

@@ -1,0 +1,337 @@
+"""Work on a node that shares no folder with the driver's: the bucket has what it needs, and gets what it makes.
+
+A trial's worker brings the stores and the trial's last checkpoint, and sends each new checkpoint and then its line in
+the ledger before it reports. Tasks of the preparation carry their files with them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+
+from babeltune.data.prepared import Prepared, read_prepared
+from babeltune.errors import ClusterError, NodeError, ObjectStoreError, StorageError, StoreError
+from babeltune.method.distributed import ProcessGroup
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.storage.object_store import is_local
+from babeltune.sweep.sync.view import bring_stores
+from babeltune.training.checkpoint import (
+    MANIFEST,
+    PROGRESS,
+    REPORTS,
+    checkpoint_folder,
+    last_good,
+    read_reports,
+    read_state,
+    state_of,
+    stopped_folder,
+)
+
+SHORTLY = 20.0
+"""Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
+LONGER = 2.0
+"""Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
+PROGRESS_INTERVAL_S = 15.0
+"""Seconds between two notes of a trial's progress in the bucket."""
+SIGN_EVERY = 1.0
+"""Seconds between two signs of life while something is brought or sent."""
+log = logging.getLogger(__name__)
+
+
+class Reports(Protocol):
+    """Where a trial's reports go."""
+
+    def report(self, report: dict[str, Any]) -> bool: ...
+
+    def stopped(self) -> bool: ...
+
+
+class Sending:
+    """Sends what rank 0 wrote for a report before it is handed on."""
+
+    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, patience: float) -> None:
+        self._inner, self._mirror, self._folder, self._rank, self._patience = inner, mirror, folder, rank, patience
+
+    def report(self, report: dict[str, Any]) -> bool:
+        if self._rank == 0:
+            try:
+                patiently(
+                    lambda: push_trial(self._mirror, self._folder),
+                    LONGER * self._patience if report.get("last") else min(SHORTLY, self._patience),
+                    self.stopped,
+                )
+            except ObjectStoreError as error:
+                if report.get("last"):
+                    raise
+                report = {**report, "facts": {**report.get("facts", {}), "unsent": str(error)}}
+        return self._inner.report(report)
+
+    def stopped(self) -> bool:
+        return self._inner.stopped()
+
+
+def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
+    """The errand, tried again for so many seconds while the store does not answer; meanwhile, `alive` says now and then
+    that the trial waits and does not hang."""
+    deadline, done = time.monotonic() + seconds, threading.Event()
+    threading.Thread(target=_say_now_and_then, args=(alive, done), daemon=True).start()
+    try:
+        while True:
+            try:
+                errand()
+                return
+            except ObjectStoreError as error:
+                if time.monotonic() > deadline or is_local(error.__cause__):
+                    raise
+            time.sleep(0.5)
+    finally:
+        done.set()
+
+
+def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
+    while not done.wait(SIGN_EVERY):
+        with suppress(Exception):  # whoever hears it is away, and is told again
+            alive()
+
+
+@contextmanager
+def on_this_node(
+    assignment: dict[str, Any], reports: Reports, rank: int, world: int, device: str
+) -> Iterator[tuple[dict[str, Any], Reports]]:
+    """The payload with this node's paths, and the line to the desk that sends checkpoints first.
+
+    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
+    where = StorageLocation(**assignment["mirror"])
+    try:
+        mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
+    except ClusterError as error:
+        if not isinstance(error.__cause__, ImportError):
+            raise
+        raise NodeError(f"cannot open the storage: {error}") from error
+    prepared, folder = mirror.path(assignment["prepared"]), mirror.path(assignment["folder"])
+
+    def waiting(errand: Callable[[], object]) -> None:
+        patiently(errand, LONGER * where.patience, reports.stopped)
+
+    def unfit(why: object) -> NodeError:
+        return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
+
+    try:
+        waiting(lambda: bring_prepared(mirror, prepared))
+        settle(mirror, folder, waiting, rank, world, device)
+    except (ObjectStoreError, OSError) as error:
+        if not is_local(why := error.__cause__ if isinstance(error, ObjectStoreError) else error):
+            raise
+        raise unfit(why) from error
+    ended = threading.Event()
+    thread = threading.Thread(target=_note_progress, args=(mirror, folder, ended), daemon=True)
+    if rank == 0:
+        thread.start()
+    try:
+        sending = Sending(reports, mirror, folder, rank, where.patience)
+        paths = {"prepared": str(prepared), "folder": str(folder), "storage": str(mirror.folder)}
+        yield {**assignment, **paths}, sending
+        if rank == 0:
+            with suppress(
+                ObjectStoreError, OSError
+            ):  # what a stop left between two reports; without it a trial repeats some steps
+                push_trial(mirror, folder)
+    except StorageError as error:
+        if not isinstance(why := error.__cause__, OSError | SafetensorError):
+            raise
+        raise unfit(why) from error
+    finally:
+        ended.set()
+        if rank == 0:
+            thread.join()
+
+
+def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None:
+    while not ended.wait(PROGRESS_INTERVAL_S):
+        try:
+            mirror.push(folder / PROGRESS)
+        except (ObjectStoreError, OSError):
+            continue  # a checkpoint will say what the store or this disk refuses
+
+
+def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
+    """What was prepared for the sweep of this record, here; `StoreError` where the bucket does not have it."""
+    with mirror.lock(mirror.key(path)):
+        mirror.fetch(mirror.key(path))
+        if not path.exists():
+            raise StoreError(f"the storage {mirror.store.uri} has no {mirror.key(path)}; `babeltune resume` sends it")
+    prepared = read_prepared(path)
+    bring_stores(mirror, prepared)
+    return prepared
+
+
+# A trial's checkpoints
+
+
+def settle(
+    mirror: Mirror, folder: Path, waiting: Callable[[Callable[[], object]], None], rank: int, world: int, device: str
+) -> None:
+    """All ranks have the same reports and checkpoints: those of the node or of the bucket that go further."""
+    key = mirror.key(folder)
+    if rank == 0:
+        with mirror.lock(key):
+            waiting(lambda: pull_trial(mirror, folder))
+            waiting(lambda: push_trial(mirror, folder))
+    if world == 1:
+        return
+    wanted = ProcessGroup().of_first(state_of(folder) if rank == 0 else 0, device)
+    if rank and state_of(folder) != wanted:
+        with mirror.lock(key):
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            (folder / REPORTS).unlink(missing_ok=True)
+            mirror.forget(f"{key}/{REPORTS}")
+            waiting(lambda: pull_trial(mirror, folder))
+        if state_of(folder) != wanted:
+            raise ObjectStoreError(
+                f"the storage {mirror.store.uri} does not have the checkpoint of {key} from which rank 0 goes on"
+            )
+
+
+def pull_trial(mirror: Mirror, folder: Path) -> None:
+    """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over, and
+    those that were damaged here are replaced."""
+    key = mirror.key(folder)
+    data = mirror.store.read(f"{key}/{REPORTS}") or b""
+    for path in _checkpoints(folder):
+        if not _sound(mirror, path) or (path == stopped_folder(folder) and _goes_further(mirror, path)):
+            shutil.rmtree(path)
+    have = len(last_good(folder))
+    draft = mirror.folder / ".pulling" / key.replace("/", "-")
+    draft.mkdir(parents=True, exist_ok=True)
+    try:
+        (draft / REPORTS).write_bytes(data)
+        reports = read_reports(draft)
+        names = _checkpoints_there(mirror, key)
+        there = {int(name) for name in names if name.isdigit() and int(name) <= len(reports)}
+        newer = sorted((index for index in there if index > have), reverse=True)
+        brought = [mirror.pull_package(mirror.key(checkpoint_folder(folder, index))) for index in newer]
+        if any(brought) or (not newer and len(reports) == have):
+            for name in names - {f"{index:06d}" for index in newer}:  # the best one so far; one between two reports
+                mirror.pull_package(f"{key}/checkpoints/{name}")
+        if any(brought):
+            (draft / REPORTS).replace(folder / REPORTS)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def push_trial(mirror: Mirror, folder: Path) -> None:
+    """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here. One that was
+    damaged here is not sent: the bucket may have it whole."""
+    key, mine = mirror.key(folder), _checkpoints(folder)
+    for path in mine:
+        if _sound(mirror, path):
+            mirror.push_package(path)
+    mirror.push(folder / PROGRESS)
+    if mirror.push(folder / REPORTS) and mine:
+        there = mirror.store.entries(f"{key}/checkpoints")
+        keep = {path.name for path in mine}
+        names = {at.removeprefix(f"{key}/checkpoints/").partition("/")[0] for at in there}
+        latest = max((path.name for path in mine if path.name.isdigit()), default="")
+        # A later one is of another worker, whom a new driver has given the trial.
+        old = {name for name in names - keep if not name.isdigit() or name < latest}
+        mirror.drop_packages([f"{key}/checkpoints/{name}" for name in old], there)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    place = folder / "checkpoints"
+    return sorted(path for path in place.iterdir() if (path / MANIFEST).exists()) if place.exists() else []
+
+
+def _sound(mirror: Mirror, checkpoint: Path) -> bool:
+    """Whether the checkpoint is as its manifest says. Files that did not change since they were sealed are not read."""
+    found = {name: facts["sha256"] for name, facts in mirror.sealed(checkpoint).items() if name != MANIFEST}
+    try:
+        wanted = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+    except (ValueError, KeyError, TypeError):
+        wanted = None
+    if found != wanted:
+        log.warning("the checkpoint %s is damaged", checkpoint)
+    return bool(found == wanted)
+
+
+def _goes_further(mirror: Mirror, stopped: Path) -> bool:
+    """Whether the bucket's checkpoint of a stop is of a later step than this one."""
+    theirs = mirror.store.read(f"{mirror.key(stopped)}/state.json")
+    with suppress(ValueError, AttributeError):
+        return theirs is not None and _place(json.loads(theirs)) > _place(read_state(stopped))
+    return False
+
+
+def _place(state: dict[str, Any]) -> tuple[int, int]:
+    """How far a trial was when it stopped: its reports, and its step."""
+    return state.get("reports", 0), state.get("interval", {}).get("step", 0)
+
+
+def _checkpoints_there(mirror: Mirror, key: str) -> set[str]:
+    """The names of the trial's sealed checkpoints in the bucket."""
+    prefix = f"{key}/checkpoints"
+    sealed = (at.removeprefix(f"{prefix}/").split("/") for at in mirror.store.entries(prefix))
+    return {parts[0] for parts in sealed if parts[1:] == [PACKAGE_MANIFEST]}
+
+
+# Tasks of the preparation
+
+
+def with_prepared(where: StorageLocation | None, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)` on any node; its last argument, a `Prepared`, is replaced by that node's own."""
+    if where is None:
+        return function(*arguments)
+    mirror = Mirror(where)
+    return function(*arguments[:-1], bring_prepared(mirror, mirror.path(key)))
+
+
+def files_of(arguments: tuple[Any, ...]) -> dict[str, bytes]:
+    """The files that a shard's arguments name, whole or by their beginning; all are in one folder."""
+    found, folder = {}, _folder(arguments)
+    for path in (Path(each) for each in arguments if _is_in(folder, each)):
+        for each in [path, *folder.glob(f"{path.name}.*")]:
+            if each.is_file():
+                found[each.name] = each.read_bytes()
+    return found
+
+
+def with_files(
+    function: Callable[..., int], arguments: tuple[Any, ...], files: dict[str, bytes]
+) -> tuple[int, dict[str, bytes]]:
+    """A shard's work in a folder of its own: what it returns, and the files that it made."""
+    folder = _folder(arguments)
+    with tempfile.TemporaryDirectory(prefix="babeltune-shard-") as place:
+        for name, data in files.items():
+            (Path(place) / name).write_bytes(data)
+        moved = [str(Path(place) / Path(each).name) if _is_in(folder, each) else each for each in arguments]
+        count = function(*moved)
+        made = {path.name: path.read_bytes() for path in Path(place).iterdir() if path.name not in files}
+    return count, made
+
+
+def put_files(arguments: tuple[Any, ...], made: dict[str, bytes]) -> None:
+    """Puts what a shard made where it would have been."""
+    folder = _folder(arguments)
+    for name, data in made.items():
+        (folder / Path(name).name).write_bytes(data)
+
+
+def _folder(arguments: tuple[Any, ...]) -> Path:
+    """The folder of a shard's files: that of the first path."""
+    return next(Path(each).parent for each in arguments if isinstance(each, str))
+
+
+def _is_in(folder: Path, value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(f"{folder}/")

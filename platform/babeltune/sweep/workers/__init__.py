@@ -1,0 +1,1 @@
+"""Warm worker groups of Ray Train, and what they run."""

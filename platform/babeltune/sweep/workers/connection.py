@@ -1,0 +1,146 @@
+"""The connection of a driver to its Ray: this machine's own, or a cluster that runs already."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+import ray
+import torch
+from ray._private.services import canonicalize_bootstrap_address
+
+from babeltune.errors import ClusterError
+from babeltune.schema.cluster import Cluster
+from babeltune.signals import end_when_asked
+from babeltune.sweep.workers.access import authenticate, listens, refuse_open, shown, takes
+
+log = logging.getLogger(__name__)
+NEEDED = ("gcs_server", "raylet")
+"""Ray's own processes, without which nothing goes on."""
+POLL_INTERVAL_S = 1.0
+"""Seconds between two looks at whether they live."""
+
+
+def _init(**options: Any) -> None:
+    """`ray.init`, whose words for whoever watches go to the log."""
+    ray._private.worker.print_to_stdstream = _no_result
+    ray.init(log_to_driver=False, **options)
+
+
+def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
+    """What Ray would print in colours on stdout, where results go: of memory that runs out, or of a worker that died,
+    which a sweep's log says in its own words."""
+    for words in data["lines"]:
+        mended = "worker died" in words or "retries remaining" in words
+        log.log(logging.DEBUG if mended else logging.WARNING, "Ray: %s", words.strip())
+
+
+@contextmanager
+def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
+    """A connection to the cluster; the local one is started and ended here, an open one is used as it is.
+
+    Raises `ClusterError` where it does not answer, and where it wants no token, unless `insecure` (None: whoever
+    asks cannot say that it is).
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if cluster.address == "local":
+        with local_ray(num_gpus=torch.cuda.device_count()):
+            end_when_asked()
+            yield
+        return
+    if cluster.by_jobs:
+        raise ClusterError(
+            f"cluster {cluster.name!r}: {cluster.place} is a dashboard, which takes jobs only; "
+            "run babeltune on the head node with `address: auto`, or name the cluster's `host:port`"
+        )
+    named = cluster.named
+    token = cluster.token()
+    address = _found(cluster.address)
+    dashboard = f"; a dashboard's address is http://{address}" if address.endswith(":8265") else ""
+    if not listens(address):
+        raise ClusterError(f"{named} does not answer; start it, or use clusters/local.yaml{dashboard}")
+    if ":" in address:
+        taken = takes(address, shown(token) if token else {})
+        if taken is None:
+            raise ClusterError(f"{named} does not answer as Ray does; name the port of its GCS, often 6379{dashboard}")
+        if not taken:
+            why = "wants a token" if token is None else "does not accept the token"
+            raise ClusterError(f"{named} {why}; {cluster.token_place}")
+    if token is not None:
+        authenticate(token)
+    try:
+        _init(address=cluster.address)
+    except (ConnectionError, OSError, RuntimeError, ray.exceptions.RayError) as error:
+        raise ClusterError(f"{named} does not answer ({error}); start it, or use clusters/local.yaml") from error
+    end_when_asked()
+    try:
+        refuse_open(named, ray.get_runtime_context().gcs_address, insecure=insecure)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _found(address: str) -> str:
+    """The `host:port` of the Ray that `auto` means here, if there is one."""
+    if address != "auto":
+        return address
+    with suppress(ConnectionError):
+        address = canonicalize_bootstrap_address(address) or address
+    return str(address)
+
+
+@contextmanager
+def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
+
+    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so. Raises
+    `ClusterError` where it does not start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        _init(
+            address="local",
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            object_store_memory=200 * 2**20,
+            logging_level="ERROR",
+            runtime_env={"env_vars": env} if env else None,
+        )
+    except Exception as error:  # whatever kept one of its processes from starting
+        ray.shutdown()
+        raise ClusterError(
+            f"Ray does not start on this machine ({str(error).strip().splitlines()[0]}); it needs a folder with a "
+            "short path and some room, RAY_TMPDIR or else /tmp; then try again"
+        ) from error
+    ending = threading.Event()
+    threading.Thread(target=_end_without_ray, args=(ending,), daemon=True).start()
+    try:
+        yield
+    finally:
+        ending.set()
+        ray.shutdown()
+
+
+def _end_without_ray(ending: threading.Event) -> None:
+    """Ends this process where one of Ray's own has died. Ray's code would: a minute later, and without a next step."""
+    node = ray._private.worker._global_node
+    while not ending.wait(POLL_INTERVAL_S):
+        dead = [name for name, _ in node.dead_processes() if name in NEEDED]
+        if dead and not ending.is_set():
+            sys.stderr.write(f"error: Ray has died on this machine ({dead[0]}); the same command again goes on\n")
+            sys.stderr.flush()
+            for child in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os._exit(1)

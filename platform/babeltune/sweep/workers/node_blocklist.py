@@ -1,0 +1,65 @@
+"""The nodes where a lane could not train. Their room is held, as a lane that starts again may land anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from babeltune.sweep.workers.nodes import is_placed, nodes_there, takes_room, workers_held
+
+NODE_ID = "ray.io/node-id"
+"""The label that Ray gives each node."""
+MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0
+"""Workers whose room is held on a node, and seconds to wait for it to be free."""
+
+
+class NodeBlocklist:
+    """Those of one sweep, whose lanes have so many workers of these resources."""
+
+    def __init__(self, workers: int, worker: dict[str, float]) -> None:
+        self._workers, self._worker = workers, worker
+        self._held: dict[str, list[PlacementGroup]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, node: str) -> None:
+        """No lane is counted on there from now on."""
+        self._held.setdefault(node, [])
+
+    def good(self) -> list[dict[str, float]]:
+        """The resources of the other nodes that are there."""
+        return [resources for node, resources in nodes_there().items() if node not in self._held]
+
+    @contextmanager
+    def held(self, node: str) -> Iterator[None]:
+        """Holds what is free on one of them, or is freed in the block, until it goes. A group for each worker: what
+        others have there keeps none but its own waiting."""
+        free = available_resources_per_node().get(node, {})
+        slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
+        asked = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
+        self._held[node] += asked
+        yield
+        deadline = time.monotonic() + HOLD_TIMEOUT_S
+        while (late := [group for group in asked if not is_placed(group)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for group in late:  # or else an autoscaler would look for another such node
+            remove_placement_group(group)
+            self._held[node].remove(group)
+
+    def forget_those_gone(self) -> None:
+        for node in self._held.keys() - nodes_there().keys():
+            self._release(node)
+
+    def release(self) -> None:
+        """Lets go of all."""
+        for node in list(self._held):
+            self._release(node)
+
+    def _release(self, node: str) -> None:
+        for group in self._held.pop(node):
+            remove_placement_group(group)

@@ -1,0 +1,106 @@
+"""The cluster's nodes, as a sweep sees them: which are there, how many lanes they hold, and who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray._private.state import state as cluster_state
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from babeltune.errors import ClusterError
+
+
+def here() -> NodeAffinitySchedulingStrategy:
+    """For actors that live and die with the driver: on its node."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def own_node() -> str:
+    """The resource that only the driver's node has, for what takes resources by name alone."""
+    own = nodes_there()[ray.get_runtime_context().get_node_id()]
+    return next(str(name) for name in own if name.startswith("node:") and not name.startswith("node:__"))
+
+
+def nodes_there() -> dict[str, dict[str, float]]:
+    """The resources of the nodes that are there, by their ids."""
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def named(node: str) -> str:
+    """The node of this id, as its owner knows it."""
+    places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
+    return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
+
+
+def workers_held(worker: Mapping[str, float], node: Mapping[str, float]) -> int:
+    """How many workers of these resources a node of those holds."""
+    return int(min(node.get(name, 0.0) / share for name, share in worker.items()) + 1e-6)
+
+
+def worker_groups_held(workers: int, worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
+    """How many lanes of so many of these workers the nodes hold together; one each where they ask for nothing."""
+    if not takes_room(worker):
+        return len(nodes)
+    return sum(workers_held(worker, node) for node in nodes) // workers
+
+
+def worker_groups_that_fit(
+    workers: int,
+    cpus_per_worker: float,
+    gpus_per_worker: float,
+    *,
+    least: int | None = None,
+    nodes: Sequence[Mapping[str, float]] | None = None,
+) -> int:
+    """How many lanes of these workers the nodes hold (the connected cluster's, unless their resources are given), one
+    where they hold `least`; `ClusterError` when none."""
+    nodes = list(nodes_there().values()) if nodes is None else nodes
+    worker = resources_of(cpus_per_worker, gpus_per_worker)
+    count = worker_groups_held(workers, worker, nodes) or min(1, worker_groups_held(least or workers, worker, nodes))
+    if count < 1:
+        cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
+        raise ClusterError(
+            f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
+            f"does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
+            "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
+            "an autoscaler starts them"
+        )
+    return count
+
+
+def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, float]:
+    """What a worker asks Ray for: a byte of memory where it is neither CPUs nor GPUs, for it must be something."""
+    asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
+    return {name: share for name, share in asked.items() if share} or {"memory": 1}
+
+
+def takes_room(worker: Mapping[str, float]) -> bool:
+    """Whether it asks for CPUs or GPUs."""
+    return bool({"CPU", "GPU"} & worker.keys())
+
+
+def room_for(worker: Mapping[str, float]) -> int:
+    """How many workers of these resources the nodes have room for now."""
+    return sum(workers_held(worker, free) for free in available_resources_per_node().values())
+
+
+def is_placed(group: PlacementGroup) -> bool:
+    """Whether it holds what it asked for."""
+    return bool(placement_group_table(group)["state"] == "CREATED")
+
+
+def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
+    """The placement groups that these actors created and that still hold or want something."""
+    rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
+    groups = [PlacementGroupTableData.FromString(row) for row in rows]
+    return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
+
+
+def places_of(creators: set[bytes]) -> int:
+    """How many workers these placement groups have a place for, on nodes that are there."""
+    there = {bytes.fromhex(node) for node in nodes_there()}
+    return sum(bundle.node_id in there for group in groups_of(creators) for bundle in group.bundles)

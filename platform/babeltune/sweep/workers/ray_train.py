@@ -1,0 +1,179 @@
+"""Ray Train's run of a lane, as we need it: on the driver's node, without what lanes have no use for, elastic.
+
+The controller's process imports this file. Nothing here imports torch at once, for which every lane would wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import ray
+import ray.train
+from ray._common.network_utils import build_address
+from ray.train._internal.utils import get_address_and_port
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.callbacks import DatasetsCallback, WorkingDirectorySetupCallback
+from ray.train.v2._internal.callbacks.metrics import ControllerMetricsCallback, WorkerMetricsCallback
+from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, NoopDecision, ResizeDecision
+from ray.train.v2._internal.execution.worker_group import state, worker_group
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from babeltune.sweep.workers.nodes import here, places_of, room_for
+
+ENVIRONMENT = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+}
+"""What the controller of a Ray Train run reads. A worker that does not answer for two minutes hangs: its lane's group
+is restarted."""
+LEFT_OUT = (
+    DatasetsCallback,
+    PlacementGroupCleanerCallback,
+    WorkingDirectorySetupCallback,
+    ControllerMetricsCallback,
+    WorkerMetricsCallback,
+)
+"""What Ray Train would do besides, of which a lane has no use: Ray Data and a watcher cost every group a process of
+their own, and relative paths keep their meaning in the workers."""
+FULL_SIZE_TIMEOUT_S = 10.0
+"""Seconds that an elastic lane waits for room for all of its workers before it goes on with fewer."""
+TOGETHER = timedelta(minutes=30)
+"""How long a rank waits for the others; they may be scoring."""
+POLL_INTERVAL_S = 0.5
+"""Seconds between two looks for room."""
+
+
+class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """A Ray Train run whose `fit` starts the controller, on the driver's node, and does not wait for its end."""
+
+    controller: Any
+    """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
+
+    def __init__(
+        self,
+        loop: Callable[[dict[str, Any]], None],
+        *,
+        name: str,
+        settings: dict[str, Any],
+        workers: int,
+        least_workers: int,
+        resources: dict[str, float],
+        storage: str,
+    ) -> None:
+        """`least_workers`: as few as that are enough, where the cluster has no room for all. `resources` of each."""
+        super().__init__(
+            loop,
+            train_loop_config=settings,
+            backend_config=_Joined(),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources
+            ),
+            run_config=ray.train.RunConfig(
+                name=name, storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=-1)
+            ),
+        )
+        self._least = least_workers
+
+    def _create_default_callbacks(self) -> list[Any]:
+        return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
+
+    def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
+        elastic = self._least < self.scaling_config.num_workers
+        parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
+        kind = ray.remote(num_cpus=0)(_Controller)
+        self.controller = kind.options(scheduling_strategy=here()).remote(ENVIRONMENT, **parts)
+        return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
+
+
+class _Controller(TrainController):  # type: ignore[misc]
+    """With settings of its own. An actor with another environment would need a process of its own, and Ray has some
+    that wait."""
+
+    def __init__(self, environment: dict[str, str], **parts: Any) -> None:
+        os.environ.update(environment)
+        worker_group.SynchronizationActor = _NoBarrier()
+        state._shutdown_sync_actor = lambda _: None
+        super().__init__(**parts)
+
+
+class _NoBarrier:
+    """Instead of the actor at which Ray Train's ranks wait for one another when they report, one more process of every
+    group. Those of a lane report to the desk."""
+
+    def options(self, **_: Any) -> _NoBarrier:
+        return self
+
+    def remote(self, **_: Any) -> str:
+        return "no actor"
+
+
+class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
+    """Tells nobody what the group needs, for its placement group does, or `autoscaling.py`. Ray's coordinator of such
+    requests is one more process, for which every first lane of a cluster would wait."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Nothing."""
+
+
+class _Elastic(_Fixed):
+    """A group that starts has as many workers as there is room for, between the least and all."""
+
+    def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:
+        super().__init__(scaling_config)
+        self._least = least
+        self._since: float | None = None
+
+    def make_decision_for_non_running_worker_group(self) -> NoopDecision | ResizeDecision:
+        decision = super().make_decision_for_non_running_worker_group()
+        self._since = self._since or time.monotonic()
+        own = bytes.fromhex(ray.get_runtime_context().get_actor_id())
+        room = room_for(decision.resources_per_worker) + places_of({own})  # what its last group has, the next one gets
+        patient = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
+        if room < (decision.num_workers if patient else self._least):
+            time.sleep(POLL_INTERVAL_S)  # the controller asks again at once
+            return NoopDecision()
+        self._since = None
+        return dataclasses.replace(decision, num_workers=min(decision.num_workers, room))
+
+
+class _Joined(BackendConfig):  # type: ignore[misc]
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _ProcessGroup
+
+
+class _ProcessGroup(Backend):  # type: ignore[misc]
+    """torch's, of all ranks: over NCCL if torch sees each one's GPU, else over gloo. They leave it as their processes
+    end: to ask each to would take 30 s where one of them hangs."""
+
+    share_cuda_visible_devices = True
+    """NCCL connects the GPUs of a node directly where every rank there sees all of them."""
+
+    def on_start(self, worker_group: Any, _: BackendConfig) -> None:
+        kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"
+        address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
+        world = len(worker_group)
+        joined = [worker_group.execute_single_async(rank, _join, kind, address, rank, world) for rank in range(world)]
+        ray.get(joined)
+
+
+def _sees_gpu() -> bool:
+    import torch
+
+    return bool(ray.get_gpu_ids()) and torch.cuda.is_available()
+
+
+def _join(kind: str, address: str, rank: int, world: int) -> None:
+    from torch import distributed
+
+    distributed.init_process_group(kind, init_method=address, rank=rank, world_size=world, timeout=TOGETHER)

@@ -1,0 +1,75 @@
+"""One trial, joined: what a lane's worker and a trainable registered with Tune run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from babeltune.data.prepared import Prepared, read_prepared
+from babeltune.errors import NodeError, StorageError, StoreError, storage_refusals
+from babeltune.method.distributed import ProcessGroup
+from babeltune.schema.records import trial_from
+from babeltune.training.trainer import Reporter, train
+
+
+@functools.lru_cache(maxsize=2)
+def _prepared(path: str, changed: int) -> Prepared:
+    return read_prepared(Path(path))
+
+
+def load_prepared(path: Path) -> Prepared:
+    """The record at `path`, kept in memory by a warm worker until the file changes."""
+    return _prepared(str(path), path.stat().st_mtime_ns)
+
+
+def _on_this_node(
+    assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
+) -> AbstractContextManager[tuple[dict[str, Any], Reporter]]:
+    if "mirror" not in assignment:
+        _refuse_blind_node(assignment["prepared"], assignment["folder"])
+        return nullcontext((assignment, reporter))
+    from babeltune.sweep.sync.worker import on_this_node  # what it imports, training does not need
+
+    return on_this_node(assignment, reporter, rank, world, device)
+
+
+def _refuse_blind_node(prepared: str, folder: str) -> None:
+    """Raises `NodeError` where the storage is not here as it is on the driver's node; a trial without a driver makes
+    its own folder."""
+    todo = "mount the sweep's storage there, as on the driver"
+    if not os.access(prepared, os.R_OK):
+        raise NodeError(f"does not see {prepared}; {todo}")
+    if Path(folder).exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise NodeError(f"may not write {folder}; {todo}")
+
+
+@contextmanager
+def _store_troubles() -> Iterator[None]:
+    """A store that was altered is no fact about the trial that meets it: the next submission builds it again."""
+    try:
+        yield
+    except StoreError as error:
+        raise StorageError(f"{StorageError.begins}has a store that was altered: {error}") from error
+
+
+def run(assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
+    """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, the
+    `storage` in which they are, and where that is behind a URI its `mirror`. Raises `NodeError` where this node has no
+    access to them."""
+    with _on_this_node(assignment, reporter, rank, world, device) as (assignment, reporter):
+        trial, folder = trial_from(assignment["trial"]), Path(assignment["folder"])
+        with storage_refusals(folder, assignment.get("storage")), _store_troubles():
+            train(
+                trial,
+                load_prepared(Path(assignment["prepared"])),
+                folder,
+                reporter,
+                ProcessGroup(),
+                torch.device(device),
+            )

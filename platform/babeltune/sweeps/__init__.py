@@ -1,1 +1,0 @@
-"""A sweep's folder, here and on other machines."""

@@ -1,0 +1,148 @@
+"""What the tracker and the registry know of MLflow: its client, its limits, and its alphabet of names and values."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from babeltune.errors import from_network
+from babeltune.redaction import without_password
+from babeltune.schema.paths import sqlite_file
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
+"""The tags that a run is found by: the sweep's name, the key within it, and `sweep` or `trial`."""
+
+METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
+PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
+"""MLflow's limits."""
+DAMAGED = ("file is not a database", "disk image is malformed")
+"""What SQLite says of a file that it cannot read."""
+HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
+"""MLflow's own retries would take minutes; ours go on for ever. Set unless the environment sets them."""
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store, with MLflow's and alembic's chatter off; a sqlite store's folder is made."""
+    for name, value in HTTP.items():
+        os.environ.setdefault(f"MLFLOW_HTTP_REQUEST_{name}", value)
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3.connectionpool"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if (root := artifact_folder(uri)) is not None:
+        root.mkdir(parents=True, exist_ok=True)
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def artifact_folder(uri: str) -> Path | None:
+    """Where a sqlite store keeps files: `artifacts` beside it. None for a server, which decides for itself."""
+    file = sqlite_file(uri)
+    return None if file is None else file.parent / "artifacts"
+
+
+def experiment_id(client: MlflowClient, name: str) -> str:
+    """The id of the experiment, made or restored where necessary."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        folder = artifact_folder(client.tracking_uri)
+        try:
+            return str(client.create_experiment(name, artifact_location=folder.resolve().as_uri() if folder else None))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)
+    if found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """The command and environment of an MLflow server on this machine only, with one worker, on the store `uri`.
+
+    Its address, which may hold a password, stands in the environment: everybody may read arguments.
+    """
+    command = [sys.executable, "-m", "mlflow", "server", "--artifacts-destination", artifacts.absolute().as_uri()]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
+
+
+def metrics_of(points: Sequence[Any]) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [
+        Metric(name_of(name), float(value), time_ms, step)
+        for step, time_ms, values in points
+        for name, value in values.items()
+    ]
+
+
+def flattened(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested parameters under dotted names, as text within MLflow's limits."""
+    flat: dict[str, str] = {}
+    for name, value in params.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[name_of(f"{prefix}{name}")] = cut(text_of(value), PARAM_CHARACTERS)
+    return flat
+
+
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def cut(text: str, limit: int) -> str:
+    """The text within the limit, saying what was cut."""
+    if len(text) <= limit:
+        return text
+    note = f" … (cut; {len(text)} characters, the spool has all)"
+    return text[: limit - len(note)] + note
+
+
+def name_of(name: str) -> str:
+    """The name in MLflow's alphabet and length."""
+    return re.sub(r"[^\w\-. :/]", "_", name)[:NAME_CHARACTERS]
+
+
+def first_line(error: Exception) -> str:
+    return without_password(f"{type(error).__name__}: {error}".splitlines()[0])[:300]
+
+
+def why(error: Exception) -> str:
+    """What the system or else the error's first line says, and what to do where a server did not take the login or
+    its own name, or where a file is damaged."""
+    if any(words in str(error) for words in DAMAGED):
+        return (
+            f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "
+            "sweep in a new one, which knows of no promotion"
+        )
+    if "Invalid Host header" in str(error):
+        return (
+            f"{first_line(error)}; start the server with this name and port in MLFLOW_SERVER_ALLOWED_HOSTS (or "
+            "`--allowed-hosts`), or call it by one that is there"
+        )
+    code = getattr(error, "error_code", None)
+    login = code in ("UNAUTHENTICATED", "PERMISSION_DENIED") or " 401 " in str(error) or " 403 " in str(error)
+    todo = "; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a user who may write" if login else ""
+    return (from_network(error) or first_line(error)) + todo
+
+
+def quotable(text: str) -> str:
+    """The text without what would end a string in MLflow's search language."""
+    return text.replace("'", "_")
+
+
+def slices(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

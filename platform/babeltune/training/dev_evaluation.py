@@ -1,0 +1,105 @@
+"""The scores of a student on the dev sets, in the midst of its training: the ranks share the sentences."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from babeltune.data.store import open_ragged
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED, UNTRIMMED, evaluate
+from babeltune.files import plain
+from babeltune.method import Method
+from babeltune.method.distributed import ProcessGroup
+from babeltune.models.encoder import FrozenEncoder, StudentEncoder, TextIds, encode_all
+from babeltune.models.static import StaticEncoder
+from babeltune.schema.records import Trial
+from babeltune.training.batches import token_set
+from babeltune.training.sampler import local_sizes, own_rows
+from babeltune.training.speed import sentences_per_second
+from babeltune.training.step import cuts_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.prepared import Prepared, TokenSet
+
+
+Found = TypeVar("Found")
+
+
+class EvaluationLeftError(Exception):
+    """An evaluation was told to stop. All ranks raise it."""
+
+
+def dev_scores(
+    encoder: StudentEncoder,
+    method: Method,
+    trial: Trial,
+    prepared: Prepared,
+    ranks: ProcessGroup,
+    device: torch.device,
+    poll: Callable[[], None] = lambda: None,
+) -> dict[str, float]:
+    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`), and with
+    `training.matryoshka` those of each smaller dimension (`dim128/dev/…`), from the same vectors. The ranks share the
+    unique sentences and get all the scores. The right sides of tasks with `right_model: teacher` are not encoded: their
+    vectors are in the teacher store.
+
+    `poll` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
+    one rank, all raise it."""
+    frozen = isinstance(encoder, FrozenEncoder)
+    if isinstance(encoder, StaticEncoder):
+        encoder = encoder.folded()  # as it is exported
+    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    languages = prepared.text_languages()
+
+    def on_all(found: Found | None) -> Found:
+        """What this rank has found, if none has left."""
+        if ranks.sum_scalars({"left": torch.tensor(float(found is None), device=device)})["left"] or found is None:
+            raise EvaluationLeftError
+        return found
+
+    def poll_together() -> None:
+        stays = None
+        with contextlib.suppress(EvaluationLeftError):
+            poll()
+            stays = True
+        on_all(stays)
+
+    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        order = np.random.default_rng(0).permutation(len(ids))
+        mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        encoded = None
+        with contextlib.suppress(EvaluationLeftError), encoder.register_forward_pre_hook(lambda *_: poll()):
+            encoded = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
+        own = on_all(encoded)
+        ranks.set_sizes(local_sizes(len(ids), ranks.world))
+        with torch.no_grad():
+            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
+            vectors = ranks(finished).cpu().numpy()
+        restored = np.empty_like(vectors)
+        restored[order] = vectors
+        return restored
+
+    kept = [encoder, *method.layers().values()]
+    size = sum(parameter.numel() for module in kept for parameter in module.parameters())
+    cuts = cuts_of(encoder, trial.training)
+    scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, poll=poll_together, cuts=cuts)
+    scores[PARAMETERS] = size
+    if prepared.tasks and ranks.rank == 0:
+        texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
+        named = f"{plain(trial.student)} {size} {device}"
+        scores[SPEED] = sentences_per_second(named, encoder, tokens.take, texts, device)
+    if not isinstance(encoder, FrozenEncoder) and (dropped := dropped_tokens(token_set(trial, prepared))):
+        scores[UNTRIMMED] = size + dropped * encoder.word_embeddings.shape[1]
+    return scores
+
+
+def dropped_tokens(tokens: TokenSet) -> int:
+    """How many tokens `student.trim` has dropped."""
+    return tokens.untrimmed - tokens.vocabulary if tokens.untrimmed else 0

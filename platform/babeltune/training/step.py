@@ -1,0 +1,288 @@
+"""One optimizer step: the student and its method, forward, backward over all ranks, and the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from babeltune.data.store import open_matrix
+from babeltune.errors import TrainingError
+from babeltune.method import Batch, Cut, Method, Tokens, load_method, make_config, needs_of
+from babeltune.method.distributed import ProcessGroup
+from babeltune.method.gradcache import CachedEncode
+from babeltune.method.matryoshka import cuts_below, matryoshka_loss
+from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
+from babeltune.models.start import take_embeddings
+from babeltune.training.batches import token_set
+from babeltune.training.row_adam import RowAdam
+from babeltune.training.sampler import local_sizes
+from babeltune.training.weight_average import WeightAverage, weights_of
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from babeltune.data.prepared import Prepared
+    from babeltune.schema.records import Goal, Training, Trial
+
+
+STEPS = (2, 4, 5)
+"""Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
+RATE = "rate"
+"""Of a group of parameters: how many times the learning rate it gets."""
+STOP = "stop?"
+"""Among the step's summed values: how many ranks want to stop."""
+PLATEAU = 3
+"""Reports without a better score that `schedule: plateau` forgives, as Li's code does."""
+BETTER = 1e-4
+"""By so much of itself a score must be better (torch's `ReduceLROnPlateau`)."""
+
+
+def learning_rate_at(training: Training, seen: int, halvings: int = 0) -> float:
+    """The learning rate after `seen` pairs: warm-up, then the schedule, which has come to so many `halvings`."""
+    warm = training.warmup * training.pairs
+    if seen < warm:
+        return training.learning_rate * seen / warm
+    if training.schedule in ("constant", "plateau"):
+        return training.learning_rate * 0.5**halvings
+    if training.schedule == "steps":
+        return training.learning_rate * 0.1 ** sum(6 * seen >= sixths * training.pairs for sixths in STEPS)
+    progress = min(1.0, (seen - warm) / max(1.0, training.pairs - warm))
+    factor = 1 - progress if training.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return training.learning_rate * factor
+
+
+def halvings_after(scores: Sequence[float], goal: Goal) -> int:
+    """How often `schedule: plateau` has halved the rate after reports of these scores, as torch's `ReduceLROnPlateau`
+    with a factor of 0.5 counts."""
+    sign = 1 if goal == "maximize" else -1
+    best, bad, halvings = -math.inf, 0, 0
+    for score in (sign * score for score in scores):
+        if score > best + BETTER * abs(best) if math.isfinite(best) else True:
+            best, bad = score, 0
+        else:
+            bad += 1
+        if bad > PLATEAU:
+            bad, halvings = 0, halvings + 1
+    return halvings
+
+
+def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training) -> list[torch.optim.Optimizer]:
+    """Fused AdamW of all parameters, and `RowAdam` of those whose gradient names the rows that a batch touched.
+
+    Embeddings and vectors (biases, norms, temperatures) are not decayed. `tokens` are the token embeddings, whose rate
+    is `training.embedding_learning_rate` times the others': `RATE` of their group.
+    """
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    sparse = sparse_tables(module)
+    faster = {id(tokens), *sparse} if training.embedding_learning_rate != 1 else set()
+    groups: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            plain = parameter.ndim <= 1 or id(parameter) in embeddings
+            kind = (id(parameter) in sparse, plain, id(parameter) in faster)
+            groups.setdefault(kind, []).append(parameter)
+    shared: dict[str, Any] = {"lr": training.learning_rate, "betas": (training.beta1, training.beta2)}
+    made: list[torch.optim.Optimizer] = []
+    for is_sparse in (False, True):
+        chosen = [
+            {
+                "params": parameters,
+                RATE: training.embedding_learning_rate if fast else 1.0,
+                **({} if is_sparse else {"weight_decay": 0.0 if plain else training.weight_decay}),
+            }
+            for (of_rows, plain, fast), parameters in sorted(groups.items(), key=lambda item: item[0])
+            if of_rows == is_sparse
+        ]
+        if chosen and is_sparse:
+            made.append(RowAdam(chosen, eps=training.epsilon, **shared))
+        elif chosen:
+            made.append(torch.optim.AdamW(chosen, eps=training.epsilon, fused=True, **shared))
+    return made
+
+
+def sparse_tables(module: nn.Module) -> set[int]:
+    """The ids of the tables whose gradient names the rows that a batch touched."""
+    return {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
+
+
+def clip(parameters: Sequence[nn.Parameter], most: float) -> float:
+    """Scales the gradients so that their common norm is at most this; returns the norm that they had."""
+    found = [p.grad._values() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(found)
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(found, factor)
+    return float(norm)
+
+
+@dataclass(frozen=True)
+class AutocastEncode:
+    """The encoder as methods see it: run under autocast, answering in fp32. Implements `Encode`."""
+
+    encoder: StudentEncoder
+    autocast: torch.autocast
+
+    def __call__(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        with self.autocast:
+            vectors: Tensor = self.encoder(tokens)
+        return vectors.float()
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        with self.autocast:
+            return self.student.states(tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        return self.student.word_embeddings
+
+    @property
+    def student(self) -> Encoder:
+        """The encoder, where it is one with token states: a static or a frozen one has none."""
+        assert isinstance(self.encoder, Encoder)
+        return self.encoder
+
+
+@dataclass
+class TrainStep:
+    """What one optimizer step needs and changes."""
+
+    encoder: StudentEncoder
+    method: Method
+    training: Training
+    ranks: ProcessGroup
+    device: torch.device
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+    halvings: int = 0
+    """Of `schedule: plateau`; who sees the reports sets it."""
+    stop: bool = False
+    """Whether this rank wants all to stop after the next step."""
+    stopping: bool = False
+    """Whether any rank wanted to before the latest one: the same on all, by the collective that sums the loss."""
+
+    def __post_init__(self) -> None:
+        self.module = nn.ModuleDict({"student": self.encoder, "method": self.method}).to(self.device)
+        tokens = None if isinstance(self.encoder, FrozenEncoder) else self.encoder.word_embeddings
+        self.optimizers = make_optimizers(self.module, tokens, self.training)
+        self.cuts = cuts_of(self.encoder, self.training)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.by_row = [p for p in self.parameters if id(p) in sparse_tables(self.module)]
+        average, total = self.training.average, self.training.pairs
+        self.average = WeightAverage(average, weights_of(self.module), total) if average else None
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within the block the module has the weights that are evaluated and exported: `training.average`'s, if any."""
+        return self.average.in_place() if self.average else nullcontext()
+
+    def backward(self, batch: Batch) -> dict[str, float]:
+        """Leaves the gradient of the global loss in every parameter; returns the global loss and its terms."""
+        training = self.training
+        autocast = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=training.precision == "bf16")
+        encode = AutocastEncode(self.encoder, autocast)
+        self.ranks.set_sizes(local_sizes(batch.total, self.ranks.world))
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
+        cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
+        if training.matryoshka:
+            loss = matryoshka_loss(self.method, self.cuts, cached or encode, batch, self.ranks)
+        else:
+            loss = self.method.loss(cached or encode, batch, self.ranks)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        if cached:
+            cached.backward()
+        self.ranks.sum_gradients(self.parameters, self.by_row)
+        shares = {"loss": loss.total.detach(), **loss.terms, **loss.diagnostics}
+        values = self.ranks.sum_scalars({**shares, STOP: loss.total.new_tensor(float(self.stop))})
+        self.stopping = values.pop(STOP) > 0
+        return values
+
+    def update(self, seen: int) -> float:
+        """One clipped update at the learning rate of `seen` pairs; returns the gradient's norm."""
+        norm = clip(self.parameters, self.training.clip or math.inf)
+        rate = learning_rate_at(self.training, seen, self.halvings)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group[RATE]
+            optimizer.step()
+        if self.average:
+            self.average.after_update(seen)
+        return norm
+
+    def step(self, batch: Batch, seen: int) -> dict[str, float]:
+        """One optimizer step on a global batch; `TrainingError` when the loss or its gradient is not finite."""
+        values = self.backward(batch)
+        if not math.isfinite(values["loss"]):
+            raise TrainingError(f"loss is {values['loss']}; lower training.learning_rate or raise the temperature")
+        values["gradient_norm"] = self.update(seen)
+        if not math.isfinite(values["gradient_norm"]):
+            raise TrainingError(f"gradient norm is {values['gradient_norm']}; lower training.learning_rate")
+        return values
+
+
+def cuts_of(encoder: StudentEncoder, training: Training) -> tuple[Cut, ...]:
+    """The cuts of `training.matryoshka` below the student's width; `TrainingError` where it cannot be cut so."""
+    if not training.matryoshka:
+        return ()
+    if isinstance(encoder, FrozenEncoder):
+        raise TrainingError("training.matryoshka trains a student, and the encoder is frozen; remove it")
+    return cuts_below(training.matryoshka, encoder.dim, encoder.normalize)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The seed of dropout and other randomness within one step on one rank."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
+    """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
+    needs = needs_of(trial.method, trial.config)
+    if needs.frozen:
+        assert prepared.teacher is not None
+        return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
+    tokens, student = token_set(trial, prepared), trial.student
+    if student.start is not None:  # the folder of its tokenizer holds its weights, too
+        student = replace(student, model=tokens.tokenizer, start=None)
+    encoder = build_student(
+        student,
+        vocabulary_size=tokens.vocabulary,
+        pad_token_id=tokens.pad,
+        teacher_dim=prepared.teacher_dim,
+        seed=trial.seed,
+        projected=needs.vectors,
+        kept=None if tokens.kept is None else np.load(tokens.kept),
+        tokens=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
+    )
+    if student.embeddings_from is not None:
+        assert isinstance(encoder, Encoder)
+        take_embeddings(encoder, Path(tokens.tokenizer))
+    return encoder
+
+
+def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Method:
+    """The untrained method of a trial on this encoder; the same weights on every rank."""
+    method = load_method(trial.method)
+    config = make_config(method, trial.config)
+    needs = method.needs(config)
+    sizes: dict[str, Any] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
+    if needs.per_language:
+        sizes["languages"] = prepared.trained_languages
+    if needs.states:
+        assert isinstance(encoder, Encoder)
+        sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(trial.seed)
+        return method(config, **sizes)
+
+
+def make_train_step(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> TrainStep:
+    """The untrained learner of a trial."""
+    encoder = make_student(trial, prepared)
+    return TrainStep(encoder, make_method(trial, prepared, encoder), trial.training, ranks, device)

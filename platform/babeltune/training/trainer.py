@@ -1,0 +1,381 @@
+"""Trains one configuration on this rank's share of every global batch: the loop that all trials run.
+
+It needs only torch and transformers, so it runs in a lane's worker, under a profiler, or alone:
+`python -m babeltune.train FILE`. Randomness inside a step is a function of (seed, step, rank) and the
+batches are a function of (seed, step), so a trial resumes exactly from its tensors and its step number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from babeltune.errors import CheckpointError, StorageError, TrainingError
+from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.files import plain, write_json
+from babeltune.memory import give_back_memory
+from babeltune.method import load_method, make_config
+from babeltune.method.distributed import ProcessGroup
+from babeltune.schema.records import Point, Report, Scalar, Trial
+from babeltune.training.averages import Averages, Interval
+from babeltune.training.batches import make_reader, make_schedule, token_set
+from babeltune.training.checkpoint import (
+    PROGRESS,
+    best_report,
+    checkpoint_folder,
+    is_good,
+    last_good,
+    load_checkpoint,
+    optimizer_tensors,
+    prune_checkpoints,
+    read_state,
+    restore_optimizer,
+    save_checkpoint,
+    state_of,
+    stopped_folder,
+    write_reports,
+)
+from babeltune.training.compute import paid_for
+from babeltune.training.dev_evaluation import EvaluationLeftError, dev_scores
+from babeltune.training.sampler import own_rows
+from babeltune.training.step import halvings_after, learning_rate_at, make_train_step, step_seed
+
+if TYPE_CHECKING:
+    from babeltune.data.prepared import Prepared
+
+POINTS_PER_REPORT = 20
+STOP_POLL_INTERVAL_S = 1.0
+"""Seconds between two looks whether the trial was told to stop."""
+PROGRESS_INTERVAL_S = 2.0
+"""Seconds between notes of how far a trial is."""
+VISIBILITY_TIMEOUT_S = 90.0
+"""Seconds within which a shared folder shows every node what another wrote: NFS looks again after 60."""
+TRIM_INTERVAL_S = 20.0
+"""Seconds between returns of freed memory."""
+COLLAPSED = 0.99
+"""A trial ends whose vectors of different dev sentences have at least this mean cosine."""
+
+
+class Reporter(Protocol):
+    """Where reports go. Every rank calls it; rank 0's report counts; all ranks receive the same verdict."""
+
+    def report(self, report: dict[str, Any]) -> bool:
+        """Hands over a plain `Report`; True means go on."""
+        ...
+
+    def stopped(self) -> bool:
+        """Whether the trial was told to stop since its last report; rank 0, if it does not hang, asks about once a
+        second."""
+        ...
+
+
+class TrialTrainer:
+    """One trial on one rank, from its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        prepared: Prepared,
+        folder: Path,
+        reporter: Reporter,
+        ranks: ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        trial = paid_for(trial, prepared, ranks, device)
+        self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
+        self.ranks, self.device = ranks, device
+        self.train_step = make_train_step(trial, prepared, ranks, device)
+        self.reader = make_reader(trial, prepared, device)
+        method = load_method(trial.method)
+        config = make_config(method, trial.config)
+        self.needs = method.needs(config)
+        usable = self.reader.usable()
+        self.schedule = make_schedule(trial, prepared, self.reader, self.needs)
+        self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
+        batches = self.schedule.counts.sum(axis=1)
+        self.noted = self.cleaned = -math.inf
+        self.looked = time.monotonic()
+        self.interval: Interval | None = None
+        """Where a stop cut the training between two reports, until it goes on."""
+        self.facts: dict[str, Scalar] = {
+            "world_size": ranks.world,
+            "backend": ranks.backend,
+            "device": device.type,
+            "threads": torch.get_num_threads(),
+            "effective_negatives": prepared.negatives_seen(method, config, int(np.median(batches))),
+            "effective_negatives_least": prepared.negatives_seen(method, config, int(batches.min())),
+            "packed": self.train_step.encoder.packs,
+        }
+        if not self.needs.frozen and (tokens := token_set(trial, prepared)).untrimmed:
+            self.facts |= {"vocabulary": tokens.vocabulary, "vocabulary_untrimmed": tokens.untrimmed}
+        if usable is not None and self.reader.words is not None:
+            self.facts |= {
+                "word_samples": len(self.reader.words),
+                "pairs_without_words": len(self.reader.pairs) - len(usable),
+            }
+        self.reports = self.resume()
+        if not self.reports and self.interval is None and self.needs.warm_up:
+            self.train_step.method.warm_up(*self.reader.anchors(self.needs.warm_up, trial.seed))
+
+    def resume(self) -> list[Report]:
+        """Puts back the newest good checkpoint; returns the reports made up to it."""
+        self.see_the_same()
+        reports = last_good(self.folder)
+        checkpoint, cut = stopped_folder(self.folder), is_good(stopped_folder(self.folder))
+        if not cut or read_state(checkpoint)["reports"] != len(reports):
+            if not reports:
+                return []
+            checkpoint, cut = checkpoint_folder(self.folder, reports[-1].index), False
+        tensors, state = load_checkpoint(checkpoint)
+        self.check_same(state)
+        weights = {f"student.{k}": v for k, v in tensors["student"].items()}
+        weights |= {f"method.{k}": v for k, v in tensors.get("method", {}).items()}
+        self.train_step.module.load_state_dict(weights)
+        if self.train_step.average:
+            self.train_step.average.restore(tensors)
+        for optimizer in self.train_step.optimizers:
+            restore_optimizer(optimizer, self.train_step.module, tensors["optimizer"])
+        if cut:
+            self.interval = Interval.read(state["interval"])
+        return reports
+
+    def see_the_same(self) -> None:
+        """Waits until this rank sees the checkpoints that rank 0 sees: a shared folder may show them later elsewhere.
+
+        Raises `StorageError` where it does not within `VISIBILITY_TIMEOUT_S` seconds.
+        """
+        if self.ranks.world == 1:
+            return
+        wanted = self.ranks.of_first(state_of(self.folder), self.device)
+        deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
+        while state_of(self.folder) != wanted:
+            if time.monotonic() > deadline:
+                raise StorageError(
+                    f"{StorageError.begins}shows rank {self.ranks.rank} other checkpoints in {self.folder} than rank 0 "
+                    f"for {VISIBILITY_TIMEOUT_S:g} s; check that all nodes mount the same folder, "
+                    "then `babeltune resume`"
+                )
+            time.sleep(0.5)
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
+        return {"trial": plain(self.trial), "prepared": self.prepared.digest}
+
+    def check_same(self, state: Mapping[str, Any]) -> None:
+        """Refuses to go on from a checkpoint of other settings or data."""
+        for name, value in self.identity().items():
+            if state.get(name) != value:
+                other = "trial" if name == "trial" else "data set or teacher"
+                raise CheckpointError(
+                    f"{self.folder} holds checkpoints of another {other}; name another folder, or remove this one"
+                )
+
+    def save(self, report: Report) -> None:
+        """Writes the checkpoint and then its line in the ledger; keeps the best and the last."""
+        self.reports.append(report)
+        if self.ranks.rank:
+            return
+        state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
+        self.write(checkpoint_folder(self.folder, report.index), state)
+        write_reports(self.folder, self.reports)
+        objective = self.trial.objectives[0]
+        best = best_report(self.reports, objective.metric, objective.goal)
+        prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
+
+    def save_interval(self, interval: Interval) -> None:
+        """Writes a checkpoint between two reports, from which a resumed trial goes on at this very step. Where that
+        fails it goes on from the last report."""
+        if self.ranks.rank == 0:
+            with contextlib.suppress(StorageError):
+                self.write(stopped_folder(self.folder), {"reports": len(self.reports), "interval": interval.plain()})
+
+    def write(self, folder: Path, state: dict[str, Any]) -> None:
+        """A checkpoint of this moment."""
+        tensors = {"optimizer": optimizer_tensors(self.train_step.optimizers, self.names)}
+        if self.train_step.average:
+            tensors |= self.train_step.average.tensors()
+        with self.train_step.averaged():
+            tensors["student"] = dict(self.train_step.encoder.state_dict())
+            if method_state := dict(self.train_step.method.state_dict()):
+                tensors["method"] = method_state
+        save_checkpoint(folder, tensors, {**self.identity(), **state})
+
+    def halvings(self) -> int:
+        """How often a plateau of the first objective has halved the learning rate."""
+        if self.trial.training.schedule != "plateau":
+            return 0
+        objective = self.trial.objectives[0]
+        return halvings_after([report.metrics[objective.metric] for report in self.reports], objective.goal)
+
+    def out_of_patience(self, metrics: dict[str, float]) -> bool:
+        """Whether the first objective has not improved for `training.patience` reports."""
+        patience, objective = self.trial.training.patience, self.trial.objectives[0]
+        if patience is None:
+            return False
+        draft = Report(index=len(self.reports) + 1, step=0, pairs=0, seconds=0, metrics=metrics)
+        best = best_report([*self.reports, draft], objective.metric, objective.goal)
+        return best is not None and draft.index - best.index >= patience
+
+    def train(self) -> list[Report]:
+        """Trains to the end or until it is told to stop; returns all reports."""
+        trial, schedule = self.trial, self.schedule
+        milestones = schedule.milestones(trial.training.reports)
+        done = self.reports[-1].step if self.reports else 0
+        spent = self.reports[-1].seconds if self.reports else 0.0
+        if self.reports:  # it may not have been handed over: a checkpoint comes before its report
+            last = self.reports[-1]
+            if not self.reporter.report(plain(last)) or last.last:
+                return self.reports
+        self.note_progress(done, {})
+        for index in range(len(self.reports) + 1, len(milestones) + 1):
+            self.train_step.halvings = self.halvings()
+            end = milestones[index - 1]
+            fresh = Interval(done, Averages(every=max(1, (end - done) // POINTS_PER_REPORT)))
+            interval, self.interval = self.interval or fresh, None
+            started = time.perf_counter() - interval.seconds
+            for step in range(interval.step, end):
+                self.one_step(step, interval.meter, flush=step + 1 == end)
+                if self.train_step.stopping:
+                    return self.leave(interval, step + 1, time.perf_counter() - started)
+            trained = time.perf_counter() - started
+            try:
+                metrics = self.scores()
+            except EvaluationLeftError:
+                return self.leave(interval, end, trained)
+            spent += time.perf_counter() - started
+            pairs = int(schedule.seen[end - 1])
+            points = interval.meter.take()
+            report = Report(
+                index=index,
+                step=end,
+                pairs=pairs,
+                seconds=spent,
+                metrics={
+                    **metrics,
+                    "train/pairs": pairs,
+                    "train/pairs_per_second": (pairs - self.seen(done)) / trained,
+                    **self.spent(pairs),
+                },
+                points=points,
+                checkpoint=str(checkpoint_folder(self.folder, index)),
+                last=index == len(milestones) or self.out_of_patience(metrics),
+                facts={**self.facts, **self.warning(points), **self.collapse(metrics)},
+            )
+            self.save(report)
+            done = end
+            if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
+                break
+        return self.reports
+
+    def scores(self) -> dict[str, float]:
+        """All dev metrics, with the averages of the weights where there are some."""
+        train_step = self.train_step
+        with train_step.averaged():
+            return dev_scores(
+                train_step.encoder,
+                train_step.method,
+                self.trial,
+                self.prepared,
+                self.ranks,
+                self.device,
+                self.poll_stop_while_evaluating,
+            )
+
+    def spent(self, pairs: int) -> dict[str, float]:
+        """Counted seconds of one worker that so many pairs have cost, where the trial is as long as its compute."""
+        training = self.trial.training
+        return {} if training.compute is None else {COMPUTE: training.compute * pairs / training.pairs}
+
+    def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
+        """Keeps where a stop met the trial: after this step. Returns all reports."""
+        interval.step, interval.seconds = step, seconds
+        self.save_interval(interval)
+        self.note_progress(step, {}, now=True)
+        return self.reports
+
+    def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
+        """The fact `collapsed`, where the student gives different sentences nearly the same vector.
+
+        A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
+        """
+        needs = self.needs
+        shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
+        cosine = metrics.get("dev/mean_cosine", 0.0)
+        if cosine < COLLAPSED or not shaped:
+            return {}
+        return {
+            "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "
+            "lower training.learning_rate or raise the temperature"
+        }
+
+    def warning(self, points: tuple[Point, ...]) -> dict[str, Scalar]:
+        """The fact `warning`, where the method has one about the latest of these points."""
+        values = points[-1].values if points else {}
+        means = {name.removeprefix("train/"): value for name, value in values.items()}
+        words = load_method(self.trial.method).warning(means)
+        return {"warning": words} if words else {}
+
+    def trim_memory(self) -> None:
+        """Gives freed memory back now and then; at every step the system would be busy handing it out again."""
+        if time.monotonic() - self.cleaned > TRIM_INTERVAL_S:
+            give_back_memory()
+            self.cleaned = time.monotonic()
+
+    def poll_stop_while_evaluating(self) -> None:
+        """Rank 0's sign of life while it evaluates; `EvaluationLeftError` when it is told to stop."""
+        if self.ranks.rank == 0 and time.monotonic() - self.looked > PROGRESS_INTERVAL_S:
+            self.looked = time.monotonic()
+            if self.reporter.stopped():
+                raise EvaluationLeftError
+
+    def poll_stop(self) -> bool:
+        """Rank 0's look whether to stop; the others learn of it with the loss."""
+        if self.ranks.rank or time.monotonic() - self.looked < STOP_POLL_INTERVAL_S:
+            return False
+        self.looked = time.monotonic()
+        return self.reporter.stopped()
+
+    def note_progress(self, step: int, values: Mapping[str, float], *, now: bool = False) -> None:
+        """Leaves step and loss in `progress.json` now and then, or `now`, for who looks on between reports."""
+        if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_INTERVAL_S and not now):
+            return
+        self.noted = time.monotonic()
+        with contextlib.suppress(OSError):  # a checkpoint will say what the disk refuses
+            now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss")}
+            write_json(self.folder / PROGRESS, now_at, durable=False)
+
+    def seen(self, steps: int) -> int:
+        return int(self.schedule.seen[steps - 1]) if steps else 0
+
+    def one_step(self, step: int, meter: Averages, *, flush: bool) -> None:
+        """Global batch `step`, with its own randomness."""
+        rows = self.schedule.rows(step)
+        torch.manual_seed(step_seed(self.trial.seed, step, self.ranks.rank))
+        rank, world, total = self.ranks.rank, self.ranks.world, len(rows)
+        batch = self.reader.batch(own_rows(rows, rank, world), total, step=step, first=rank * total // world)
+        seen = (self.seen(step) + self.seen(step + 1)) // 2
+        self.train_step.stop = self.poll_stop()
+        try:
+            values = self.train_step.step(batch, seen)
+        except TrainingError as error:
+            raise TrainingError(f"step {step + 1}: {error}") from error
+        meter.add(step + 1, values, learning_rate_at(self.trial.training, seen, self.train_step.halvings), flush=flush)
+        self.note_progress(step + 1, values)
+        self.trim_memory()
+
+
+def train(
+    trial: Trial, prepared: Prepared, folder: Path, reporter: Reporter, ranks: ProcessGroup, device: torch.device
+) -> list[Report]:
+    """Trains one trial on this rank, resuming from `folder`; returns its reports.
+
+    Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike.
+    """
+    return TrialTrainer(trial, prepared, folder, reporter, ranks, device).train()

@@ -1,1 +1,0 @@
-"""Warm lanes of Ray Train workers, and what they run."""

@@ -1,0 +1,88 @@
+"""Pairs scored as the printed formula says, whatever is repeated."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from babeltune.apps.filtering import translate
+from babeltune.apps.filtering.filter import filter_corpus, score_pairs
+from babeltune.apps.filtering.select import Pairs
+from babeltune.apps.filtering.translate import Recipe
+from babeltune.apps.mining.mine import Settings
+from babeltune.apps.mining.vectors import Model
+from babeltune.errors import DataError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOY = Model("toy", "digest")
+
+
+@pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
+@pytest.mark.parametrize("k", [1, 3, 50])
+def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path, monkeypatch):
+    """Every pair by the printed formula, with repeated sentences once in the neighbourhoods and encoded once."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(12, 5)).astype(np.float32)
+    y = (x + 0.8 * rng.normal(size=x.shape).astype(np.float32))[:9]
+    vectors = {f"{side}{row}": vector for side, rows in (("s", x), ("t", y)) for row, vector in enumerate(rows)}
+    given = []
+
+    def encode(self, texts):
+        given.extend(texts)
+        return np.stack([vectors[text] for text in texts])
+
+    monkeypatch.setattr(Model, "encode", encode)
+    rows, columns = [*range(12), 1, 5, 8], [*range(9), 0, 3, 8, 2, 8, 8]
+    u = [v / np.linalg.norm(v) for v in x.astype(np.float64)]
+    v = [w / np.linalg.norm(w) for w in y.astype(np.float64)]
+    expected = []
+    for i, j in zip(rows, columns, strict=True):
+        to_right = sorted((float(u[i] @ w) for w in v), reverse=True)[:k]
+        to_left = sorted((float(w @ v[j]) for w in u), reverse=True)[:k]
+        cosine, around = float(u[i] @ v[j]), (sum(to_right) / len(to_right) + sum(to_left) / len(to_left)) / 2
+        ratio = cosine / around if around > 0 else math.nan
+        expected.append({"ratio": ratio, "distance": cosine - around, "absolute": cosine}[margin])
+    source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
+    pairs = Pairs(source=source, target=target, read=len(source), digest="")
+    settings = Settings(k=k, margin=margin)
+    found = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *told: None)
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
+    if margin == "ratio":
+        assert np.isnan(found).any() == (k == 50)
+    assert sorted(given) == sorted({*source, *target})
+    again = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *told: None)
+    assert len(given) == len({*source, *target}), "vectors stay on disk"
+    np.testing.assert_array_equal(again, found)
+
+
+@pytest.mark.parametrize("trained", [0, 1, 2])
+def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Model, "encode", lambda self, texts: np.array([[1, len(text), text.count("a")] for text in texts], np.float32)
+    )
+    monkeypatch.setattr("babeltune.apps.filtering.select.language_identifier", lambda languages: lambda text: "fr")
+    losses = [0.5, 0.4, 0.3][:trained]
+    left = list(losses)
+
+    def train(*_):
+        if not left:
+            raise DataError("--train: out of memory")
+        return left.pop(0)
+
+    monkeypatch.setattr(translate, "starting_model", lambda *_: tmp_path)
+    monkeypatch.setattr(translate, "train", train)
+    monkeypatch.setattr(translate, "score_model", lambda *_: {"bleu": 7.0})
+    words = ["un arbre", "deux chats", "la maison", "quatre", "cinq roses"]
+    (tmp_path / "p.tsv").write_text("".join(f"{text}\tthe {text[::-1]}\n" for text in words[:4]))
+    (tmp_path / "test.tsv").write_text(f"{words[4]}\tfive roses\n")
+    out = tmp_path / "out"
+    with pytest.raises(DataError, match="out of memory"):
+        filter_corpus(
+            str(tmp_path / "p.tsv"), out, (4, 6, 20), lambda: (TOY, TOY), Settings(k=1), tmp_path / "storage",
+            lambda *_: None, recipe=Recipe(model="scratch"), test=str(tmp_path / "test.tsv"),
+        )  # fmt: skip
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    assert [row["asked"] for row in report["subsets"]] == [4, 6, 20]
+    assert [row["loss"] for row in report["translation"]["results"]] == losses
+    assert report["kept"] == 4

@@ -1,0 +1,108 @@
+"""What is dropped, what is kept, and that subsets are nested."""
+
+import builtins
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babeltune.apps.filtering import select
+from babeltune.apps.filtering.select import Pairs, Ranked, read_pairs
+from babeltune.errors import DataError
+
+
+def pairs(*rows):
+    source, target = map(list, zip(*rows, strict=True)) if rows else ([], [])
+    return Pairs(source=source, target=target, read=len(rows), digest="")
+
+
+def test_two_columns_or_two_names(tmp_path):
+    plain = tmp_path / "plain.tsv"
+    plain.write_text("un chat\ta cat\nun chien\ta dog\n")
+    found = read_pairs(str(plain), None)
+    assert (found.source, found.target, found.read) == (["un chat", "un chien"], ["a cat", "a dog"], 2)
+    packed = tmp_path / "named.tsv.gz"
+    packed.write_bytes(gzip.compress(b"id\teng\tfra\n0\ta cat\tun chat\n1\t\tun chien\n"))
+    with pytest.raises(DataError, match=r"named\.tsv\.gz:3: empty side.*leave such rows out with --on-error drop"):
+        read_pairs(str(packed), ("fra", "eng"))
+    found = read_pairs(str(packed), ("fra", "eng"), drop=True)
+    assert (found.source, found.target, found.read) == (["un chat"], ["a cat"], 2)
+    assert found.dropped == {"empty side": 1}
+    with pytest.raises(DataError, match="no column 'deu'"):
+        read_pairs(str(packed), ("deu", "eng"))
+    (tmp_path / "empty.tsv").write_text("fra\teng\n")
+    with pytest.raises(DataError, match="has no pairs; a row is"):
+        read_pairs(str(tmp_path / "empty.tsv"), ("fra", "eng"))
+
+
+def test_every_reason_is_counted():
+    given_pairs = pairs(("a", "x"), ("b", "y"), ("a", "x"), ("a", "y"), ("c", "Z !"))
+    kept = select.without_repetitions(given_pairs)
+    assert list(zip(kept.source, kept.target, strict=True)) == [("a", "x"), ("b", "y"), ("a", "y"), ("c", "Z !")]
+    kept = select.without_test(kept, pairs(("q", "z"), ("B.", "r")))
+    assert kept.source == ["a", "a"]
+    kept, languages = select.without_english(kept, {"a": "fr"}.__getitem__)
+    assert languages == {"fr": 2}
+    none, languages = select.without_english(kept, lambda text: "en")
+    assert len(none) == 0
+    assert dict(none.dropped) == {"repeated pair": 1, "a side is in the test file": 2, "English source": 2}
+    assert none.read == 5
+
+
+def test_english_is_told_among_the_languages_that_are_sensible():
+    texts = ["The cat sleeps on the old sofa.", "Le chat dort sur le vieux canapé.", "ok"]
+    every, few = select.language_identifier(), None
+    assert [every(text) for text in texts[:2]] == ["en", "fr"]
+    few = select.language_identifier(["km"])
+    assert [few(text) for text in texts[:2]] == ["en", "en"]
+    assert few("ភាសាខ្មែរ") == "km"
+    with pytest.raises(DataError, match=r"knows no language 'khm'; did you mean 'km'"):
+        select.language_identifier(["khm"])
+    assert select.language_identifier()(texts[1]) == "fr"
+
+
+def test_without_py3langid_the_error_names_the_installation(monkeypatch):
+    real = builtins.__import__
+
+    def absent(name, *args, **kwargs):
+        if name.partition(".")[0] in ("py3langid", "sacrebleu"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(DataError, match=r"pip install babeltune\[translation\]"):
+        select.language_identifier()
+    from babeltune.apps.filtering.translate import scorers
+
+    with pytest.raises(DataError, match=r"pip install babeltune\[translation\]"):
+        scorers()
+
+
+def test_ranking_is_stable_and_leaves_out_what_has_no_margin():
+    ranked, left = select.rank(pairs(("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")), np.array([1.0, np.nan, 2.0, 1.0]))
+    assert ranked == Ranked(source=["c", "a", "d"], target=["3", "1", "4"], scores=[2.0, 1.0, 1.0])
+    assert dict(left.dropped) == {"no positive neighbourhood, so no margin": 1}
+
+
+@given(st.lists(st.integers(1, 5), max_size=12), st.lists(st.integers(1, 40), min_size=1, max_size=4))
+def test_subsets_are_the_longest_beginnings_that_fit(lengths, sizes):
+    ranked = Ranked(source=["x"] * len(lengths), target=["w " * n for n in lengths], scores=[1.0] * len(lengths))
+    counts = []
+    for size in sorted(sizes):
+        count, tokens = select.subset(ranked, size)
+        assert tokens == sum(lengths[:count]) <= size
+        assert count == len(lengths) or sum(lengths[: count + 1]) > size
+        counts.append(count)
+    assert counts == sorted(counts)
+
+
+def test_a_subset_is_written_with_its_scores(tmp_path):
+    ranked = Ranked(source=["a", "b"], target=["x y", "z"], scores=[1.25, 1.0])
+    assert select.write_subsets(tmp_path, ranked, [1, 2]) == [
+        {"asked": 1, "file": "top-1.tsv", "pairs": 0, "tokens": 0, "lowest_score": None},
+        {"asked": 2, "file": "top-2.tsv", "pairs": 1, "tokens": 2, "lowest_score": 1.25},
+    ]
+    assert (tmp_path / "top-1.tsv").read_text() == ""
+    assert (tmp_path / "top-2.tsv").read_text() == "1.250000\ta\tx y\n"

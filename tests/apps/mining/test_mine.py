@@ -1,0 +1,445 @@
+"""From text files to pairs: broken lines, repeats, interruptions, indices and clusters."""
+
+import csv
+import functools
+import gzip
+import hashlib
+import importlib
+import io
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from babeltune.apps.mining import index, mine, resumable_search, vectors
+from babeltune.apps.mining.ray_search import both_ways_by_ray
+from babeltune.apps.mining.resumable_search import ResumableSearch
+from babeltune.apps.mining.sentences import LONGEST, read_pairs, read_sentences
+from babeltune.apps.mining.tiles import both_ways
+from babeltune.apps.mining.vectors import Model, embed, joined, model_at
+from babeltune.data.tokens import train_tokenizer
+from babeltune.errors import DataError
+from babeltune.models.encoder import build_student
+from babeltune.promotion.export import export
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Student
+from waiting import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOY = Model("toy", "digest")
+
+
+def vector_of(text):
+    """A direction that the words decide, whatever their case: `Six cats` and `SIX CATS` are translations."""
+    seeds = [int(hashlib.sha256(word.encode()).hexdigest()[:8], 16) for word in text.lower().split()]
+    return sum((np.random.default_rng(seed).normal(size=16) for seed in seeds), np.zeros(16)).astype(np.float32)
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The toy model, and what it was given."""
+    given = []
+
+    def encode(self, texts):
+        given.extend(texts)
+        return np.stack([vector_of(text) for text in texts])
+
+    monkeypatch.setattr(Model, "encode", encode)
+    monkeypatch.setattr(vectors, "SHARD", 8)
+    return given
+
+
+def sentences(count, seed=0):
+    rng = np.random.default_rng(seed)
+    words = [f"word{i}" for i in range(200)]
+    return [" ".join(rng.choice(words, 6)) for _ in range(count)]
+
+
+def write(path, lines):
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wb") as file:
+        file.write(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines) + b"\n")
+    return path
+
+
+def run(tmp_path, source, target, **settings):
+    told = []
+    done = mine.mine(
+        source, target, (TOY, TOY), tmp_path / "out.tsv", mine.Settings(**settings), tmp_path / "storage",
+        lambda *a: told.append(a),
+    )  # fmt: skip
+    return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], told
+
+
+# Reading
+
+
+def test_broken_lines_are_counted_and_repeats_stand_once(tmp_path):
+    lines = [
+        "\ufeffone", b"\xff\xfe broken", "two\twith\ttabs", "", "   ", "a\0b", "one", "x" * (3 * LONGEST), "three\r",
+        "line\u2028two",
+    ]  # fmt: skip
+    for name in ("text.txt", "text.txt.gz"):
+        found, counted = read_sentences(write(tmp_path / name, lines), tmp_path / "spill")
+        assert found[:] == ["one", "two with tabs", "three", "line two"]
+        assert found[3] == "line two"
+        assert (counted.read, counted.kept, counted.repeated) == (10, 4, 1)
+        assert (counted.empty, counted.too_long, counted.not_utf8, counted.nul) == (2, 1, 1, 1)
+        assert counted.faults() == "1 repeated, 2 empty, 1 too long, 1 not utf8, 1 nul"
+
+
+def test_a_file_that_holds_nothing_says_what_it_held(tmp_path):
+    with pytest.raises(DataError, match=r"2 lines: 1 empty, 1 nul"):
+        read_sentences(write(tmp_path / "a.txt", ["", "\0"]), tmp_path / "spill")
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match="the file is empty"):
+        read_sentences(tmp_path / "empty.txt", tmp_path / "spill")
+    with pytest.raises(DataError, match="No such file"):
+        read_sentences(tmp_path / "absent.txt", tmp_path / "spill")
+    whole = write(tmp_path / "cut.gz", sentences(500)).read_bytes()
+    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cannot be read after line \d+"):
+        read_sentences(tmp_path / "cut.gz", tmp_path / "spill")
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_text_in_utf16_is_named_with_the_way_to_convert_it(encoded, tmp_path, codec):
+    raw = "\ufeffBonjour.\nMerci beaucoup.\n".encode(codec)
+    (tmp_path / "t").write_bytes(raw)
+    advice = r"is not UTF-8: the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 "
+    for read in (read_sentences, read_pairs):
+        with pytest.raises(DataError, match=advice):
+            read(tmp_path / "t", tmp_path / "spill")
+    with pytest.raises(DataError, match=f"standard input {advice}"):
+        mine.encode(io.BytesIO(raw), TOY, tmp_path / "o.npy", lambda *_: None)
+
+
+def test_a_pipe_that_nobody_writes_is_said_and_then_read(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("babeltune.apps.mining.sentences.SILENT_S", 0.0)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit(read_sentences, pipe, tmp_path / "spill")
+        said = ""
+
+        def is_said():
+            nonlocal said
+            said += capfd.readouterr().err
+            return f"waiting for somebody to write to {pipe}, which is a pipe; Ctrl-C ends it" in said
+
+        try:
+            wait_until(is_said)
+        finally:
+            pipe.write_text("Bonjour.\n")
+        assert reading.result(PATIENCE_S)[1].kept == 1
+
+
+def test_pairs_come_by_position_or_by_the_names_of_the_first_line(tmp_path):
+    path = write(
+        tmp_path / "p.tsv", ["id\tfra\teng", "1\tun\tone", "2\tdeux\ttwo", "3\tseul", "4\t\tfour", "5\tun\tuno"]
+    )
+    pairs = read_pairs(path, tmp_path / "spill", ("fra", "eng"))
+    assert [(pairs.source[i], pairs.target[j]) for i, j in zip(pairs.sources, pairs.targets, strict=True)] == [
+        ("un", "one"), ("deux", "two"), ("un", "uno"),
+    ]  # fmt: skip
+    assert len(pairs.source) == 2
+    assert (pairs.lines.read, pairs.lines.kept, pairs.lines.columns, pairs.lines.empty) == (5, 3, 1, 1)
+    assert len(read_pairs(path, tmp_path / "spill").sources) == 5
+    with pytest.raises(DataError, match="no column 'deu'; its first line names id, fra, eng"):
+        read_pairs(path, tmp_path / "spill", ("deu", "eng"))
+
+
+# Mining
+
+
+def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_path):
+    text = sentences(60)
+    source = write(tmp_path / "s.txt", [*text[:40], *text[:5], "", b"\xff"])
+    target = write(tmp_path / "t.txt.gz", [*reversed([line.upper() for line in text[:30]]), *text[40:]])
+    done, rows, told = run(tmp_path, source, target, margin="absolute", threshold=0.999)
+    assert {(s, t) for _, s, t in rows} == {(line, line.upper()) for line in text[:30]}
+    scores = [float(score) for score, _, _ in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert done["pairs"] == 30
+    assert done["source"]["repeated"] == 5
+    assert done["source"]["not_utf8"] == 1
+    assert not list(mine.warnings_about(done))
+    assert ("encoding sources", 40, 40) in told
+    assert told[-1] == ("searching", 40 * 50, 40 * 50)
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["vectors"], "no text is left behind"
+
+
+def test_an_interrupted_run_encodes_only_what_is_missing(encoded, tmp_path, monkeypatch):
+    text = sentences(40)
+    source, target = write(tmp_path / "s.txt", text), write(tmp_path / "t.txt", [line.upper() for line in text])
+    shard, built = vectors.encode_shard, []
+
+    def killed(*arguments):
+        if len(built) == 3:
+            raise KeyboardInterrupt
+        built.append(arguments)
+        return shard(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "encode_shard", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, source, target)
+    assert not (tmp_path / "out.tsv").exists()
+    assert encoded == text[:24]
+    encoded.clear()
+    done, rows, told = run(tmp_path, source, target)
+    assert encoded == [*text[24:], *(line.upper() for line in text)]
+    assert told[2] == ("encoding sources", 24, 40)
+    encoded.clear()
+    again, same, _ = run(tmp_path, source, target)
+    assert (encoded, again, same) == ([], done, rows)
+
+
+def test_another_model_language_or_prompt_is_encoded_again(encoded, tmp_path):
+    text, _ = read_sentences(write(tmp_path / "s.txt", sentences(3)), tmp_path / "spill")
+    others = (Model("moved", "digest"), Model("toy", "x"), Model("toy", "digest", "query: "))
+    models = (TOY, *others, Model("toy", "digest", None, "fra"))
+    folders = {embed(text, model, tmp_path / "root", tmp_path)[0] for model in models}
+    assert len(folders) == 4, "a model that only moved is the same"
+
+
+def test_a_damaged_shard_is_encoded_again(encoded, tmp_path):
+    text, _ = read_sentences(write(tmp_path / "s.txt", sentences(10)), tmp_path / "spill")
+    first, _ = embed(text, TOY, tmp_path / "root", tmp_path)
+    (first / "rows.bin").write_bytes(b"short")
+    encoded.clear()
+    assert embed(text, TOY, tmp_path / "root", tmp_path)[0] == first
+    assert len(encoded) == 8
+    assert np.array_equal(joined([first]).rows(np.arange(8)), np.stack([vector_of(line) for line in text[:8]]))
+
+
+def test_the_same_text_on_both_sides_is_refused_and_few_sentences_are_said(encoded, tmp_path):
+    source, target = write(tmp_path / "s.txt", sentences(3)), write(tmp_path / "t.txt", sentences(9, 1))
+    with pytest.raises(DataError, match="hold the same sentences"):
+        run(tmp_path, source, source)
+    done, _, _ = run(tmp_path, source, target, margin="distance", threshold=9.0)
+    said = list(mine.warnings_about(done))
+    assert any("k is 4, but there are only 3" in words for words in said)
+    assert any("no pair has a score above 9.0" in words for words in said)
+    assert (tmp_path / "out.tsv").read_text() == ""
+
+
+def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        Model,
+        "encode",
+        lambda self, texts: np.array([[1, 0.1 * len(t)] if "a" in t else [-1, 0] for t in texts], np.float32),
+    )
+    source, target = write(tmp_path / "s.txt", ["a", "aa"]), write(tmp_path / "t.txt", ["b", "bb"])
+    done, _, _ = run(tmp_path, source, target, k=1)
+    assert any("--margin distance" in words for words in mine.warnings_about(done))
+
+
+def test_an_output_that_cannot_be_written_is_said_before_anything_is_encoded(encoded, tmp_path):
+    source = write(tmp_path / "s.txt", sentences(3))
+    with pytest.raises(DataError, match="--out"):
+        mine.mine(source, source, (TOY, TOY), tmp_path / "no" / "out", mine.Settings(), tmp_path, lambda *_: None)
+    assert not encoded
+
+
+# Scoring and encoding
+
+
+def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, tmp_path):
+    text = sentences(20)
+    source, target = write(tmp_path / "s.txt", text), write(tmp_path / "t.txt", [line.upper() for line in text])
+    _, mined, _ = run(tmp_path, source, target)
+    pairs = write(
+        tmp_path / "p.tsv", [*(f"{line}\t{line.upper()}" for line in text), "", f"{text[0]}\t{text[1].upper()}"]
+    )
+    done = mine.score(pairs, (TOY, TOY), tmp_path / "o.tsv", mine.Settings(), tmp_path / "storage", lambda *_: None)
+    rows = [line.split("\t") for line in (tmp_path / "o.tsv").read_text().splitlines()]
+    assert [row[1:] for row in rows[:20]] == [[line, line.upper()] for line in text]
+    assert {tuple(row[1:]): float(row[0]) for row in mined} == pytest.approx(
+        {tuple(row[1:]): float(row[0]) for row in rows[:20]}, abs=2e-6
+    )
+    assert float(rows[20][0]) < min(float(row[0]) for row in rows[:20]), "a wrong pair scores lower"
+    assert (done["pairs"], done["lines"]["columns"]) == (21, 1)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2500])
+def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count):
+    lines = [f"{line}\n".encode() for line in sentences(count)]
+    told = []
+    done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: told.append(a))
+    found = np.load(tmp_path / "v.npy", mmap_mode="r")
+    assert (found.shape, found.dtype, done["rows"]) == ((count, 16), np.float32, count)
+    assert np.array_equal(found, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
+    assert len(told) == -(-count // mine.BATCH)
+
+
+def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
+    done = mine.encode(io.BytesIO(b"one\n\xff\n\nlast"), TOY, tmp_path / "v.npy", lambda *_: None)
+    assert (done["rows"], done["replaced"]) == (4, 1)
+    assert encoded[1:] == ["one", "\ufffd", "", "last"]
+
+
+def test_a_line_that_is_too_long_keeps_its_row_and_only_its_beginning(encoded, tmp_path):
+    text = "one\n" + "é" * LONGEST + "\nx" + "é" * LONGEST
+    done = mine.encode(io.BytesIO(text.encode()), TOY, tmp_path / "v.npy", lambda *_: None)
+    assert (done["rows"], done["too_long"], done["replaced"]) == (3, 2, 0)
+    assert [len(each.encode()) for each in encoded[-3:]] == [3, LONGEST, LONGEST - 1]
+
+
+# Models
+
+
+class Routed:
+    """As a loaded sentence-transformers model with layers for two languages."""
+
+    def encode(self, texts, *, prompt, task, **_):
+        return np.full((len(texts), 2), len(task or ""))
+
+
+def test_a_model_with_layers_for_each_language_is_told_the_language(monkeypatch, tmp_path):
+    monkeypatch.setattr(vectors, "_loaded", lambda folder: Routed())
+    (tmp_path / "2_Router").mkdir()
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Router"}]))
+    (tmp_path / "2_Router" / "router_config.json").write_text(json.dumps({"structure": {"fra": [], "eng": []}}))
+    assert model_at(str(tmp_path), language="fra").encode(["a"]).tolist() == [[3, 3]]
+    with pytest.raises(DataError, match="has layers for eng, fra; say whose"):
+        model_at(str(tmp_path))
+    with pytest.raises(DataError, match="'deu'; there are eng, fra"):
+        model_at(str(tmp_path), language="deu")
+
+
+# Indices and clusters
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "recall", "first"), [("ivf", 700, 0.9, 0.99), ("hnsw", 700, 0.99, 0.99), ("pq", 9_984, 0.8, 0.99)]
+)
+def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind, rows, recall, first):
+    """`first` of the nearest, which are translations, and `recall` of the four nearest, of which three are chance."""
+    pytest.importorskip("faiss")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 16)).astype(np.float32)
+    y = (x + 0.3 * rng.normal(size=x.shape)).astype(np.float32)
+    found, expected = index.through_index(x, y, 4, kind), both_ways(x, y, 4)
+    for ours, exact in ((found.forward, expected.forward), (found.backward, expected.backward)):
+        same = ours.index == exact.index
+        shared = (ours.index[:, :, None] == exact.index[:, None]).any(-1)
+        assert shared.float().mean() > recall
+        assert same[:, 0].float().mean() > first
+        assert torch.allclose(ours.cosine[same], exact.cosine[same], atol=1e-6)
+        assert (ours.index >= 0).all()
+
+
+@pytest.mark.trap(26)
+def test_sentences_of_which_an_index_finds_too_few_are_searched_exactly(monkeypatch):
+    """D26: faiss's -1 is nobody, and neither the last sentence nor a neighbour."""
+
+    class Silent:
+        def search(self, x, kept):
+            found = np.full((len(x), kept), -1)
+            return np.zeros((len(x), kept), np.float32), found
+
+    monkeypatch.setattr(index, "_filled", lambda kind, candidates, tell: Silent())
+    x, y = (np.random.default_rng(seed).normal(size=(30, 8)).astype(np.float32) for seed in (0, 1))
+    assert torch.equal(index.through_index(x, y, 3, "ivf").forward.index, both_ways(x, y, 3).forward.index)
+
+
+def test_the_sample_that_an_index_learns_from_is_bounded():
+    assert index.training_size(700, 16) == (17, 700)
+    for count in (10**6, 10**7, 10**9):
+        lists, trained = index.training_size(count, 384)
+        assert trained * 384 <= index.TRAINING
+        assert index.FEWEST * lists <= trained
+    assert index.training_size(10**7, 384)[0] == int(4 * 10**3.5)
+
+
+def test_an_index_says_how_far_it_is(monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(index, "BLOCK", 16)
+    told = []
+    x, y = (np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32) for rows in (30, 40))
+    index.through_index(x, y, 2, "hnsw", lambda *a: told.append(a))
+    assert [done for done, _ in told] == [16, 32, 40, 56, 70, 86, 100, 116, 132, 140]
+    assert {of for _, of in told} == {140}
+
+
+def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monkeypatch, tmp_path):
+    x = np.ones((40, 8), np.float32)
+    with pytest.raises(DataError, match=r"'pq' needs 9,984 sentences .* --index exact"):
+        index.through_index(x, x, 2, "pq")
+
+    def absent(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(DataError, match=r"pip install babeltune\[faiss\]"):
+        run(tmp_path, tmp_path / "s", tmp_path / "t", index="ivf")
+
+
+def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
+    ray_cluster, encoded, tmp_path, monkeypatch
+):
+    sides = []
+    for name, seed in (("s", 0), ("t", 1)):
+        text, _ = read_sentences(write(tmp_path / name, sentences(30, seed)), tmp_path / f"{name}.spill")
+        sides.append(embed(text, TOY, tmp_path / "root", tmp_path))
+    sides = tuple(sides)
+    told = []
+
+    def stop(*counts):
+        told.append(counts)
+        if len(told) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(resumable_search, "EVERY", 0.0)
+    monkeypatch.setattr(resumable_search, "SHARE", 1e9)
+    with pytest.raises(KeyboardInterrupt):
+        both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop)
+    found = both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, lambda *a: told.append(a))
+    whole = both_ways(*map(joined, sides), 4)
+    assert torch.equal(found.forward.index, whole.forward.index)
+    assert torch.equal(found.backward.index, whole.backward.index)
+    assert told[-1] == (900, 900)
+    assert len(told) == 4, "no block is searched twice"
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, monkeypatch):
+    """Its workers encode three shards a side with a real model, and search nine blocks."""
+    bundled = resources.files("babeltune.bundled").joinpath("natural_dev.tsv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(bundled.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[:40]
+    sides = [[row[code] for row in rows] for code in ("fra", "eng")]
+    given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
+    tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
+    student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
+    made = build_student(student, vocabulary_size=300, pad_token_id=0, teacher_dim=None, seed=0)
+    export(made, tokenizer, student, tmp_path / "model")
+    model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")
+    monkeypatch.setattr(vectors, "SHARD", 16)
+    monkeypatch.setattr(mine, "ResumableSearch", functools.partial(ResumableSearch, size=(16, 16)))
+
+    def mined(name, cluster):
+        told = []
+        done = mine.mine(
+            *given, (model, model), tmp_path / name, settings, tmp_path / f"{name}.storage",
+            lambda *a: told.append(a), cluster=cluster,
+        )  # fmt: skip
+        assert told[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], told[-1][2])
+        assert [what for what, _, _ in told].count("searching") == 9
+        return {**done, "out": ""}, (tmp_path / name).read_bytes()
+
+    here = mined("here.tsv", None)
+    address = ray.get_runtime_context().gcs_address
+    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), lanes=1))
+    assert there == here
+    assert here[0]["pairs"] == len(here[1].splitlines()) > 10
+
+
+def test_the_summary_is_json(encoded, tmp_path):
+    text = sentences(9)
+    done, _, _ = run(tmp_path, write(tmp_path / "s", text), write(tmp_path / "t", [line.upper() for line in text]))
+    assert json.loads(json.dumps(done)) == done

@@ -1,0 +1,201 @@
+"""What is printed: short, complete, and safe to print."""
+
+import io
+import re
+import threading
+
+from rich.console import Console
+
+from babeltune.cli.render import (
+    attach,
+    live,
+    method_document,
+    minutes,
+    number,
+    picture,
+    show_decision,
+    show_front,
+    show_method,
+    show_sweeps,
+    table_of,
+    time_left,
+)
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.gates import Decision
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.progress import SweepProgress
+from waiting import PATIENCE_S, wait_until
+
+
+def shown(value):
+    console = Console(file=io.StringIO(), width=200)
+    value(console) if callable(value) else console.print(value)
+    return console.file.getvalue()
+
+
+def test_numbers_and_times_are_short():
+    assert [number(v) for v in (0.123456, 1e-5, 3, "priority", True)] == ["0.1235", "1e-05", "3", "priority", "True"]
+    assert [minutes(s) for s in (0, 61.9, 3600)] == ["0:00", "1:01", "60:00"]
+
+
+def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
+    sweep = read_sweep(tiny_file)
+    rows = [
+        Row(name="teacher", state="finished", metrics={"dev/everyday/accuracy": 0.5}),
+        Row(name="t0001", state="running", params={"temperature": 0.05}, reports=1, step=10, seconds=61),
+        Row(name="t0002", state="failed", params={"temperature": 0.2}, reason="loss is nan; [b]lower[/b] it\nmore"),
+    ]
+    text = shown(table_of(rows, sweep, "dev/sts/spearman"))
+    lines = text.splitlines()
+    assert "everyday/accuracy" in lines[0]
+    assert "sts/spearman" in lines[0]
+    assert "0.5000" in lines[1]
+    assert "1/2" in lines[2]
+    assert "1:01" in lines[2]
+    assert "temperature=0.05" in lines[2]
+    assert "loss is nan; [b]lower[/b] it" in text, "a reason is text, not markup"
+    assert "★" not in text
+    assert "loss" not in lines[0], "nothing says how it is doing"
+
+
+def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
+    rows = [
+        Row(name="t0000", state="pruned", reason="collapsed: different dev sentences have a mean cosine of 0.9973"),
+        Row(name="t0001", state="pruned", reason="stopped by asha at report 2"),
+    ]
+    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    assert "[collapsed: different dev" in lines[1]
+    assert "asha" not in lines[2]
+
+
+def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(tiny_file):
+    rows = [
+        Row(name="t0000", state="running", step=30, steps=120, loss=1.2345),
+        Row(name="t0001", state="finished", reports=2, front=True, warning="labels are nearly flat"),
+    ]
+    lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
+    assert lines[0].split()[5] == "loss"
+    assert "30/120" in lines[1]
+    assert "1.234" in lines[1]
+    assert lines[2].startswith("t0001 ★")
+    assert "[labels are nearly flat]" in lines[2]
+
+
+def test_a_front_shows_its_metrics_in_their_units():
+    row = Row(
+        name="t0003", state="finished", params={"seed": 1}, metrics={"dev/news/f1": 0.25, "model/parameters": 1e7}
+    )
+    lines = shown(lambda console: show_front(("dev/news/f1", "model/parameters"), [row], console)).splitlines()
+    assert lines[0].split() == ["trial", "news/f1", "model/parameters", "settings"]
+    assert lines[1].split() == ["t0003", "0.2500", "10,000,000", "seed=1"]
+
+
+def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):
+    sweep = read_sweep(tiny_file, assignments=["budget.trials=6"])
+    progress = SweepProgress(sweep, SweepFolder(tmp_path), before=2, ended=2)
+    assert time_left(progress, []) == "", "the search has not begun"
+    monkeypatch.setattr("babeltune.cli.render.time.monotonic", lambda: 160.0)
+    progress.searching = 100.0
+    half = [Row(name="t0002", state="running", step=50, steps=100)]
+    assert time_left(progress, [Row(name="t0002", state="running", step=1, steps=100)]) == ""
+    assert time_left(progress, half) == " · about 7:00 left"
+    progress.begun = 0.25  # of t0002, before a resume
+    assert time_left(progress, half) == " · about 14:00 left"
+    progress.ended = 6
+    assert time_left(progress, []) == "", "nothing is left to do"
+
+
+def test_a_terminal_shows_stage_bar_time_and_trials(searched, monkeypatch):
+    sweep, folder = searched
+    progress = SweepProgress(sweep, folder, stage="searching", done=3, of=4, ended=3, started=100.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("babeltune.cli.render.time.monotonic", lambda: 165.0)
+        drawn = shown(picture(progress))
+    assert f"{folder.id} · searching 3/4 · 1:05 gone" in drawn
+    assert "t0002" in drawn
+    assert "untrained" in drawn
+    console = Console(file=io.StringIO(), width=160, force_terminal=True)
+    with live(console) as watch:
+        watch(progress)
+        wait_until(lambda: "searching 3/4" in console.file.getvalue())
+    progress.latest = "no room; waiting"
+    assert "no room; waiting" in shown(picture(progress))
+
+
+def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
+    decision = Decision(
+        verdict="refuse",
+        reasons=("test/t/fra-eng/accuracy is 0.1, needed 0.2",),
+        sweep="s-1",
+        trial="t0001",
+        report=2,
+        test={"test/t/fra-eng/accuracy": 0.1},
+        chance={"test/t/fra-eng/accuracy": 0.04},
+    )
+    text = shown(lambda console: show_decision(decision, console))
+    assert text.startswith("refuse s-1 t0001")
+    assert "needed 0.2" in text
+    assert "0.1000" in text
+    assert "0.0400" in text
+    assert "model:" not in text
+
+
+def test_sweeps_are_listed_with_their_best_trial():
+    row = {"name": "t0003", "reports": 2, "params": {"a": 1}, "state": "finished", "best": 2}
+    begun = {"name": "t0004", "reports": 0, "params": {"a": 1}, "state": "running", "best": None}
+    text = shown(lambda c: show_sweeps([{"sweep": "s-1", "state": "stopped", "leaderboard": [begun, row]}], c))
+    assert "t0003" in text
+    assert "t0004" not in text, "it has no score"
+    assert "stopped" in text
+    assert "babeltune submit" in shown(lambda c: show_sweeps([], c))
+
+
+def test_a_method_shows_every_setting_with_its_source():
+    document = method_document("soft_contrastive")
+    assert "2024" in document["paper"]
+    for setting in document["settings"]:
+        assert setting["source"], f"{setting['name']} cites nothing"
+    text = shown(lambda console: show_method(document, console))
+    assert all(setting["name"] in text for setting in document["settings"])
+
+
+def test_without_a_terminal_progress_is_printed_as_lines(tiny_file, tmp_path):
+    from babeltune.sweep.state.folder import SweepFolder
+
+    console = Console(file=io.StringIO(), width=120)
+    with live(console) as watch:
+        progress = SweepProgress(read_sweep(tiny_file), SweepFolder(tmp_path))
+        watch(progress)
+        progress.note("no room; waiting")
+        progress.progress("encoding with the teacher", 3, 9)
+        wait_until(lambda: "encoding with the teacher 3/9" in console.file.getvalue())
+    lines = console.file.getvalue().splitlines()
+    assert any("encoding with the teacher 3/9" in line for line in lines)
+    (messages,) = (line for line in lines if "no room; waiting" in line)
+    assert re.fullmatch(r"\[\d+:\d\d\] no room; waiting", messages)
+    assert progress.latest == "", "it was in another stage"
+    assert "no room; waiting" in SweepFolder(tmp_path).log.read_text(encoding="utf-8")
+
+
+def test_attaching_without_a_terminal_prints_lines_until_the_sweep_ends(tiny_file, tmp_path):
+    from babeltune.sweep.driver.run import only_driver
+    from babeltune.sweep.state.folder import SweepFolder
+
+    folder = SweepFolder(tmp_path / "sweeps" / "tiny-0123456789")
+    folder.path.mkdir(parents=True)
+    folder.write("sweep.json", read_sweep(tiny_file))
+    console = Console(file=io.StringIO(), width=120)
+    ended = threading.Event()
+
+    def watch():
+        attach(folder, console)
+        ended.set()
+
+    with only_driver(folder):
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        wait_until(console.file.getvalue)
+        assert not ended.is_set()
+    assert ended.wait(PATIENCE_S)
+    assert console.file.getvalue().startswith("tiny-0123456789")

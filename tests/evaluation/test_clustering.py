@@ -1,0 +1,97 @@
+"""k-means and the adjusted Rand index, beside scikit-learn's."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score, v_measure_score
+
+from babeltune.evaluation.clustering import SEEDS, STARTS, adjusted_rand, agreement, kmeans, v_measure
+from corpora import needs_data, sib200
+
+LABELS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LABELS)
+def test_the_adjusted_rand_index_is_scikit_learns(pairs):
+    truth, found = zip(*pairs, strict=True)
+    assert adjusted_rand(truth, found) == pytest.approx(adjusted_rand_score(truth, found), abs=1e-12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(LABELS)
+def test_the_v_measure_is_scikit_learns(pairs):
+    truth, found = zip(*pairs, strict=True)
+    assert v_measure(truth, found) == pytest.approx(v_measure_score(truth, found), abs=1e-12)
+
+
+@pytest.mark.trap(33)
+def test_it_may_be_negative():
+    """D33: worse than chance is a score too."""
+    assert adjusted_rand([0, 0, 1, 1], [0, 1, 0, 1]) == pytest.approx(-0.5)
+
+
+def blobs(rows, clusters, dim, spread, seed):
+    generator = np.random.default_rng(seed)
+    truth = generator.integers(clusters, size=rows)
+    return generator.normal(size=(clusters, dim))[truth] + spread * generator.normal(size=(rows, dim)), truth
+
+
+@pytest.mark.parametrize(("clusters", "spread"), [(3, 0.2), (7, 1.0), (7, 3.0)])
+def test_clusters_are_as_tight_as_scikit_learns(clusters, spread):
+    rows, _ = blobs(200, clusters, 16, spread, seed=clusters)
+    reference = KMeans(clusters, n_init=STARTS, random_state=0).fit(rows)
+    which, inertia = kmeans(rows, clusters, seed=0)
+    means = np.stack([rows[which == k].mean(0) for k in range(clusters)])
+    assert inertia == pytest.approx(((rows - means[which]) ** 2).sum(), rel=1e-9)
+    assert inertia <= 1.02 * reference.inertia_
+
+
+@needs_data
+def test_topics_of_real_text_are_clustered_as_well_as_by_scikit_learn():
+    vectors, topics, _ = sib200("eng_Latn")
+    found = agreement(vectors, topics)
+    clusters = [KMeans(len(set(topics)), n_init=STARTS, random_state=s).fit_predict(vectors) for s in SEEDS]
+    assert found["ari"] == pytest.approx(np.mean([adjusted_rand_score(topics, c) for c in clusters]), abs=0.02)
+    assert found["v_measure"] == pytest.approx(np.mean([v_measure_score(topics, c) for c in clusters]), abs=0.02)
+
+
+def test_well_separated_topics_are_found_by_every_seed():
+    rows, truth = blobs(120, 4, 8, 0.05, seed=1)
+    assert set(agreement(rows * np.linspace(0.1, 9, len(rows))[:, None], [f"topic {t}" for t in truth]).values()) == {
+        1.0,
+        0.0,
+    }
+
+
+@pytest.mark.trap(33)
+def test_the_mean_and_spread_are_over_several_seeds_of_several_starts():
+    """D33: one initialisation of one seed is noise."""
+    assert len(SEEDS) > 1
+    assert STARTS >= 10
+    rows, truth = blobs(150, 6, 8, 2.0, seed=2)
+    unit = rows.astype(np.float32) / np.linalg.norm(rows.astype(np.float32), axis=1, keepdims=True)
+    clusters = [kmeans(unit.astype(np.float64), 6, seed=seed)[0] for seed in SEEDS]
+    scores = agreement(rows.astype(np.float32), truth.astype(str))
+    for metric, reference in (("ari", adjusted_rand_score), ("v_measure", v_measure_score)):
+        found = [reference(truth, which) for which in clusters]
+        assert scores[metric] == pytest.approx(np.mean(found), abs=0.02)
+        assert 0 < scores[f"{metric}_sd"] < 0.2
+
+
+@pytest.mark.trap(42)
+def test_the_same_vectors_score_the_same():
+    rows, truth = blobs(100, 5, 8, 2.0, seed=3)
+    before = rows.copy()
+    assert agreement(rows, truth.astype(str)) == agreement(before.copy(), truth.astype(str))
+    assert np.array_equal(rows, before), "the caller's vectors stay"
+
+
+def test_vectors_that_are_all_alike_have_no_topics_and_broken_ones_no_score():
+    labels = ["a", "b", "a", "b"]
+    assert agreement(np.ones((4, 3), np.float32), labels)["ari"] <= 0
+    assert all(map(math.isnan, agreement(np.array([[1.0, np.nan]] * 4, np.float32), labels).values()))

@@ -1,0 +1,68 @@
+"""Both directions from one product, beside plain sorting."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.evaluation import knn
+
+SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70), st.integers(1, 400), st.integers(0, 99))
+
+
+def sorted_cosines(left, right, k):
+    """The k nearest by a stable sort, each cosine computed alone so that equal rows tie."""
+    x, y = (torch.nn.functional.normalize(torch.from_numpy(side).double(), dim=1) for side in (left, right))
+    values, index = (x[:, None] * y).sum(dim=2).sort(dim=1, descending=True, stable=True)
+    return values[:, :k], index[:, :k]
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIZES)
+def test_one_product_gives_both_directions_with_duplicates_ties_and_k_beyond_n(sizes):
+    n, m, k, block, seed = sizes
+    generator = np.random.default_rng(seed)
+    pool = generator.normal(size=(50, 6)).astype(np.float32)
+    left, right = pool[generator.integers(50, size=n)], pool[generator.integers(50, size=m)]
+    before, knn.BLOCK = knn.BLOCK, block
+    try:
+        matches = knn.match(left, right, k)
+    finally:
+        knn.BLOCK = before
+    for found, sides in ((matches.forward, (left, right)), (matches.backward, (right, left))):
+        values, index = sorted_cosines(*sides, k)
+        assert found.cosine.shape == values.shape == (len(sides[0]), min(k, len(sides[1])))
+        torch.testing.assert_close(found.cosine.double(), values, atol=1e-6, rtol=0)
+        assert torch.equal(found.index, index), "bit-equal vectors tie, and the lowest row comes first"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kind", ["distinct", "ties", "nan"])
+def test_the_largest_of_many_columns_are_a_stable_sorts(kind, transposed):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(40, 500, generator=generator)
+    if kind == "ties":
+        values = (values * 100).round()
+    values = values.T.contiguous().T if transposed else values
+    if kind == "nan":
+        values[3, 77] = torch.nan
+    found = knn.first_largest(values, 4)
+    top, order = values.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.cosine.nan_to_num(9), top[:, :4].nan_to_num(9))
+    assert torch.equal(found.index, order[:, :4])
+
+
+def test_each_block_of_similarities_is_computed_once(monkeypatch):
+    left, right = (np.random.default_rng(seed).normal(size=(50, 4)).astype(np.float32) for seed in (0, 1))
+    products = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if "matmul" in function.__name__:
+                products.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        knn.match(left, right)
+    assert len(products) == 1

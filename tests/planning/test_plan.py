@@ -1,0 +1,174 @@
+"""The plan: what it counts, what it prints, and that the spec it prints is the sweep."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from babeltune.errors import DataError, SpecError
+from babeltune.models.encoder import build_student
+from babeltune.planning.plan import describe, make_plan, render, student_parameters
+from babeltune.planning.preparation import read_corpus
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.warnings import about_corpus
+from babeltune.planning.written import spec_yaml
+from babeltune.schema.document import read_document, validate
+from babeltune.schema.records import Parameter, Student, Sweep, Teacher
+
+COUNTS = {"natural": {"rows": 300, "pairs": 1200, "distinct": 1190}, "templates": {"rows": 1487, "pairs": 5948}}
+PAIRS = {"eng-fra": 1700, "eng-kor": 1600}
+
+
+@pytest.fixture(scope="module")
+def sweep():
+    return read_sweep("search_spaces/quickstart.yaml", check=False)
+
+
+def test_the_printed_spec_reads_back_as_the_same_sweep(sweep, tmp_path):
+    path = tmp_path / "again.yaml"
+    path.write_text(spec_yaml(sweep), encoding="utf-8")
+    assert read_sweep(path, check=False) == sweep
+
+
+@settings(deadline=None)
+@given(st.sampled_from([None, 1, 0.5, True, "12e4", "null", "no", "1_0", ".5", "é: #"]))
+def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value):
+    text = "version: 1\nname: x\nmethod: m\nobjectives: []\ndata: {train: []}\n"
+    path = tmp_path_factory.mktemp("plan") / "a.yaml"
+    path.write_text(text, encoding="utf-8")
+    first = validate(read_document(path), Sweep)
+    given = replace(
+        first,
+        parameters={"p": Parameter(const=value, when={"q": "12e4"}), "q": Parameter(choice=(value, "other"))},
+        config={"a": value},
+        student=Student(revision="12e4", prompt="query: "),
+        training=replace(first.training, clip=None),
+    )
+    path.write_text(spec_yaml(given), encoding="utf-8")
+    assert validate(read_document(path), Sweep) == given
+
+
+def test_the_plan_says_id_trials_pairs_and_work(sweep):
+    counted = {
+        "counts": COUNTS,
+        "pairs": PAIRS,
+        "dev": {"everyday/fra-eng": 30},
+        "anchors": 1700,
+        "teacher_sentences": 1234,
+    }
+    report = describe(sweep, **counted, samples=3)
+    assert report.id == sweep_id(sweep)
+    assert len(report.trials) == 3
+    assert report.total_pairs == 3300
+    assert report.budget_pairs == sweep.budget.trials * sweep.training.pairs
+    assert report.default.steps == -(-sweep.training.pairs // sweep.training.global_batch)
+    assert report == describe(sweep, **counted, samples=3)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(render(report))
+    text = console.export_text()
+    for words in (
+        report.id,
+        "rows 300 · pairs 1,200 · distinct 1,190",
+        "eng-fra 1,700",
+        "1,234 sentences",
+        "sample 2",
+        "of 1,700 anchors",
+    ):
+        assert words in text
+    assert yaml.safe_load(report.spec)["name"] == sweep.name
+    assert "aligned words" not in text
+    report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
+    console.print(render(report))
+    assert "samples 12,345 · pairs 3,000 · pairs without 300" in console.export_text()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "pooler"])
+def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling):
+    student = Student(layers=2, width=64, heads=4, feed_forward=128, vocabulary=500, max_tokens=64, pooling=pooling)
+    built = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    real = sum(parameter.numel() for parameter in built.parameters())
+    assert student_parameters(student, Teacher()) == pytest.approx(real, rel=0.005)
+    assert student_parameters(Student(model="some/model"), Teacher()) is None
+
+
+def corpus_file(tmp_path, train, dev):
+    """The tiny sweep's text, of so many training rows and dev rows, and a dev set that a score can be of."""
+    for name, rows in (("train", train), ("dev", dev)):
+        lines = "".join(f"{name} water {i}\t{name} eau {i}\n" for i in range(rows))
+        (tmp_path / f"{name}.tsv").write_text(f"eng\tfra\n{lines}", encoding="utf-8")
+    columns = "columns: {eng: eng, fra: fra}"
+    return [
+        f"data.root={tmp_path}",
+        f"data.train=[{{name: a, path: train.tsv, {columns}}}]",
+        f"data.dev=[{{name: everyday, source: {{name: d, path: dev.tsv, {columns}}}}}]",
+        "data.test=[]",
+    ]
+
+
+def test_the_plan_counts_the_steps_that_the_sampler_makes(tiny_file, tmp_path):
+    text = corpus_file(tmp_path, 100, 10)
+    sweep = read_sweep(
+        tiny_file, assignments=[*text, "training.pairs=2000", "training.global_batch=1000000", "training.reports=1"]
+    )
+    report = make_plan(sweep)
+    assert report.default.steps == 20
+    (words,) = about_corpus(sweep, report.pairs, report.dev)
+    assert words.startswith("training.global_batch 1,000,000 is more than the 100 pairs")
+    again = read_sweep(tiny_file, assignments=[*text, "training.global_batch=100"])
+    assert not list(about_corpus(again, report.pairs, report.dev))
+
+
+def test_pairs_that_a_text_can_never_give_are_said_or_refused(tiny_file, tmp_path):
+    text = corpus_file(tmp_path, 100, 10)
+    sweep = read_sweep(tiny_file, assignments=[*text, "training.pairs=1000000"])
+    report = make_plan(sweep, samples=0)
+    (words,) = about_corpus(sweep, report.pairs, report.dev)
+    assert words.startswith("training.pairs 1,000,000 is each of the 100 pairs 10,000 times")
+    with pytest.raises(
+        SpecError, match=r"training\.pairs: 1,000,000,000,000 in batches of 32 are 31,250,000,000 steps"
+    ):
+        read_sweep(tiny_file, assignments=["training.pairs=1000000000000"])
+
+
+def test_a_dev_set_of_one_row_is_refused_and_a_subset_of_one_row_said(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=corpus_file(tmp_path, 100, 1))
+    with pytest.raises(DataError, match="dev set 'everyday' has one row, and a score over one row says nothing"):
+        make_plan(sweep)
+    with pytest.raises(DataError, match="dev set 'everyday' has one row"):
+        read_corpus(sweep, tmp_path / "storage")
+    assert [words[:25] for words in about_corpus(sweep, {"eng-fra": 900}, {"a/fra-eng": 1, "a/deu-eng": 2})] == [
+        "a/fra-eng: one row, whose"
+    ]
+    with pytest.raises(SpecError, match=r"data\.dev\.0\.limit: 1 must be at least 2"):
+        read_sweep(tiny_file, assignments=["data.dev.0.limit=1"])
+
+
+def test_a_broken_search_set_is_one_line_of_the_plan(tiny_file, tmp_path):
+    (tmp_path / "set" / "qrels").mkdir(parents=True)
+    (tmp_path / "set" / "corpus.jsonl").write_text('{"_id": "d", "text": "Water."}\n')
+    (tmp_path / "set" / "queries.jsonl").write_text('{"_id": "q", "text": "eau"}\n{"_id": "r", "text": "mer"}\n')
+    qrels = tmp_path / "set" / "qrels" / "test.tsv"
+    text = corpus_file(tmp_path, 100, 10)
+    text[2] = "data.dev=[{name: s, task: retrieval, language: fra, source: {name: set, format: beir, path: set}}]"
+    sweep = read_sweep(tiny_file, assignments=[*text, "objectives=[{metric: dev/s/ndcg_at_10}]"])
+    qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\td\t1\n")
+    assert make_plan(sweep).dev == {"s/fra": 2}
+    qrels.write_text("query-id\tcorpus-id\tscore\nq\td\t1\nr\te\t1\n")
+    with pytest.raises(
+        DataError, match=r"test\.tsv:3: unknown id: .*corpus\.jsonl has no `_id` 'e'; correct it, or"
+    ) as e:
+        make_plan(sweep)
+    assert "\n" not in str(e.value)
+
+
+def test_a_corpus_of_one_pair_has_no_negatives_and_is_refused(tiny_file, tmp_path):
+    sweep = read_sweep(tiny_file, assignments=corpus_file(tmp_path, 1, 10))
+    for reads in (make_plan, lambda sweep: read_corpus(sweep, tmp_path / "storage")):
+        with pytest.raises(DataError, match="no batch of it has a negative; give data"):
+            reads(sweep)

@@ -1,0 +1,1328 @@
+"""Sweep files: what is read, what is refused and in which words, and what a sweep's id depends on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal
+
+import huggingface_hub
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from babeltune.data.corpus import build_corpus
+from babeltune.data.eval_sets import read_eval
+from babeltune.data.sources import read_source
+from babeltune.data.teacher import teacher_folder
+from babeltune.errors import PromotionError, SpecError
+from babeltune.files import plain
+from babeltune.method import GROUP, Needs, available, load_method
+from babeltune.planning.checks import taught_languages
+from babeltune.planning.data_rules import source_pairs
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import (
+    check_method,
+    check_reachable,
+    data_root,
+    dev_metrics,
+    find_file,
+    read_data,
+    read_sweep,
+    sweep_from,
+    sweep_id,
+)
+from babeltune.schema.document import parse_yaml
+from babeltune.schema.paths import repository
+from babeltune.schema.records import Teacher
+from toy_methods import Distance, Toy, install
+
+
+@dataclass(frozen=True)
+class Config:
+    temperature: float = 0.1
+    labels: Literal["near", "both", "hard"] = "near"
+    neighbours: int = 0
+
+    def __post_init__(self):
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be above 0, not {self.temperature}")
+        if self.labels == "hard" and self.neighbours:
+            raise ValueError("neighbours are not used with hard labels")
+
+
+class Contrast(Toy):
+    name = "contrast"
+    Config = Config
+
+    @classmethod
+    def needs(cls, config):
+        sides = {"near": {"source"}, "both": {"source", "target"}, "hard": set()}[config.labels]
+        return Needs(teacher=frozenset(sides), hard_negatives=config.neighbours)
+
+
+@pytest.fixture(autouse=True)
+def methods(monkeypatch):
+    install(monkeypatch, Contrast, Distance, beside=entry_points(group=GROUP))
+
+
+FILE = """\
+version: 1
+name: small
+method: contrast
+parameters:
+  temperature: {log_float: [0.01, 0.2]}
+  training.learning_rate: {log_float: [1e-4, 3e-3]}
+objectives:
+  - metric: dev/news/accuracy
+data:
+  root: .
+  train:
+    - name: talks
+      path: talks.tsv
+      columns: {eng: english, fra: french, kor: korean}
+      cap: 100
+    - name: laws
+      path: laws.tsv
+      columns: {eng: english, jpn: japanese}
+  dev:
+    - name: news
+      source: {name: rows, path: news.tsv, columns: {eng: eng, fra: fra, kor: kor}}
+    - {name: graded, task: sts, path: sts.tsv, language: eng}
+student: {layers: 2, width: 64, heads: 4, projection: teacher}
+training: {pairs: 1000, reports: 4}
+scheduler: {kind: asha, grace: 1}
+budget: {trials: 3}
+"""
+
+
+def written(folder: Path, text: str = FILE, name: str = "small.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def with_files(folder: Path, text: str = FILE) -> str:
+    """The text, with the data files that it names in the folder."""
+    for name in ("talks", "laws", "news", "sts"):
+        (folder / f"{name}.tsv").touch()
+    return text.replace("root: .", f"root: {folder}")
+
+
+def changed(old: str, new: str) -> str:
+    assert FILE.count(old) == 1, old
+    return FILE.replace(old, new)
+
+
+def refusal(path: Path, **options) -> str:
+    with pytest.raises(SpecError) as caught:
+        read_sweep(path, **options)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_file_becomes_a_typed_sweep(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert sweep.parameters["temperature"].log_float == (0.01, 0.2)
+    assert sweep.parameters["training.learning_rate"].log_float == (1e-4, 3e-3)
+    assert sweep.data.train[0].columns == {"eng": "english", "fra": "french", "kor": "korean"}
+    assert sweep.training.learning_rate == 5e-4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("training: {pairs", "trainin: {pairs", ["small.yaml:24: trainin: unknown key", "did you mean 'training'?"]),
+        ("reports: 4", "report: 4", ["small.yaml:24: training.report: unknown key 'report' with value 4", "'reports'"]),
+        ("      cap: 100", "      cap: many", ["small.yaml:15: data.train.0.cap: 'many'", "a whole number"]),
+        ("      cap: 100", "      cap: 1.5", ["small.yaml:15: data.train.0.cap: 1.5", "a whole number"]),
+        ("      cap: 100", "      cap: true", ["small.yaml:15: data.train.0.cap: true", "a whole number"]),
+        ("      cap: 100", "      cap: 0", ["small.yaml:15: data.train.0.cap: 0 must be at least 1"]),
+        ("      cap: 100", "      weight: 0", ["small.yaml:15: data.train.0.weight: 0.0 must be from 0.001 to 1,000"]),
+        ("      cap: 100", "      format: tvs", ["small.yaml:15", "'tvs' is not possible", "did you mean 'tsv'?"]),
+        ("      cap: 100", "      cpa: 100", ["small.yaml:15: data.train.0.cpa", "did you mean 'cap'?"]),
+        (
+            "      cap: 100",
+            "      pairs: [eng-fre]",
+            ["small.yaml:15: data.train.0.pairs.0", "did you mean 'eng-fra'?"],
+        ),
+        ("      cap: 100", "      pairs: every", ["small.yaml:15", "'every'", "a list or 'anchor' or 'all'"]),
+        ("      cap: 100", "      paths: {a: b}", ["small.yaml:12: data.train.0: ", "path + columns or paths"]),
+        ("      path: talks.tsv\n", "", ["small.yaml:12: data.train.0: ", "it has columns"]),
+        ("name: laws", "name: talks", ["small.yaml:16: data.train.1.name: 'talks' is used twice"]),
+        ("{eng: english, jpn: japanese}", "{eng: english}", ["small.yaml:16", "holds only eng"]),
+        ("name: small", "name: a/b", ["small.yaml:2: name: 'a/b' must be letters"]),
+        ("name: small", "", ["name: this key is missing"]),
+        ("version: 1", "version: 2", ["small.yaml:1: version: 2 is not possible; allowed: 1"]),
+        (
+            "[0.01, 0.2]",
+            "[0.2, 0.01]",
+            ["small.yaml:5: parameters.temperature.log_float: [0.2, 0.01]", "below the second"],
+        ),
+        ("[0.01, 0.2]", "[0, 0.2]", ["small.yaml:5", "greater than 0 on a logarithmic scale"]),
+        ("[0.01, 0.2]", "[0.1]", ["small.yaml:5: parameters.temperature.log_float", "missing"]),
+        ("[0.01, 0.2]", "[.inf, 1]", ["small.yaml:5: parameters.temperature.log_float.0: .inf is not a finite number"]),
+        (
+            "[0.01, 0.2]",
+            "[0.1, 1e999]",
+            ["small.yaml:5: parameters.temperature.log_float.1: 1e999 is not a finite number"],
+        ),
+        ("{log_float: [0.01, 0.2]}", "{log_flot: [1, 2]}", ["small.yaml:5", "did you mean 'log_float'?"]),
+        ("{log_float: [0.01, 0.2]}", "{}", ["small.yaml:5: parameters.temperature: has a mapping", "exactly one of"]),
+        ("{log_float: [0.01, 0.2]}", "{const: 1, choice: [1]}", ["small.yaml:5", "has choice and const"]),
+        ("{log_float: [0.01, 0.2]}", "{choice: []}", ["small.yaml:5: parameters.temperature.choice: must offer"]),
+        ("{log_float: [0.01, 0.2]}", "{choice: [1, 1]}", ["small.yaml:5", "offers a value twice"]),
+        ("{log_float: [0.01, 0.2]}", "{int: [1, 2.5]}", ["small.yaml:5", "whole numbers"]),
+        (
+            "budget: {trials: 3}",
+            "promotion: {gates: [{test: new}]}",
+            ["small.yaml:26: promotion.gates.0.test: 'new' is not a bitext task of data.test; allowed: none"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "promotion: {name: a/b, gates: [{test: x, times_chance: -1}]}",
+            ["promotion.gates.0.times_chance: -1.0 must be at least 0", "promotion.name: 'a/b' must be letters"],
+        ),
+        ("heads: 4", "heads: 5", ["small.yaml:23: student.heads: 5 must divide student.width, 64"]),
+        ("heads: 4", "pooling: men", ["small.yaml:23", "'men' is not possible", "did you mean 'mean'?"]),
+        (
+            "pairs: 1000",
+            "learning_rate: 0",
+            ["small.yaml:24: training.learning_rate: 0.0 must be greater than 0"],
+        ),
+        (
+            "pairs: 1000",
+            "pairs: 99999999999999999999",
+            ["small.yaml:24: training.pairs: 99999999999999999999 must be from"],
+        ),
+        ("pairs: 1000", "warmup: 1", ["small.yaml:24: training.warmup: 1.0 must be at least 0 and less than 1"]),
+        ("pairs: 1000", "global_batch: 1", ["small.yaml:24: training.global_batch: 1 must be from 2 to 10,000,000"]),
+        ("reports: 4", "reports: 0", ["small.yaml:24: training.reports: 0 must be from 1 to 1,000,000"]),
+        ("grace: 1", "grace: 5", ["small.yaml:25: scheduler.grace: 5 must be at most training.reports (4)"]),
+        ("trials: 3", "trials: 0", ["small.yaml:26: budget.trials: 0 must be from 1 to 1,000,000"]),
+        (
+            "name: graded, task: sts, path: sts.tsv",
+            "name: graded, task: sts",
+            ["small.yaml:22", "needs a language, and either a path or a source"],
+        ),
+        (
+            "name: graded, task: sts, path: sts.tsv",
+            "name: graded, task: clustering, path: sts.tsv",
+            ["clustering task 'graded' needs a source", "takes its rows from `source`"],
+        ),
+        (
+            "name: graded, task: sts, path: sts.tsv, language: eng",
+            "name: graded, task: clustering, source: {name: t, paths: {eng: a.tsv}}",
+            ["small.yaml:22: data.dev.1.source.id: must name the column"],
+        ),
+        (
+            "name: graded, task: sts, path: sts.tsv, language: eng",
+            "name: graded, task: clustering, source: {name: t, format: moses, paths: {eng: a.txt}}",
+            ["small.yaml:22: data.dev.1.source.format: 'moses' has one column"],
+        ),
+        ("- name: news", "- name: heldout", ["small.yaml:20: data.dev.0.name: 'heldout' is kept"]),
+        ("budget: {trials: 3}", "budget: [3]", ["small.yaml:26: budget: [3] is not possible; allowed: a mapping"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_its_value_and_what_is_allowed(tmp_path, old, new, expected):
+    message = refusal(written(tmp_path, changed(old, new)))
+    for words in expected:
+        assert words in message, message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("method: contrast", "method: contrst", ["small.yaml:3: method: 'contrst'", "did you mean 'contrast'?"]),
+        (
+            "  temperature: {log",
+            "  temprature: {log",
+            ["small.yaml:5: parameters.temprature", "did you mean 'temperature'?"],
+        ),
+        ("  temperature: {log", "  learning_rate: {log", ["small.yaml:5", "did you mean 'training.learning_rate'?"]),
+        (
+            "training.learning_rate: {",
+            "training.lerning_rate: {",
+            ["small.yaml:6", "did you mean 'training.learning_rate'?"],
+        ),
+        ("training.learning_rate: {", "teacher.model: {", ["small.yaml:6", "cannot be searched"]),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.warmup: {float: [0, 2]}",
+            ["small.yaml:6", "2.0 must be"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.schedule: {choice: [linear, cosin]}",
+            ["small.yaml:6: parameters.training.schedule.choice: 'cosin'", "did you mean 'cosine'?"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "student.max_tokens: {int: [8, 64]}",
+            ["small.yaml:6", "tokenized", "choice or a const"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "training.pairs: {int: [8, 64]}",
+            ["small.yaml:6", "the same in all trials"],
+        ),
+        (
+            "training.learning_rate: {log_float: [1e-4, 3e-3]}",
+            "student.width: {choice: [64, 66]}",
+            ["small.yaml:6", "student.heads 4 does not divide student.width 66"],
+        ),
+        ("{log_float: [0.01, 0.2]}", "{float: [-1, 1]}", ["small.yaml:5: parameters.temperature", "above 0, not -1.0"]),
+        (
+            "{log_float: [0.01, 0.2]}",
+            "{choice: [warm]}",
+            ["small.yaml:5: parameters.temperature.choice: 'warm'", "a number"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  labels: {choice: [near, hrad]}",
+            ["small.yaml:5", "did you mean 'hard'?"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  neighbours: {float: [0, 3]}",
+            ["small.yaml:5", "0.0", "a whole number"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  neighbours: {int: [0, 3]}",
+            ["small.yaml:5", "prepared before the first trial"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  labels: {choice: [near, hard]}\n  neighbours: {choice: [0, 2]}",
+            ["small.yaml:6: parameters.neighbours", "not used with hard labels"],
+        ),
+        (
+            "dev/news/accuracy",
+            "dev/news/acuracy",
+            ["small.yaml:8: objectives.0.metric", "did you mean 'dev/news/accuracy'?"],
+        ),
+        ("dev/news/accuracy", "dev/news/deu-eng/accuracy", ["small.yaml:8", "dev/news/fra-eng/accuracy"]),
+        (
+            "budget: {trials: 3}",
+            "config: {temprature: 1}",
+            ["small.yaml:26: config.temprature", "did you mean 'temperature'?"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "config: {labels: soft}",
+            ["small.yaml:26: config.labels: 'soft'", "'near', 'both' or 'hard'"],
+        ),
+        ("budget: {trials: 3}", "config: {temperature: 1}", ["small.yaml:5", "is fixed in `config` and searched here"]),
+        (
+            "budget: {trials: 3}",
+            "sampler: {points: [{temperature: 3}]}",
+            ["small.yaml:26: sampler.points.0", "out of reach; allowed: 0.01 to 0.2"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "sampler: {points: [{temp: 3}]}",
+            ["small.yaml:26: sampler.points.0", "did you mean 'temperature'?"],
+        ),
+        (
+            "budget: {trials: 3}",
+            "config: {labels: both}",
+            ["teacher.languages", "mse_distillation", "copy_anchor", "fra, kor, jpn"],
+        ),
+        ("  root: .", "  anchor_priority: [fra, eng]", ["teacher.languages", "anchor side, which is in fra too"]),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  method: {choice: [contrast, distnce]}",
+            ["small.yaml:5", "did you mean 'distance'?"],
+        ),
+        ("  temperature: {log_float: [0.01, 0.2]}", "  method: {int: [1, 2]}", ["small.yaml:5", "methods have names"]),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  method: {choice: [contrast, distance]}\n  temperature: {float: [1, 2]}",
+            ["small.yaml:6", "method 'distance' has no setting 'temperature'; add `when: {method: [contrast]}`"],
+        ),
+        (
+            "  temperature: {log_float: [0.01, 0.2]}",
+            "  seed: {choice: [0, -1]}",
+            ["small.yaml:5", "-1 must be a whole number"],
+        ),
+    ],
+)
+def test_a_sweep_that_its_methods_cannot_run_is_refused(tmp_path, old, new, expected):
+    message = refusal(written(tmp_path, changed(old, new)))
+    for words in expected:
+        assert words in message, message
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("{least: 1.0}", "data.words.least: 1.0 must be at least 0 and less than 1"),
+        ("{stop_words: -1}", "data.words.stop_words: -1 must be at least 0"),
+        ("{align: lexicon}", "data.words.lexicon: lists none; give `align: lexicon` and the lexicons together"),
+        (
+            "{lexicon: [{name: l, path: a, columns: {eng: a, fra: b}}]}",
+            "data.words.lexicon: lists 1, which 'mutual' does not read",
+        ),
+        ("{align: lexicon, lexicon: [{name: l, path: a, columns: {eng: a}}]}", "source 'l' holds only eng"),
+        (
+            "{align: lexicon, lexicon: [{name: l, path: a, columns: {eng: a, fra: b}}]}",
+            "data.words.lexicon: no lexicon has columns of eng-kor, eng-jpn; add one",
+        ),
+        (
+            "{align: lexicon, lexicon: [{name: l, paths: {eng: a, fra: b}, join: line, where: {a: b}}]}",
+            "data.words.lexicon.0.where: chooses among the rows of one table",
+        ),
+        ("{aling: mutual}", "did you mean 'align'?"),
+    ],
+)
+def test_how_words_are_aligned_is_checked(tmp_path, words, expected):
+    settings = ["method=ml_ctl", "parameters={alpha: {float: [0, 1]}}", f"data.words={words}"]
+    assert expected in refusal(written(tmp_path), assignments=settings)
+
+
+def test_a_lexicon_that_is_not_there_is_refused(tmp_path):
+    words = "{align: lexicon, lexicon: [{name: l, path: terms.tsv, columns: {eng: a, fra: b}}]}"
+    path = written(tmp_path, with_files(tmp_path))
+    assert "data.words.lexicon.0.path" in refusal(path, assignments=[f"data.words={words}"], reach=True)
+    (tmp_path / "terms.tsv").touch()
+    assert read_sweep(path, assignments=[f"data.words={words}"], reach=True).data.words.align == "lexicon"
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        (
+            "{lables: near}",
+            "'lables' is not a parameter; allowed: labels, training.learning_rate; did you mean 'labels'?",
+        ),
+        ("{labels: hrad}", "labels is never 'hrad'; allowed: 'near', 'hard'; did you mean 'hard'?"),
+        ("{training.learning_rate: 1}", "training.learning_rate is never 1"),
+        ("{temperature: 0.1}", "in a circle"),
+    ],
+)
+def test_a_condition_that_can_never_hold_is_refused(tmp_path, when, expected):
+    new = f"  labels: {{choice: [near, hard]}}\n  temperature: {{log_float: [0.01, 0.2], when: {when}}}"
+    message = refusal(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
+    assert expected in message
+
+
+def test_a_condition_may_restrict_a_setting_to_its_method_through_another_one(tmp_path):
+    new = (
+        "  method: {choice: [contrast, distance]}\n"
+        "  labels: {choice: [near, hard], when: {method: contrast}}\n"
+        "  temperature: {log_float: [0.01, 0.2], when: {labels: near}}"
+    )
+    sweep = read_sweep(written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", new)))
+    assert sweep.parameters["temperature"].when == {"labels": "near"}
+    assert sweep.parameters["labels"].when == {"method": "contrast"}
+
+
+def test_a_setting_of_two_methods_is_judged_by_the_one_that_gets_it(tmp_path):
+    variant = "variant: {choice: [co], when: {method: laser3_co}}"
+    parameters = f"parameters={{method: {{choice: [laser3_co, ml_ctl]}}, {variant}}}"
+    settings = ["method=laser3_co", "student.projection=teacher", parameters]
+    assert "variant" in read_sweep(written(tmp_path), assignments=settings).parameters
+    both = settings[-1].replace("when: {method: laser3_co}", "when: {method: [laser3_co, ml_ctl]}")
+    assert "'co' is not possible; allowed: 'info_snt'" in refusal(written(tmp_path), assignments=[*settings[:2], both])
+
+
+def test_a_named_model_is_not_searched_for_what_only_a_student_from_scratch_has(tmp_path):
+    text = changed("student: {layers: 2, width: 64, heads: 4, projection: teacher}", "student: {model: some/model}")
+    text = text.replace("  temperature: {log_float: [0.01, 0.2]}", "  student.layers: {choice: [1, 2]}")
+    assert "student.layers: a named model (some/model) brings its own layers" in refusal(written(tmp_path, text))
+
+
+def test_all_mistakes_are_listed_at_once(tmp_path):
+    text = changed("reports: 4", "report: 4").replace("cap: 100", "cap: many").replace("trials: 3", "trails: 3")
+    message = refusal(written(tmp_path, text))
+    assert [line.partition(": ")[0] for line in message.splitlines()] == [
+        f"{tmp_path}/small.yaml:{line}" for line in (15, 24, 26)
+    ]
+
+
+def test_the_teacher_rule_has_the_two_ways_out_that_it_names(tmp_path):
+    path = written(tmp_path, changed("budget: {trials: 3}", "config: {labels: both}"))
+    assert "english" not in refusal(path)
+    read_sweep(path, assignments=["teacher.target_side=copy_anchor"])
+    read_sweep(path, assignments=["teacher.languages=[eng, fra, kor, jpn]"])
+
+
+def test_a_method_that_compares_vectors_asks_for_equal_widths(tmp_path):
+    path = written(tmp_path, changed("  temperature: {log_float: [0.01, 0.2]}", "  method: {choice: [distance]}"))
+    read_sweep(path)
+    message = refusal(path, assignments=["student.projection=null"])
+    assert "student.projection: nothing: method 'distance' compares the student's vectors (64 wide)" in message
+    assert "(384); write `student.projection: teacher`" in message
+    read_sweep(path, assignments=["student.projection=384"])
+    local = tmp_path / "teacher"
+    local.mkdir()
+    (local / "config.json").write_text('{"hidden_size": 64}')
+    read_sweep(path, assignments=["student.projection=null", f"teacher.model={local}"])
+
+
+# --- Syntax ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: !!python/object/apply:os.system ['touch HIT']\n", "f.yaml:1: the tag"),
+        ("a: !!python/name:os.system ''\n", "f.yaml:1: the tag"),
+        ("name: x\na: !include /etc/passwd\n", "f.yaml:2: the tag"),
+        ("a: &x [1]\nb: *x\n", "f.yaml:1: not valid YAML here: the anchor or alias 'x' is not used"),
+        ("name: x\nb: 1\nname: y\n", "f.yaml:3: the key 'name' is given twice; first at"),
+        ("a: {b: 1,\n b: 2}\n", "f.yaml:2: the key 'b' is given twice"),
+        ("a: [1,\nb: 2\n", "f.yaml:"),
+        ("a: 1\n\tb: 2\n", "f.yaml:2: not valid YAML here"),
+        ("a: 1\n--- \nb: 2\n", "not valid YAML"),
+        ("- a\n", 'f.yaml:1: the file must be a mapping of keys to values, not ["a"]'),
+        ("", "f.yaml:1: the file must be a mapping"),
+        ("? [a, b]\n: 1\n", "f.yaml:1: a key must be a word"),
+        ("<<: {name: x}\n", "unknown key '<<'"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: " + "9" * 5000, "too many digits"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)
+def test_a_hostile_or_broken_file_is_refused_and_runs_nothing(tmp_path, monkeypatch, text, expected):
+    monkeypatch.chdir(tmp_path)
+    assert expected in refusal(written(tmp_path, text, "f.yaml"))
+    assert not (tmp_path / "HIT").exists()
+
+
+def test_a_file_that_is_not_utf8_or_too_large_is_refused(tmp_path):
+    path = tmp_path / "f.yaml"
+    path.write_bytes("name: x\ndescription: caf\xe9\n".encode("latin-1"))
+    assert "f.yaml:2: byte 0xe9 is not UTF-8; save the file as UTF-8" in refusal(path)
+    path.write_text("name: x\n", encoding="utf-16")
+    advice = f"the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {path} > NEW`"
+    assert f"f.yaml:1: byte 0xff is not UTF-8; {advice}" in refusal(path)
+    path.write_bytes(b"#" * 1_000_001)
+    assert "1,000,001 bytes" in refusal(path)
+
+
+def test_numbers_and_words_are_read_by_the_core_schema():
+    text = "{a: 5e-4, b: 1_000, c: no, d: on, e: '5', f: 1:30, g: 2024-01-01, h: ~, i: true, j: .5, k: -3, l: 0x10}"
+    value, _ = parse_yaml(text, "f")
+    assert value == {
+        "a": 5e-4, "b": 1000, "c": "no", "d": "on", "e": "5", "f": "1:30", "g": "2024-01-01", "h": None, "i": True,
+        "j": 0.5, "k": -3, "l": "0x10",
+    }  # fmt: skip
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**15), 10**15)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(
+        st.characters(
+            codec="utf-8", exclude_categories=["Cc", "Cs"], exclude_characters="\ufeff\ufffe\uffff\u2028\u2029"
+        )
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text("abc.", min_size=1), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plain_values)
+def test_json_is_read_as_what_it_says(value):
+    assert parse_yaml(json.dumps(value, ensure_ascii=False), "f")[0] == value
+
+
+# --- `--with`, `--set`, variables -----------------------------------------------------------------------------------
+
+
+def test_an_overlay_replaces_whole_sections_and_its_mistakes_carry_its_own_lines(tmp_path):
+    path = written(tmp_path)
+    overlay = written(tmp_path, "training:\n  pairs: 700\n", "more.yaml")
+    sweep = read_sweep(path, overlays=[overlay])
+    assert sweep.training.pairs == 700
+    assert sweep.training.reports == 5, "the section is replaced, not merged"
+    assert sweep.budget.trials == 3
+    wrong = written(tmp_path, "# a comment\ntraining:\n  pears: 7\n", "wrong.yaml")
+    assert f"{wrong}:3: training.pears: unknown key" in refusal(path, overlays=[overlay, wrong])
+    assert f"{wrong}:3: traning: unknown key" in refusal(
+        path, overlays=[written(tmp_path, "\n\ntraning: {}\n", "wrong.yaml")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("assignment", "found"),
+    [
+        ("training.pairs=500", lambda s: s.training.pairs == 500),
+        ("data.train.0.cap=7", lambda s: s.data.train[0].cap == 7),
+        ("data.train.0.cap=null", lambda s: s.data.train[0].cap is None),
+        ("data.sampling.temperature=3", lambda s: s.data.sampling.temperature == 3),
+        ("data.split={pairs: 9}", lambda s: s.data.split.pairs == 9),
+        ("teacher.languages=[eng, fra]", lambda s: s.teacher.languages == ("eng", "fra")),
+        ("description=a = b", lambda s: s.description == "a = b"),
+        ("parameters.temperature={const: 0.5}", lambda s: s.parameters["temperature"].const == 0.5),
+        ("parameters.temperature.log_float.1=0.3", lambda s: s.parameters["temperature"].log_float == (0.01, 0.3)),
+        ("parameters.student.layers={int: [1, 3]}", lambda s: s.parameters["student.layers"].int == (1, 3)),
+        ("parameters.student.layers.choice=[1, 3]", lambda s: s.parameters["student.layers"].choice == (1, 3)),
+        ("parameters.training.learning_rate.log_float=[1e-5, 1e-4]",
+         lambda s: s.parameters["training.learning_rate"].log_float == (1e-5, 1e-4)),
+        ("config.labels=hard", lambda s: s.config == {"labels": "hard"}),
+    ],
+)  # fmt: skip
+def test_set_changes_one_key(tmp_path, assignment, found):
+    assert found(read_sweep(written(tmp_path), assignments=[assignment]))
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("training.pears=5", ["--set training.pears=5: training.pears: unknown key 'pears'", "did you mean 'pairs'?"]),
+        ("trainin.pairs=5", ["--set trainin.pairs=5: trainin: unknown key", "did you mean 'training'?"]),
+        (
+            "data.train.2.cap=5",
+            ["--set data.train.2.cap=5: '2' is not an item of the list data.train; allowed: 0 to 1"],
+        ),
+        ("data.train.first.cap=5", ["'first' is not an item of the list data.train"]),
+        ("training.pairs.more=5", ["training.pairs is 1000, which has no key 'more'"]),
+        ("training.pairs", ["write KEY=VALUE"]),
+        ("training.reports=200", ["200 reports need as many steps, and training.pairs 1000 in batches of 64 are 16"]),
+        ("training.pairs=[", ["--set training.pairs=[: not valid YAML"]),
+        ("training.pairs=!!python/name:os.system x", ["the tag"]),
+        ("training.pairs=none", ["--set training.pairs=none: training.pairs: 'none' is not possible"]),
+        ("parameters.temperature.const=5", ["parameters.temperature: has log_float and const"]),
+        ("budget.trials=.nan", ["--set budget.trials=.nan: .nan is not a finite number"]),
+    ],
+)
+def test_a_wrong_assignment_is_named(tmp_path, assignment, expected):
+    message = refusal(written(tmp_path), assignments=[assignment])
+    for words in expected:
+        assert words in message, message
+
+
+def test_assignments_come_after_overlays_and_later_ones_win(tmp_path):
+    overlay = written(tmp_path, "training: {pairs: 700}\n", "more.yaml")
+    sweep = read_sweep(
+        written(tmp_path),
+        overlays=[overlay],
+        assignments=["training.pairs=800", "training={reports: 2}", "training.pairs=900"],
+    )
+    assert (sweep.training.pairs, sweep.training.reports) == (900, 2)
+
+
+def test_variables_are_replaced_in_paths_only(tmp_path):
+    text = changed("path: talks.tsv", 'path: "${TALKS:-talks}.tsv"').replace(
+        "name: small", 'name: small\ndescription: "${A}"'
+    )
+    assert read_sweep(written(tmp_path, text), environ={}).data.train[0].path == "talks.tsv"
+    sweep = read_sweep(written(tmp_path, text), environ={"TALKS": "/x/more"})
+    assert sweep.data.train[0].path == "/x/more.tsv"
+    assert sweep.description == "${A}"
+    text = changed("path: talks.tsv", 'path: "${TALKS}.tsv"')
+    assert "small.yaml:13: data.train.0.path: '${TALKS}.tsv' needs the environment variable TALKS" in refusal(
+        written(tmp_path, text), environ={}
+    )
+
+
+def test_column_numbers_may_be_written_as_numbers(tmp_path):
+    sweep = read_sweep(
+        written(tmp_path), assignments=["data.train.0.columns={eng: 0, fra: 1}", "data.train.0.header=false"]
+    )
+    assert sweep.data.train[0].columns == {"eng": "0", "fra": "1"}
+
+
+# --- Sources and tasks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{name: p, format: pivot, left: talks, right: laws, join: eng}", None),
+        ("{name: p, format: pivot, left: talk, right: laws, join: eng}", "did you mean 'talks'?"),
+        ("{name: p, format: pivot, left: talks, right: talks, join: eng}", "is also the left source"),
+        ("{name: p, format: pivot, left: talks, right: p, join: eng}", "is a pivot itself"),
+        ("{name: p, format: pivot, left: talks, right: laws, join: fra}", "'fra' is not in both; allowed: id, eng"),
+        ("{name: p, format: pivot, left: talks, right: laws}", "has no `id` column"),
+        ("{name: p, format: pivot, left: talks}", "needs left + right"),
+        ("{name: p, format: moses, paths: {eng: a.en, fra: a.fr}}", None),
+        ("{name: p, format: moses, path: a, columns: {eng: a, fra: b}}", "format 'moses' needs paths"),
+        ("{name: p, format: moses, paths: {eng: a, fra: b}, join: eng}", "joined by line"),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, id: id}", None),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: line}", None),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}}", "must name the column that joins the files"),
+        ("{name: p, paths: {eng: a.tsv, fra: b.tsv}, join: lines}", "did you mean 'line'?"),
+        ("{name: p, format: hub, dataset: a/b, columns: {eng: a, fra: b}}", None),
+        ("{name: p, format: hub, dataset: a/b}", "needs dataset + columns"),
+        ("{name: p, dataset: a/b, columns: {eng: a, fra: b}}", "needs path + columns or paths"),
+        ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-CN-eng]}", None),
+        ("{name: p, path: a.tsv, columns: {zho-CN: a, eng: b}, pairs: [zho-eng]}", "did you mean 'zho-CN-eng'?"),
+        ("{name: p, path: a.tsv, columns: {eng: a, fra: b}, pairs: []}", "must list a pair"),
+        ("{name: p, path: a.tsv, columns: {eng: a, fra: b}, pairs: [eng-eng]}", "is not two languages"),
+    ],
+)  # fmt: skip
+def test_a_source_has_the_fields_of_its_format(tmp_path, source, expected):
+    path = written(tmp_path, changed("  dev:\n", f"    - {source}\n  dev:\n"))
+    if expected is None:
+        read_sweep(path)
+    else:
+        message = refusal(path)
+        assert "small.yaml:19" in message
+        assert expected in message
+
+
+def test_dev_metrics_are_means_and_subsets_named_as_the_tasks_say(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    metrics = dev_metrics(sweep)
+    assert metrics[:10] == (
+        "dev/news/accuracy",
+        "dev/news/accuracy_forward",
+        "dev/news/accuracy_backward",
+        "dev/news/f1",
+        "dev/news/xsim_error",
+        "dev/news/xsim_error_pooled",
+        "dev/news/xsim_error_forward",
+        "dev/graded/spearman",
+        "dev/graded/pearson",
+        "dev/news/fra-eng/accuracy",
+    )
+    assert "dev/graded/eng/spearman" in metrics
+    assert "dev/news/kor-eng/xsim_error" in metrics
+    assert not any("heldout" in metric for metric in metrics)
+    split = dev_metrics(read_sweep(written(tmp_path), assignments=["data.split={pairs: 5}"]))
+    assert {"dev/heldout/accuracy", "dev/heldout/jpn-eng/accuracy", "dev/heldout/fra-eng/xsim_error"} <= set(split)
+    both = dev_metrics(read_sweep(written(tmp_path), assignments=["data.dev.0.source.pairs=[eng-kor, fra-kor]"]))
+    assert {"dev/news/kor-eng/accuracy", "dev/news/kor-fra/accuracy"} <= set(both), "the anchor stands second"
+    assert "dev/news/fra-eng/accuracy" not in both
+
+
+def test_the_teacher_encodes_right_sides_that_it_knows_and_that_compare(tmp_path):
+    ask = "data.dev.0.right_model=teacher"
+    sweep = read_sweep(written(tmp_path), assignments=[ask])
+    assert dev_metrics(sweep) == dev_metrics(read_sweep(written(tmp_path))), "the names stay as they are"
+    read_sweep(written(tmp_path), assignments=[ask, "data.dev.0.source.pairs=[eng-kor]"])
+    mining = "{name: bucc, task: mining, gold: g, right_model: teacher, source: {name: b, id: id, paths: {PATHS}}}"
+    read_sweep(written(tmp_path), assignments=["data.test=[" + mining.replace("PATHS", "fra: a, eng: b") + "]"])
+    for changes, expected in (
+        (
+            ["data.dev.0.right_model=unknown"],
+            "data.dev.0.right_model: 'unknown' is not possible; allowed: 'student' or '",
+        ),
+        (["data.dev.1.right_model=teacher"], "data.dev.1.right_model: is for tasks of kind bitext or mining, and this"),
+        (
+            [ask, "data.dev.0.source.pairs=all"],
+            "the right side of task 'news' is in fra, and the teacher 'bundled:all-M",
+        ),
+        (
+            ["data.split={pairs: 5, right_model: teacher}", "data.anchor_priority=[fra, eng]"],
+            "data.split.right_model: 'teacher': the right side of task 'heldout' is in fra",
+        ),
+        (
+            [ask, "teacher.languages=[fra]"],
+            "data.dev.0.right_model: 'teacher': the right side of task 'news' is in eng",
+        ),
+        (
+            ["data.test=[" + mining.replace("PATHS", "eng: a, fra: b") + "]"],
+            "data.test.0.right_model: 'teacher': the ri",
+        ),
+        (
+            [ask, "student.projection=null"],
+            "task 'news' has `right_model: teacher`, and the vectors of method 'contrast",
+        ),
+        (
+            [ask, "student.projection=32"],
+            "are 32 wide, the teacher's 384; make them 384 wide (`student.projection: tea",
+        ),
+    ):
+        message = refusal(written(tmp_path), assignments=changes)
+        assert expected in message
+        assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "width"),
+    [("dimension_reduction", "{dim: 128}", 128), ("bilingual_aligner", "{output: 64}", 64)],
+)
+def test_layers_behind_a_frozen_encoder_decide_whether_it_compares(tmp_path, method, config, width):
+    changes = ["data.dev.0.right_model=teacher", f"method={method}", "parameters={}", "student={}"]
+    message = refusal(written(tmp_path), assignments=[*changes, f"config={config}"])
+    assert f"are {width} wide, the teacher's 384" in message
+    assert "\n" not in message
+    read_sweep(written(tmp_path), assignments=[*changes, f"config={config.replace(str(width), '384')}"])
+
+
+# --- Ids, roots, files ----------------------------------------------------------------------------------------------
+
+
+def test_the_id_depends_on_what_decides_results_and_on_nothing_else(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert sweep_id(sweep).startswith("small-")
+    assert len(sweep_id(sweep)) == len("small-") + 10
+    lines = FILE.splitlines(keepends=True)
+    reordered = "".join([*lines[22:], *lines[:22]])
+    same = [
+        read_sweep(written(tmp_path, reordered)),
+        read_sweep(written(tmp_path), assignments=["budget={trials: 99, minutes: 5, workers: 2}"]),
+        read_sweep(written(tmp_path), assignments=["description=what I try", "promotion.name=other"]),
+        read_sweep(written(tmp_path), assignments=["training.learning_rate=5e-4", "seed=0"]),
+        read_sweep(written(tmp_path), assignments=["data.sampling.temperature=1"]),
+        sweep_from(json.loads(json.dumps(plain(sweep)))),
+    ]
+    assert {sweep_id(other) for other in same} == {sweep_id(sweep)}
+    other = [
+        ["training.pairs=2000"], ["seed=1"], ["data.train.0.cap=99"], ["data.root=elsewhere"], ["student.layers=3"],
+        ["parameters.temperature.log_float=[0.01, 0.3]"], ["scheduler.reduction=2"], ["name=big"],
+        ["evaluation.prompt=x"],
+    ]  # fmt: skip
+    ids = {sweep_id(read_sweep(written(tmp_path), assignments=assignments)) for assignments in other}
+    assert len(ids | {sweep_id(sweep)}) == len(other) + 1
+
+
+def test_the_id_is_the_same_on_machines_whose_data_lies_elsewhere(tmp_path):
+    path = written(tmp_path, changed("root: .", 'root: "${BABELTUNE_SOMEWHERE:-../data}"'))
+    here, there = (read_sweep(path, environ={"BABELTUNE_SOMEWHERE": str(tmp_path / name)}) for name in ("a", "b"))
+    assert sweep_id(here) == sweep_id(there)
+    (tmp_path / "a").mkdir()
+    assert data_root(here, {"BABELTUNE_SOMEWHERE": str(tmp_path / "a")}) == (tmp_path / "a").resolve()
+    with pytest.raises(SpecError, match=r"data\.root: .* which does not exist"):
+        data_root(there, {"BABELTUNE_SOMEWHERE": str(tmp_path / "b")})
+
+
+def test_a_root_that_is_a_circle_of_links_is_one_line(tmp_path):
+    (tmp_path / "ring").symlink_to("ring")
+    sweep = read_sweep(written(tmp_path, changed("root: .", f"root: {tmp_path / 'ring'}")))
+    with pytest.raises(SpecError, match=r"data\.root: .* which does not exist"):
+        data_root(sweep)
+
+
+def test_bundled_is_the_package_folder_and_relative_roots_start_at_the_checkout(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    assert data_root(sweep) == repository()
+    bundled = replace(sweep, data=replace(sweep.data, root="bundled:"))
+    assert (data_root(bundled) / "sts.tsv").is_file()
+
+
+def test_files_are_found_by_path_then_in_the_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_file("search_spaces/quickstart.yaml") == repository() / "search_spaces" / "quickstart.yaml"
+    (tmp_path / "search_spaces").mkdir()
+    mine = written(tmp_path / "search_spaces", FILE, "quickstart.yaml")
+    assert find_file("search_spaces/quickstart.yaml").resolve() == mine
+    with pytest.raises(SpecError, match=r"no file 'quikstart.yaml'; did you mean 'search_spaces/quickstart.yaml'\?"):
+        find_file("quikstart.yaml")
+    with pytest.raises(
+        SpecError, match=r"local.yaml: this is a cluster file, not a sweep file; it goes behind --cluster"
+    ):
+        read_sweep("clusters/local.yaml")
+
+
+def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):
+    text = with_files(tmp_path)
+    path = written(tmp_path, text[text.index("data:") : text.index("student:")], "data.yaml")
+    data, root = read_data(path)
+    assert [task.name for task in data.dev] == ["news", "graded"]
+    assert root == tmp_path
+    with pytest.raises(SpecError, match="has no section `data`"):
+        read_data(written(tmp_path, "training: {}\n", "t.yaml"))
+    wrong = written(tmp_path, path.read_text().replace("cap: 100", "cap: 0"), "wrong.yaml")
+    with pytest.raises(SpecError, match=r"wrong.yaml:7: data.train.0.cap: 0 must be at least 1"):
+        read_data(wrong)
+    (tmp_path / "sts.tsv").unlink()
+    with pytest.raises(SpecError, match=r"data.yaml:\d+: data.dev.1.path: .*sts.tsv"):
+        read_data(path)
+    hub = written(
+        tmp_path, path.read_text().replace("path: laws.tsv", "format: hub\n      dataset: a/laws"), "hub.yaml"
+    )
+    with pytest.raises(SpecError, match=r"'a/laws' is not a folder.*HF_HUB_OFFLINE is set"):
+        read_data(hub, environ={"HF_HUB_OFFLINE": "1"})
+
+
+def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):
+    sweep = read_sweep(written(tmp_path))
+    check_method(sweep)
+    with pytest.raises(SpecError, match=r"^method: 'nothing': no method"):
+        check_method(replace(sweep, method="nothing"))
+
+
+# --- Models and data sets -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How long the hub was given to answer, for each time that it was asked."""
+    given = []
+    for name in ("model_info", "dataset_info"):
+        real = getattr(huggingface_hub.HfApi, name)
+
+        def ask(*arguments, real=real, **settings):
+            given.append(settings["timeout"])
+            return real(*arguments, **settings)
+
+        monkeypatch.setattr(huggingface_hub.HfApi, name, ask)
+    return given
+
+
+def test_a_name_that_nobody_can_reach_is_refused_with_its_line_and_nobody_is_asked(tmp_path, asked):
+    text = changed("layers: 2, width: 64, heads: 4", "model: no-such-team/no-such-model")
+    path = written(tmp_path, text)
+    message = refusal(path, reach=True, environ={"HF_HUB_OFFLINE": "1"})
+    assert not asked
+    assert "small.yaml:23: student.model: 'no-such-team/no-such-model' is not a folder" in message
+    assert "HF_HUB_OFFLINE is set" in message
+    assert "set HF_HOME" in message
+
+
+def test_without_the_offline_switch_a_dead_network_is_noticed_at_the_first_name(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    text = changed("path: laws.tsv", "format: hub\n      dataset: no-such-team/laws")
+    sweep = read_sweep(
+        written(tmp_path, with_files(tmp_path, text)), assignments=["teacher.model=no-such-team/teacher"]
+    )
+    with pytest.raises(SpecError) as caught:
+        check_reachable(sweep, {})
+    assert asked == [5.0], "once, and it is given five seconds"
+    teacher, laws = str(caught.value).splitlines()
+    assert teacher.startswith("teacher.model: 'no-such-team/teacher'")
+    assert laws.startswith("data.train.1.dataset: 'no-such-team/laws'")
+    assert "does not answer" in teacher
+
+
+def test_a_file_that_is_not_there_is_refused_with_its_line_before_anything_starts(tmp_path):
+    path = written(tmp_path, with_files(tmp_path))
+    assert read_sweep(path, reach=True)
+    (tmp_path / "laws.tsv").rename(tmp_path / "law.tsv")
+    (tmp_path / "sts.tsv").unlink()
+    message = refusal(path, reach=True)
+    assert "small.yaml:17: data.train.1.path: " in message
+    assert "holds no 'laws.tsv'; did you mean 'law.tsv'?" in message
+    assert "small.yaml:22: data.dev.1.path: " in message
+
+
+def test_folders_and_cached_models_are_reachable_offline(tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    snapshot = tmp_path / "cache" / "models--team--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    path = written(tmp_path, with_files(tmp_path))
+    for model in ("team/model", str(tmp_path / "model")):
+        check_reachable(read_sweep(path, assignments=[f"student.model={model}"]), {"HF_HUB_OFFLINE": "1"})
+    sweep = read_sweep(path, assignments=[f"parameters.student.model={{choice: [team/model, {tmp_path}/nothing]}}"])
+    with pytest.raises(SpecError, match=r"^parameters\.student\.model: '.*nothing' .*not a name that the hub can have"):
+        check_reachable(sweep, {"HF_HUB_OFFLINE": "1"})
+
+
+def test_an_unknown_bundled_teacher_is_refused(tmp_path):
+    sweep = read_sweep(written(tmp_path), assignments=['teacher.model="bundled:other"'])
+    with pytest.raises(SpecError, match="'bundled:other' is not bundled; allowed: bundled:all-MiniLM-L6-v2"):
+        check_reachable(sweep)
+
+
+# --- What is shipped ------------------------------------------------------------------------------------------------
+
+
+FILES = sorted(path.relative_to(repository()).as_posix() for path in (repository() / "search_spaces").rglob("*.yaml"))
+MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
+SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_text(encoding="utf-8")]
+EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]
+"""For `babeltune evaluate`."""
+OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]
+"""What needs a sweep file beside it."""
+
+
+def promoted(name):
+    """The folder of a registered model: some sentence-transformers model."""
+    assert name.startswith("models:/")
+    return str(teacher_folder(Teacher()))
+
+
+def test_a_registered_model_is_replaced_by_its_folder(tmp_path):
+    old = "student: {layers: 2, width: 64, heads: 4, projection: teacher}"
+    path = written(tmp_path, changed(old, 'student: {model: "models:/first@champion", projection: teacher}'))
+    asked = []
+
+    def fetch(name):
+        asked.append(name)
+        return str(tmp_path)
+
+    def missing(name):
+        raise PromotionError(f"the store has no {name}")
+
+    assert read_sweep(path, check=False, fetch=fetch).student.model == str(tmp_path)
+    assert asked == ["models:/first@champion"]
+    for how, words in ((None, "which is not asked here"), (missing, "the store has no models:/first@champion")):
+        with pytest.raises(SpecError, match=rf"small.yaml:\d+: student.model: .*{words}"):
+            read_sweep(path, check=False, fetch=how)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_sweep_is_valid(name):
+    sweep = read_sweep(name, fetch=promoted)
+    assert sweep.objectives[0].metric in dev_metrics(sweep)
+    if "papers" not in name:
+        on_this_machine(sweep)
+
+
+def test_paper_1s_sts_are_groups_of_its_sets():
+    """Park et al.'s result_parse: STS(en) is the mean of eight sets, the others have one each."""
+    groups = {}
+    for task in read_sweep("search_spaces/papers/soft_contrastive.yaml").data.test:
+        if task.task == "sts":
+            groups.setdefault(task.group, []).append((task.name, task.language, task.language2))
+    english = [*("sts12", "sts13", "sts14", "sts15", "sts16", "sts17", "sts22", "stsb")]
+    assert sorted(groups.pop("sts_en")) == [(name, "en", None) for name in english]
+    assert groups == {
+        "sts_ko": [("sts17", "ko", None)],
+        "sts_en_fr": [("sts17", "fr", "en")],
+        "sts_fr": [("sts22", "fr", None)],
+        "sts_ru": [("sts22", "ru", None)],
+    }
+
+
+def on_this_machine(sweep):
+    """Everything that the sweep names can be had; real text is not everywhere."""
+    try:
+        data_root(sweep)
+    except SpecError:
+        pytest.skip(f"{sweep.data.root} is not here")
+    check_reachable(sweep, dict(os.environ) | {"HF_HUB_OFFLINE": "1"})
+
+
+def commands_of(name):
+    """The commands at the head of a shipped file: the sweep file and the overlays of each."""
+    text = (repository() / name).read_text(encoding="utf-8")
+    for line in re.findall(r"^#   babeltune submit (.*)$", text, re.MULTILINE):
+        file, *options = line.split()
+        assert set(options[::2]) <= {"--with"}
+        yield file, options[1::2]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sweep(name):
+    ((file, overlays),) = commands_of(name)
+    assert name in overlays
+    sweep = read_sweep(file, overlays=overlays, fetch=promoted)
+    assert sweep.objectives[0].metric in dev_metrics(sweep)
+    if "papers" not in file:
+        on_this_machine(sweep)
+    if name == MULTILINGUAL:
+        assert {pair.split("-")[0] for pair in pairs_of(sweep)} <= set(sweep.teacher.languages)
+
+
+def test_config_paper_gives_each_method_its_printed_settings_less_those_searched(tiny_file):
+    names = ["soft_contrastive", "laser3_co"]
+    given = ["config=paper", f"parameters.method={{choice: {names}}}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    for name in names:
+        config = make_trial(sweep, 0, {"method": name, "temperature": 0.07}).config
+        assert config == {**plain(load_method(name).Config.paper()), "temperature": 0.07}
+    assert sweep_id(sweep) != sweep_id(read_sweep(tiny_file, assignments=given[1:]))
+    assert sweep_from(plain(sweep)) == sweep
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (["config=papr"], "config: 'papr' is not possible; allowed: a mapping or 'paper'; did you mean 'paper'?"),
+        (
+            ["config=paper", "method=combined"],
+            "methods that have one: bilingual_aligner, dimension_reduction",
+        ),
+        (["config=paper", "parameters.labels={choice: [soft, hard]}"], "parameters.labels"),
+    ],
+)
+def test_config_paper_is_refused_where_there_is_none(tiny_file, assignments, expected):
+    with pytest.raises(SpecError) as caught:
+        read_sweep(tiny_file, assignments=["parameters={}", *assignments])
+    assert expected in str(caught.value)
+
+
+def test_the_papers_grid_is_one_sweep_of_its_students_for_each_of_its_teachers():
+    file = "search_spaces/papers/soft_contrastive_grid.yaml"
+    commands = list(commands_of(file))
+    assert {name for name, _ in commands} == {file}
+    sweeps = [read_sweep(name, overlays=overlays) for name, overlays in commands]
+    assert [sweep.teacher.model.split("/")[1] for sweep in sweeps] == [
+        "multilingual-e5-base",
+        "e5-base",
+        "all-mpnet-base-v2",
+    ]
+    assert len({sweep_id(sweep) for sweep in sweeps}) == 3
+    assert {len(sweep.parameters["student.model"].choice) for sweep in sweeps} == {2}
+    trial = make_trial(sweeps[0], 0, {"student.model": "FacebookAI/xlm-roberta-base", "seed": 0})
+    assert (trial.config["labels"], trial.config["tcm"]) == ("priority", False), "equation 2 alone"
+
+
+def pairs_of(sweep):
+    """The language pairs of a sweep's training text, anchor first."""
+    by_name = {source.name: source for source in sweep.data.train}
+    priority = sweep.data.anchor_priority
+    return {"-".join(p) for s in sweep.data.train for p in source_pairs(s, by_name, priority)}
+
+
+def test_a_teacher_that_knows_english_alone_is_refused_pairs_without_it():
+    with pytest.raises(SpecError, match="anchor side, which is in"):
+        read_sweep("search_spaces/soft_contrastive.yaml", overlays=["search_spaces/pairs/fr_xx.yaml"])
+    read_sweep("search_spaces/soft_contrastive.yaml", overlays=["search_spaces/pairs/en_xx.yaml"])
+
+
+@pytest.mark.parametrize(("name", "count"), [("en_xx", 4), ("fr_xx", 7), ("ru_xx", 7), ("all", 10)])
+def test_pairs_are_those_that_their_file_is_named_after(name, count):
+    overlays = [f"search_spaces/pairs/{name}.yaml", MULTILINGUAL]
+    assert len(pairs_of(read_sweep("search_spaces/soft_contrastive.yaml", overlays=overlays, fetch=promoted))) == count
+
+
+def test_every_pivot_of_real_text_joins_something():
+    try:
+        data, root = read_data("search_spaces/pairs/all.yaml")
+    except SpecError:
+        pytest.skip("the real text is not here")
+    pivots = [source for source in data.train if source.format == "pivot"]
+    read = {s.name: read_source(s, root, others={}) for s in data.train if s.format != "pivot" and s.columns}
+    rows = {source.name: len(read_source(source, root, others=read)) for source in pivots}
+    assert len(rows) == 11
+    assert min(rows.values()) > 20, rows
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if "reproduce" in name])
+def test_a_kept_table_has_as_many_seeds_for_every_setting(name):
+    sweep = read_sweep(name, fetch=promoted)
+    assert sweep.name.startswith((Path(name).stem, "multilingual_teacher"))
+    points = [{key: value for key, value in point.items() if key != "seed"} for point in sweep.sampler.points]
+    if points:
+        seeds = {point["seed"] for point in sweep.sampler.points}
+        assert sweep.budget.trials == len(points)
+        assert {points.count(point) for point in points} == {len(seeds)}
+        assert len(seeds) > 1
+
+
+@pytest.mark.parametrize("pairs", ['"anchor"', '"all"', "[kor-fra, eng-fra, rus-eng]"])
+@pytest.mark.parametrize("priority", ["[eng]", "[kor, eng]"])
+def test_dev_metrics_and_language_pairs_are_those_of_the_corpus(pairs, priority):
+    settings = [
+        f"data.anchor_priority={priority}",
+        f"data.dev.0.source.pairs={pairs}",
+        f"data.train.0.pairs={pairs}",
+        "data.train.1.train=false",
+        "data.split={pairs: 20}",
+    ]
+    sweep = read_sweep("search_spaces/quickstart.yaml", assignments=settings, check=False)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    names = {(task.name, task.subset) for task in corpus.tasks}
+    metrics = [metric.split("/") for metric in dev_metrics(sweep)]
+    assert {(metric[1], metric[2]) for metric in metrics if len(metric) == 4} == names
+    anchors, others = taught_languages(sweep)
+    assert {tuple(group.split("-")) for group in corpus.groups} <= {(a, b) for a in anchors for b in others}
+    assert {group.split("-")[0] for group in corpus.groups} == set(anchors)
+
+
+def test_a_clustering_sets_metrics_are_those_of_its_languages_and_of_their_mixture(tmp_path):
+    old = "{name: graded, task: sts, path: sts.tsv, language: eng}"
+    topics = "{name: sib, task: clustering, source: {name: t, id: id, paths: {eng: a.tsv, zho: b.tsv}}, label: topic}"
+    metrics = dev_metrics(read_sweep(written(tmp_path, changed(old, topics))))
+    assert [m for m in metrics if "sib" in m] == [
+        *("dev/sib/ari", "dev/sib/v_measure"),
+        *(f"dev/sib/{subset}/{metric}" for subset in ("eng", "zho", "mixed") for metric in ("ari", "v_measure")),
+    ]
+    text = changed(old, topics).replace("metric: dev/news/accuracy", "{metric: dev/sib/mixed/ari, goal: minimize}")
+    assert "is better the higher it is" in refusal(written(tmp_path, text))
+
+
+def test_a_setting_of_one_method_is_not_judged_by_another_that_has_its_name():
+    """`variant` is a setting of LASER3-CO and of LEALLA."""
+    check_method(read_sweep("search_spaces/all_methods.yaml", check=False))
+
+
+OURS = sorted(name for name, place in available().items() if place.startswith("babeltune_methods."))
+"""Read before the toy methods are installed."""
+
+
+def test_the_baselines_are_among_our_methods():
+    assert {"soft_contrastive", "mse_distillation", "translation_ranking", "combined"} < set(OURS)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_every_method_has_a_sweep_offline_and_one_with_its_papers_settings(method):
+    files = [f"search_spaces/{method}.yaml", f"search_spaces/papers/{method}.yaml"]
+    if method == "combined":  # no paper's
+        del files[1]
+    for file in files:
+        assert file in SHIPPED, file
+        assert read_sweep(file, check=False).method == method
+    assert read_sweep(files[0], check=False).data.root == "bundled:"
+
+
+@pytest.mark.parametrize(
+    ("assignments", "expected"),
+    [
+        (
+            ["objectives=[{metric: dev/everyday/xsim_error}]"],
+            "objectives.0.goal: dev/everyday/xsim_error is better the",
+        ),
+        (["objectives=[{metric: dev/everyday/accuracy, goal: minimize}]"], "accuracy is better the higher it is"),
+        (["parameters={student.heads: {choice: [-1, 0, 4]}}"], "-1 must be from 1 to"),
+        (["data.anchor_priority=[xyz]"], "none of xyz is a language of data.train; allowed: eng, fra"),
+        (["training.pairs=129", "training.reports=3"], "training.pairs 129 in batches of 64 are 2"),
+        (
+            ["student.pooling=pooler", "student.projection=8"],
+            "student.projection: 8: student.pooling pooler has a dense",
+        ),
+        (["student.pooling=pooler"], "student.projection: 'teacher': student.pooling pooler has a dense layer"),
+        (
+            ["student.projection=384", "parameters.student.pooling={choice: [cls, pooler]}"],
+            "parameters.student.pooling: 384 can be proposed with it: student.pooling pooler has a dense layer",
+        ),
+        (
+            ["student={pooling: pooler}", "method=mse_distillation", "parameters={}"],
+            "(256 wide) with the teacher's (384); write `student.projection: teacher` and another student.pooling",
+        ),
+        (["teacher.max_tokens=100000"], "100000 is more than the 512 positions of 'bundled:all-MiniLM-L6-v2'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(assignments, expected):
+    fixed = ["training.global_batch=64", "parameters={temperature: {const: 0.1}}"]
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/quickstart.yaml", assignments=[*fixed, *assignments])
+    assert expected in str(caught.value)
+
+
+def test_a_test_set_is_no_dev_set():
+    same = "{name: other, source: {name: s, path: natural_train.tsv, columns: {fra: fra, eng: eng}}}"
+    renamed = same.replace("name: s", "name: again").replace("name: other", "name: sealed")
+    with pytest.raises(SpecError, match=r"data.test.0: reads what data.dev.0 reads"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[f"data.dev=[{same}]", f"data.test=[{renamed}]"])
+
+
+def test_what_a_model_costs_is_an_objective_after_the_first():
+    accuracy, least = "{metric: dev/everyday/accuracy}", "{metric: model/parameters, goal: minimize}"
+    fastest = "{metric: model/sentences_per_second}"
+    given = read_sweep("search_spaces/quickstart.yaml", assignments=[f"objectives=[{accuracy}, {least}, {fastest}]"])
+    assert [(o.metric, o.goal) for o in given.objectives[1:]] == [
+        ("model/parameters", "minimize"),
+        ("model/sentences_per_second", "maximize"),
+    ]
+    with pytest.raises(SpecError, match=r"objectives.0.metric: 'model/parameters' is not scored; .*after the first"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[f"objectives=[{least}]"])
+    with pytest.raises(SpecError, match="write `goal: minimize`"):
+        read_sweep(
+            "search_spaces/quickstart.yaml", assignments=[f"objectives=[{accuracy}, {{metric: model/parameters}}]"]
+        )
+
+
+@pytest.mark.trap(40)
+@pytest.mark.parametrize("metric", ["train/loss", "train/kl", "dev/everyday/loss", "loss"])
+def test_a_loss_is_no_objective(metric):
+    """METHODS D40: between temperatures, labels and methods, losses cannot be compared."""
+    assignments = [f"objectives=[{{metric: {metric}, goal: minimize}}]"]
+    with pytest.raises(
+        SpecError, match=rf"objectives\.0\.metric: '{metric}' is no objective: .*; allowed: dev/"
+    ) as caught:
+        read_sweep("search_spaces/quickstart.yaml", assignments=assignments)
+    assert "each changes what a loss of 1 means: a soft cross-entropy cannot fall below the entropy" in str(
+        caught.value
+    )
+    temperature = "parameters={training.learning_rate: {log_float: [1e-4, 1e-3]}}"
+    with pytest.raises(SpecError, match="the next setting that is searched, such as the temperature, would change"):
+        read_sweep("search_spaces/quickstart.yaml", assignments=[*assignments, temperature])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("student.pooling=cls", "student.pooling: 'cls': "),
+        ("student.pooling=pooler", "set student.pooling to that (a dense layer after it, with tanh or not, comes with"),
+        ("student.max_tokens=4000", "student.max_tokens: 4000 is more than the 512 positions of "),
+        ("student.projection=100", "student.projection: 100: "),
+    ],
+)
+def test_a_student_that_its_own_files_contradict_is_refused(tmp_path, assignment, expected):
+    folder = tmp_path / "model"
+    files = {
+        "config.json": {"hidden_size": 384, "max_position_embeddings": 512},
+        "modules.json": [{"type": "st.models.Pooling", "path": "1"}, {"type": "st.models.Dense", "path": "2"}],
+        "1/config.json": {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True},
+        "2/config.json": {"in_features": 384, "out_features": 256},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    named = ["parameters={temperature: {const: 0.1}}", f"student={{model: {folder}}}", assignment]
+    with pytest.raises(SpecError) as caught:
+        read_sweep("search_spaces/quickstart.yaml", assignments=named)
+    assert expected in str(caught.value)
+
+
+def test_the_quickstart_is_promoted_only_above_chance_and_the_untrained_student():
+    sweep = read_sweep("search_spaces/quickstart.yaml")
+    (gate,) = sweep.promotion.gates
+    assert (gate.times_chance, gate.times_untrained) == (5, 2)
+    (rows,) = [rows for rows in read_eval(sweep.data.test, data_root(sweep)) if rows.task.name == gate.test]
+    assert {"fra", "jpn", "kor", "rus"} < set(rows.columns)
+    assert len(rows.columns["eng"]) >= 100
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("training.global_batch", '[64, "64", true]', "64 and '64' look the same in every table"),
+        ("training.global_batch", "[64, true]", "mixes true or false with other values"),
+        ("training.global_batch", "[1, 1.0]", "offers a value twice"),
+        ("temperature", '[0.1, "0.1"]', "0.1 and '0.1' look the same"),
+        ("student.projection", '[null, "None"]', "look the same"),
+        ("training.pairs", "[640, big]", "is not possible; allowed: a whole number"),
+        ("training.reports", "[2, big]", "is not possible; allowed: a whole number"),
+    ],
+)
+def test_a_choice_of_values_that_can_be_confused_is_a_clear_error(tiny_file, name, values, words):
+    with pytest.raises(SpecError, match=re.escape(words)):
+        read_sweep(tiny_file, assignments=[f"parameters.{name}={{choice: {values}}}"])
+
+
+def test_a_choice_may_put_a_word_or_nothing_beside_numbers(tiny_file):
+    for name, values in (("student.projection", "[teacher]"), ("student.vocabulary", "[1000, teacher]")):
+        sweep = read_sweep(tiny_file, assignments=[f"parameters.{name}={{choice: {values}}}"])
+        assert sweep.parameters[name].choice
+
+
+@pytest.mark.parametrize("weight", ["1e308", "1e7", "0", "1e-9"])
+def test_a_weight_that_no_text_can_have_is_refused(tiny_file, weight):
+    with pytest.raises(SpecError, match=r"data\.train\.0\.weight: .* must be from 0\.001 to 1,000"):
+        read_sweep(tiny_file, assignments=[f"data.train.0.weight={weight}"])
+
+
+@pytest.mark.parametrize("text", ["1__0", "1_", "1__0.5", "1_e5"])
+def test_a_number_with_stray_underscores_is_text(tiny_file, text):
+    with pytest.raises(SpecError, match="allowed: a whole number"):
+        read_sweep(tiny_file, assignments=[f"training.pairs={text}"])
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("data.train.0.quoted=true", "quoted: is for a source of format 'tsv', and this one is 'jsonl'"),
+        ("data.train.0.delimiter=;", "delimiter: is for a source of format 'csv', and this one is 'jsonl'"),
+        ("data.train.0.max_dropped=1.5", "max_dropped: 1.5 must be from 0 to 1"),
+        ("data.max_line_bytes=0", "max_line_bytes: 0 must be from 1 to 1,073,741,824"),
+    ],
+)
+def test_how_a_file_is_read_must_fit_its_format(tiny_file, assignment, expected):
+    with pytest.raises(SpecError, match=re.escape(expected)):
+        read_sweep(tiny_file, assignments=["data.train.0.format=jsonl", assignment])
+
+
+def test_the_character_between_columns_is_one(tiny_file):
+    with pytest.raises(SpecError, match="delimiter: '::' must be one character, and no quotation mark or line break"):
+        read_sweep(tiny_file, assignments=["data.train.0.format=csv", "data.train.0.delimiter='::'"])
+
+
+OVERLAYS = [name for name in FILES if name not in SHIPPED]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_that_is_run_as_a_sweep_says_with(name):
+    path = repository() / name
+    with pytest.raises(SpecError, match=rf"an overlay, not a sweep file: .*`SWEEP\.yaml --with {path}`"):
+        read_sweep(path)

@@ -1,0 +1,301 @@
+"""Cluster files: defaults, variables, and secrets that stay out of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from babeltune.cli.common import cluster_of
+from babeltune.errors import ClusterError, SpecError
+from babeltune.redaction import without_password
+from babeltune.remote.jobs import Jobs
+from babeltune.schema.cluster import Cluster, read_cluster
+from babeltune.schema.storage_location import StorageLocation
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "c.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_the_sweep_runs_here(tmp_path):
+    cluster = read_cluster(environ={"BABELTUNE_HOME": str(tmp_path)})
+    assert (cluster.address, cluster.workers, cluster.lanes) == ("local", 1, "auto")
+    assert cluster.storage == str(tmp_path)
+    assert cluster.mlflow == f"sqlite:///{tmp_path}/mlflow.db"
+    assert read_cluster(environ={}).storage == ".babeltune"
+    assert Path(read_cluster(environ={}).mlflow.removeprefix("sqlite:///")).is_absolute()
+
+
+def test_a_file_says_where_and_how_much(tmp_path):
+    text = "name: lab\naddress: ${HEAD:-10.0.0.1}:6379\nmlflow: http://mlflow:5000\nlanes: 3\ngpus_per_worker: 0.5\n"
+    cluster = read_cluster(written(tmp_path, text), environ={"HEAD": "head"})
+    assert cluster.address == "head:6379"
+    assert cluster.mlflow == "http://mlflow:5000"
+    assert (cluster.lanes, cluster.gpus_per_worker) == (3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: x\nadress: local\n", "c.yaml:2: adress: unknown key 'adress' with value 'local'"),
+        ("name: x\nadress: local\n", "did you mean 'address'?"),
+        ("name: x\nlanes: many\n", "c.yaml:2: lanes: 'many' is not possible; allowed: a whole number or 'auto'"),
+        ("name: x\nlanes: 0\n", "c.yaml:2: lanes: 0 must be at least 1"),
+        ("name: x\nnodes_within: -1\n", "c.yaml:2: nodes_within: -1.0 must be at least 0"),
+        ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
+        ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
+        ("name: x\nleast_workers: 2\n", "c.yaml:2: least_workers: 2 must be at most workers, 1"),
+        ("name: x\nleast_workers: 0\n", "c.yaml:2: least_workers: 0 must be at least 1"),
+        ("name: x\nworkers: 2\ngpus_per_worker: 0.25\n", "c.yaml:3: gpus_per_worker: 0.25 with 2 workers: NCCL"),
+        ("name: x\nisolation: none\n", "c.yaml:2: isolation: 'none' is not possible"),
+        ("name: x\ngpus_per_worker: -1\n", "c.yaml:2: gpus_per_worker: -1.0 must be at least 0"),
+        (
+            "name: x\ngpus_per_worker: 1.5\n",
+            "c.yaml:2: gpus_per_worker: 1.5 must be a share of one GPU, such as 0.5, or",
+        ),
+        ("name: x\ncpus_per_worker: 0\n", "a worker needs a share of something"),
+        ("name: x\ncpus_per_worker: 1e-5\n", "c.yaml:2: cpus_per_worker: 1e-05 must be a multiple of 0.0001, as"),
+        ("name: x\ngpus_per_worker: 0.33333\n", "c.yaml:2: gpus_per_worker: 0.33333 must be a multiple of 0.0001"),
+        ("name: x\nnodes_within: 5\n", "c.yaml:2: nodes_within: 5 is for a cluster with an autoscaler"),
+        ("name: a b\n", "c.yaml:1: name: 'a b' must be letters"),
+        ("version: 2\n", "c.yaml:1: version: 2 is not possible; allowed: 1"),
+        ("storage: ''\n", "c.yaml:1: storage: must not be empty"),
+        ("name: x\naddress: nonsense\n", "c.yaml:2: address: 'nonsense' must be `local`, `auto`"),
+        *(
+            (f"name: x\naddress: {address}\nstorage: /s\n", f"c.yaml:2: address: '{address}' must be `local`, `auto`")
+            for address in (
+                "Local",
+                "HTTP://h:1",
+                "http://",
+                "http:///x",
+                "https://:8265",
+                "http://a b:80",
+                "http://[::1",
+            )
+        ),
+        ("name: x\naddress: ray://10.0.0.1:10001\n", "the HOST:PORT of a head, or its dashboard's http://HOST:PORT"),
+        (
+            "name: x\nstorage: ${NOWHERE}/x\n",
+            "c.yaml:2: storage: '${NOWHERE}/x' needs the environment variable NOWHERE",
+        ),
+        ("token_env: A\ntoken_file: b\n", "c.yaml:2: token_file: token_env is given too; keep one"),
+        ("name: !!python/object/apply:os.getcwd []\n", "c.yaml:1: the tag"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path, text, expected):
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text), environ={})
+    assert expected in str(caught.value)
+
+
+def test_a_sweeps_own_number_of_workers_is_checked_as_the_clusters(tmp_path):
+    shared = read_cluster(written(tmp_path, "name: x\ngpus_per_worker: 0.25\n"))
+    assert (shared.with_workers(None).workers, shared.with_workers(1).workers) == (1, 1)
+    with pytest.raises(SpecError, match=r"cluster 'x': gpus_per_worker: 0.25 with 2 workers: NCCL does not connect"):
+        shared.with_workers(2)
+    assert replace(shared, gpus_per_worker=1.0).with_workers(2).workers == 2
+
+
+def test_mistakes_of_several_kinds_are_named_at_once(tmp_path):
+    text = "token: hunter2\nmlflow: https://me:hunter2@${NOWHERE}\nstorage: ${NOWHERE}/x\nlanes: many\n"
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text), environ={})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, text.replace("lanes: many", "lanes: 0")), environ={})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+
+
+def test_a_sweep_file_is_no_cluster_file(tmp_path):
+    with pytest.raises(
+        SpecError, match=r"c.yaml: this is a sweep file, not a cluster file; `babeltune submit .*c.yaml`"
+    ):
+        read_cluster(written(tmp_path, "name: x\nmethod: lealla\n"))
+    with pytest.raises(SpecError, match=r"no file 'clusters/loca.yaml'; did you mean 'clusters/local.yaml'\?"):
+        read_cluster("clusters/loca.yaml")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("token: hunter2", "c.yaml:2: token: a secret does not belong in a file that is shared; give `token_env:"),
+        ("password: hunter2", "c.yaml:2: password: a secret does not belong"),
+        ("mlflow: postgresql://me:hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
+        ("address: https://me:hunter2@host", "c.yaml:2: address: a secret does not belong"),
+        ("storage: s3://me:hunter2@bucket/x", "c.yaml:2: storage: a secret does not belong"),
+        ("storage: s3://hunter2@bucket/x", "c.yaml:2: storage: what follows s3:// must be a bucket and a prefix alone"),
+        ("storage: s3://bucket/x?secret=hunter2", "c.yaml:2: storage: a secret does not belong"),
+        ("storage: s3://bucket/x?endpoint=hunter2", "credentials and the endpoint belong in the environment (AWS_…"),
+        ("mlflow: postgresql://host/db?user=me&password=hunter2", "c.yaml:2: mlflow: a secret does not belong"),
+        ("mlflow: postgresql://me:a@hunter2@host/db", "c.yaml:2: mlflow: a secret does not belong"),
+    ],
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(tmp_path, line, expected):
+    with pytest.raises(SpecError) as caught:
+        read_cluster(written(tmp_path, f"name: x\n{line}\n"), environ={})
+    assert expected in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://me:hunter2@host/db",
+        "postgresql://me:a@hunter2@host/db",
+        "postgresql://hunter2@host/db",
+        "postgresql+pg8000://host/db?user=me&password=hunter2&sslmode=require",
+        "https://host/x?api_key=hunter2",
+    ],
+)
+def test_an_address_is_shown_without_what_is_secret_in_it(uri):
+    shown = without_password(f"{uri} does not answer")
+    assert "hunter2" not in shown
+    assert "host/" in shown
+    assert "does not answer" in shown
+
+
+def test_a_password_may_come_from_a_variable(tmp_path):
+    path = written(tmp_path, "mlflow: postgresql://me:${PASSWORD}@host/db\n")
+    assert read_cluster(path, environ={"PASSWORD": "hunter2"}).mlflow == "postgresql://me:hunter2@host/db"
+
+
+def test_no_message_shows_a_password_of_the_address(tmp_path, monkeypatch):
+    path = written(tmp_path, "name: lab\naddress: http://me:${PASSWORD}@127.0.0.1:1\nstorage: /s\n")
+    monkeypatch.setenv("PASSWORD", "hunter2")
+    cluster = read_cluster(path)
+    assert cluster.address == "http://me:hunter2@127.0.0.1:1"
+    assert cluster.named == "cluster 'lab' at http://…@127.0.0.1:1"
+    with pytest.raises(ClusterError, match="does not answer") as from_here:
+        Jobs(cluster)
+    with pytest.raises(SpecError, match="takes jobs only") as as_driver:
+        cluster_of(str(path))
+    assert "hunter2" not in f"{from_here.value} {as_driver.value}"
+
+
+def test_the_token_is_read_where_the_file_says_when_it_is_needed(tmp_path):
+    assert Cluster().token() is None
+    named = Cluster(token_env="CLUSTER_TOKEN")
+    assert named.token({"CLUSTER_TOKEN": " abc\n"}) == "abc"
+    with pytest.raises(SpecError, match="CLUSTER_TOKEN is not set"):
+        named.token({})
+    secret = tmp_path / "token"
+    filed = Cluster(token_file=str(secret))
+    with pytest.raises(SpecError, match=r"cannot be read \(No such file or directory\); put the cluster's token there"):
+        filed.token()
+    secret.touch(mode=0o600)
+    secret.write_text("\n")
+    with pytest.raises(SpecError, match="is empty"):
+        filed.token()
+    for odd in ("abc\nmore", "a\x01bc", "a bc", "äbc"):
+        secret.write_text(odd)
+        with pytest.raises(SpecError, match="holds no token, which is one word of one line") as caught:
+            filed.token()
+        assert "bc" not in str(caught.value).replace(str(secret), "")
+        with pytest.raises(SpecError, match="variable CLUSTER_TOKEN holds no token"):
+            named.token({"CLUSTER_TOKEN": odd})
+    secret.write_text("abc\n")
+    assert filed.token() == "abc"
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("abc\n")
+    for mode in (0o640, 0o604, 0o620):
+        secret.chmod(mode)
+        with pytest.raises(SpecError, match=rf"permissions {mode:04o}, .*chmod 600") as caught:
+            Cluster(token_file=str(secret)).token()
+        assert "abc" not in str(caught.value)
+
+
+def test_a_token_of_another_user_is_refused(tmp_path, monkeypatch):
+    secret = tmp_path / "token"
+    secret.touch(mode=0o600)
+    secret.write_text("abc\n")
+    if os.geteuid() == 0:
+        os.chown(secret, 4321, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(SpecError, match=r"belongs to another user \(uid [0-9]+\), who may change it; name a file"):
+        Cluster(token_file=str(secret)).token()
+
+
+def test_a_dashboard_keeps_the_variables_of_its_own_storage_and_mlflow(tmp_path):
+    text = "name: x\naddress: ${AT:-https://head:8265}\nstorage: ${SHARED}/x\nmlflow: postgresql://me:${PASSWORD}@host/db\n"
+    path = written(tmp_path, text.replace("${AT:-https://head:8265}", "https://${HEAD}:8265"))
+    cluster = read_cluster(path, environ={"HEAD": "head"})
+    assert (cluster.address, cluster.by_jobs) == ("https://head:8265", True)
+    assert (cluster.storage, cluster.mlflow) == ("${SHARED}/x", "postgresql://me:${PASSWORD}@host/db")
+    there = cluster.seen_from_head()
+    assert (there.address, there.by_jobs, there.storage) == ("auto", False, cluster.storage)
+
+
+def test_a_dashboard_needs_a_whole_path_for_its_storage(tmp_path):
+    with pytest.raises(SpecError, match=r"c.yaml:2: storage: 'results' must be a whole path on the cluster's nodes"):
+        read_cluster(written(tmp_path, "address: http://head:8265\nstorage: results\n"), environ={})
+
+
+def test_a_storage_may_be_behind_a_uri_with_a_mirror_on_each_machine(tmp_path):
+    text = "storage: s3://bucket/${TEAM:-us}/x/\ncache: ${SCRATCH}/mirrors\nmlflow: http://mlflow:5000\npatience: 60\n"
+    cluster = read_cluster(written(tmp_path, text), environ={"SCRATCH": str(tmp_path)})
+    where = cluster.mirrored
+    assert where == StorageLocation(uri="s3://bucket/us/x", cache=f"{tmp_path}/mirrors", patience=60)
+    assert cluster.folder == where.folder
+    assert cluster.folder.parent == tmp_path / "mirrors"
+    other = replace(cluster, storage="s3://bucket/them/x")
+    assert other.folder.parent == cluster.folder.parent
+    assert other.folder != cluster.folder
+    assert Cluster(storage=str(tmp_path)).mirrored is None
+
+
+def test_without_a_cache_the_mirrors_are_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_CACHE", str(tmp_path))
+    assert StorageLocation(uri="gs://bucket").folder.parent == tmp_path
+    monkeypatch.delenv("BABELTUNE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert StorageLocation(uri="gs://bucket").folder.parent == tmp_path / ".cache" / "babeltune"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_only_what_leaves_this_machine_as_it_is_can_be_read_on_its_way(host):
+    assert not Cluster(address=f"http://{host}:8265").in_the_open
+    assert not Cluster(address="https://head:8265").in_the_open
+    assert Cluster(address="http://head:8265").in_the_open
+    assert not Cluster(address="head:6379").in_the_open
+
+
+def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
+    text = "address: http://head:8265\nstorage: gs://bucket/x\ncache: ${SCRATCH}\nmlflow: http://mlflow:5000\n"
+    cluster = read_cluster(written(tmp_path, text), environ={})
+    assert (cluster.storage, cluster.cache) == ("gs://bucket/x", "${SCRATCH}"), "the head replaces its variables"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("storage: s3://bucket/../other", "storage: what follows s3:// must be a bucket and a prefix alone"),
+        ("storage: s3://", "storage: what follows s3:// must be a bucket"),
+        ("storage: simplecache::s3://bucket/x", "storage: must begin with one protocol in small letters"),
+        ("storage: memory://x", "storage: memory:// ends with its process"),
+        ("storage: s3://bucket/x\nmlflow: ''", "storage: `mlflow` must be given with a storage URI"),
+        ("storage: s3://bucket/x\npatience: 0", "patience: 0.0 must be at least 1"),
+        ("mlflow: ftp://me:${NAME:-pw}@host", "mlflow: 'ftp://…@host' must be a server, http://… or https://…, or a"),
+        (f"address: http://head:{'1' * 5000}", f"has port {'1' * 20}, and ports are 1 to 65535"),
+        ("address: http://head:99999", "address: 'http://head:99999' has port 99999, and ports are 1 to 65535"),
+        ("storage: s3:/bucket", "storage: 's3:/bucket' must be a folder, or a URI such as s3://bucket/prefix"),
+        ("storage: ${HOME", "storage: '${HOME' must be a folder, or a URI such as s3://bucket/prefix"),
+        ("mlflow: mlruns", "mlflow: 'mlruns' must be a server, http://… or https://…, or a database: sqlite:///…"),
+        ("storage: s3://bucket/x\nsilence: 0", "silence: 0.0 must be at least 1"),
+        ("storage: s3://bucket/x\nsilence: 300", "silence: 300 must be more than patience, 300"),
+    ],
+)
+def test_a_uri_that_cannot_be_a_storage_is_refused(tmp_path, line, expected):
+    mlflow = "" if "mlflow" in line else "mlflow: http://mlflow:5000\n"
+    with pytest.raises(SpecError, match=re.escape(expected)):
+        read_cluster(written(tmp_path, f"{line}\n{mlflow}"), environ={})

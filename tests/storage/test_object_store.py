@@ -1,0 +1,119 @@
+"""A bucket on a real server of each protocol: what it keeps, what it refuses, and when the server is away."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from babeltune.errors import ClusterError, ObjectStoreError
+from babeltune.storage.object_store import ObjectStore
+
+
+@pytest.fixture
+def store(bucket_server, request):
+    return ObjectStore(f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}", patience=20)
+
+
+@pytest.fixture
+def s3_bucket(s3):
+    return ObjectStore(f"{s3.uri}/x", patience=20)
+
+
+def test_objects_are_written_listed_read_and_removed(store, tmp_path):
+    began = time.time()
+    store.write("a/one", b"1")
+    (tmp_path / "file").write_bytes(b"22")
+    store.upload(tmp_path / "file", "a/b/two")
+    there = store.entries("a")
+    assert {key: entry.size for key, entry in there.items()} == {"a/one": 1, "a/b/two": 2}
+    assert set(store.entries()) == set(there)
+    assert store.folders("a") == ["b"]
+    assert store.read("a/one") == b"1"
+    store.download("a/b/two", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"22"
+    store.write("a/one", b"9")
+    now = time.time()
+    assert all(int(began) <= entry.modified <= now for entry in there.values())
+    assert store.entry("a/one").size == there["a/one"].size
+    assert store.entry("a/one").tag != there["a/one"].tag, "a change of the same size in the same second is seen"
+    store.remove("a/one")
+    store.remove("a/one")
+    assert store.read("a/one") is None
+    assert store.entry("a/one") is None
+    assert store.entries("nothing") == {}
+    assert store.folders("nothing") == []
+
+
+@pytest.mark.parametrize("key", ["../up", "sweeps/../../etc/passwd", "/etc/passwd", "a//b", "a/./b", "a\\b"])
+def test_a_key_that_leaves_its_folder_is_refused_whoever_names_it(s3_bucket, s3, key):
+    store = s3_bucket
+    for use in (store.read, store.remove, store.entry, lambda k: store.write(k, b"")):
+        with pytest.raises(ObjectStoreError, match="leaves its folder; remove that object"):
+            use(key)
+    planted = f"{store.uri.removeprefix(f'{s3.uri}/')}/{key}"
+    s3.put(planted, b"evil")
+    try:
+        with pytest.raises(ObjectStoreError, match="leaves its folder; remove that object"):
+            store.entries()
+    finally:
+        s3.remove(planted)
+
+
+def test_a_server_that_comes_back_is_used_again(s3_bucket, s3):
+    store = s3_bucket
+    store.write("before", b"1")
+    s3.door.shut()
+    back = threading.Timer(2.0, s3.door.open)
+    back.start()
+    store.write("after", b"2")
+    back.join()
+    assert set(store.entries()) == {"before", "after"}
+
+
+def test_a_server_that_stays_away_is_named_with_what_to_do(s3_bucket, s3):
+    store = s3_bucket
+    s3.door.shut()
+    store.patience = 0.5
+    with pytest.raises(
+        ObjectStoreError, match=rf"{store.uri} cannot be written at a \(.*; start it, or check its address"
+    ):
+        store.write("a", b"1")
+
+
+def test_a_bucket_that_is_not_there_and_credentials_that_are_missing_are_named(s3, monkeypatch):
+    with pytest.raises(ObjectStoreError, match=r"s3://nowhere/x is not there .*; create it"):
+        ObjectStore("s3://nowhere/x").write("a", b"1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    with pytest.raises(ObjectStoreError, match="credentials that may read and write there, in its environment"):
+        ObjectStore(f"{s3.uri}/x").write("a", b"1")
+
+
+def test_a_disk_of_this_machine_that_refuses_is_not_taken_for_the_store(s3_bucket):
+    store = s3_bucket
+    store.write("a", b"1")
+    with pytest.raises(
+        ObjectStoreError, match=r"cannot be read at a \(.*\); make room on this machine, and its folder wri"
+    ):
+        store.download("a", Path("/sys/kernel/babeltune"))
+
+
+def test_a_google_bucket_that_is_not_there_is_named(gs):
+    with pytest.raises(ObjectStoreError, match=r"gs://nowhere/x is not there .*; create it"):
+        ObjectStore("gs://nowhere/x").write("a", b"1")
+
+
+def test_a_protocol_that_is_not_installed_or_not_known_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
+    with pytest.raises(ClusterError, match=r"gs://b/x needs a package .*`pip install 'babeltune\[gs\]'` on every node"):
+        ObjectStore("gs://b/x")
+    with pytest.raises(ObjectStoreError, match=r"ftp://127.0.0.1/x cannot be reached \(.*\); check its address"):
+        ObjectStore("ftp://127.0.0.1/x")
+    with pytest.raises(ClusterError, match="xyz://b/x cannot be opened: Protocol not known: xyz"):
+        ObjectStore("xyz://b/x")

@@ -1,0 +1,104 @@
+"""Off-the-shelf models as rows of a leaderboard, and against the winner at promotion."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from babeltune.errors import SpecError, TeacherError
+from babeltune.files import plain
+from babeltune.models.hub import baseline_row, model_folder, split_revision
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.promotion.candidate import dev_texts
+from babeltune.promotion.fresh_scorer import score
+from babeltune.promotion.promote import promote
+from babeltune.sweep.driver.baselines import bought_scores
+from babeltune.sweep.driver.run import score_baselines
+from babeltune.sweep.state.leaderboard import leaderboard, winner
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+BUNDLED = "bundled:all-MiniLM-L6-v2"
+ROW = "all-MiniLM-L6-v2"
+
+
+def test_a_baseline_has_the_scores_of_the_model_alone_with_size_and_speed(tiny):
+    _, prepared = tiny
+    found = bought_scores(BUNDLED, prepared)
+    alone = score(str(model_folder(BUNDLED, None, setting="baselines")), dev_texts(prepared), "dev")
+    assert {name: found[name] for name in alone} == pytest.approx(alone, abs=1e-5)
+    assert found["model/parameters"] == 22_713_216
+    assert found["model/sentences_per_second"] > 0
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
+    sweep, folder, _ = copied
+    before, best = folder.baselines(), winner(folder).name
+    from babeltune.data.prepared import read_prepared
+
+    prepared = read_prepared(folder.prepared)
+    said = []
+    with_one = replace(sweep, baselines=(BUNDLED,))
+    score_baselines(with_one, prepared, folder, lambda what, *_: said.append(what))
+    assert said == ["scoring the baselines"], "the untrained student and the teacher are not scored again"
+    found = folder.baselines()
+    assert {name: found[name] for name in before} == before
+    assert found[ROW]["dev/sts/spearman"] > 0.7
+    assert ROW in [row.name for row in leaderboard(folder)]
+    assert winner(folder).name == best
+    score_baselines(with_one, prepared, folder, lambda what, *_: said.append(what))
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("ray_cluster", "one_scoring_process")
+def test_promotion_says_whether_training_beat_each_model_that_could_be_had(copied, tmp_path):
+    sweep, folder, cluster = copied
+    (tmp_path / "model").symlink_to(model_folder(BUNDLED, None, setting="baselines"))
+    recorded = json.loads((folder.path / "sweep.json").read_text(encoding="utf-8"))
+    place = recorded.get("sweep", recorded)
+    place["baselines"] = [BUNDLED, "/no/such/one", str(tmp_path / "model")]
+    (folder.path / "sweep.json").write_text(json.dumps(recorded), encoding="utf-8")
+    decision = promote(sweep.name, cluster, dry_run=True)
+    lines = [line for line in decision.reasons if f"the baseline {ROW}: " in line]
+    assert len(lines) == 1, "the sealed tests are bitext alone"
+    assert "mean bitext accuracy" in lines[0]
+    assert all(line.startswith(("better than", "worse than", "no better than")) for line in lines)
+    (line,) = (line for line in decision.reasons if "the baseline model: " in line)
+    assert "[+0.0000, +0.0000]" not in line, "a baseline that is called as the candidate does not take its place"
+    assert any(line.startswith("warning: not compared with a baseline: ") for line in decision.reasons)
+
+
+def test_baselines_decide_no_result_so_a_file_keeps_its_sweeps_id(tiny_file):
+    sweep = read_sweep(tiny_file)
+    assert sweep_id(sweep) == sweep_id(replace(sweep, baselines=(BUNDLED,)))
+    assert plain(read_sweep(tiny_file, assignments=[f"baselines=['{BUNDLED}']"]))["baselines"] == [BUNDLED]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("['']", r"baselines\.0: '' must be"),
+        ("[https://example.org/model]", r"baselines\.0: 'https://example\.org/model' must be"),
+        ("[models/teacher]", r"baselines\.0: 'models/teacher' would be row 'teacher' of the leaderboard"),
+        ("[some/t0001]", r"would be row 't0001'"),
+        ("[a/mine, b/mine]", r"baselines\.1: 'b/mine' would be row 'mine', as 'a/mine' is; keep one"),
+        ("[a/absent@main]", r"baselines\.0: 'a/absent' is not a folder, is not in the local Hugging Face cache"),
+    ],
+)
+def test_a_baseline_that_cannot_be_is_one_line_of_the_plan(tiny_file, given, words):
+    with pytest.raises(SpecError, match=words) as raised:
+        read_sweep(tiny_file, assignments=[f"baselines={given}"], reach=True)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_baseline_that_is_no_model_is_one_line(tiny, tmp_path):
+    with pytest.raises(TeacherError, match=r"baselines .* has no \*\.safetensors file"):
+        bought_scores(str(tmp_path), tiny[1])
+
+
+def test_a_revision_is_behind_the_at_sign_unless_a_folder_has_it_in_its_name(tmp_path):
+    assert split_revision("org/model@v1") == ("org/model", "v1")
+    assert baseline_row("org/model@v1") == "model"
+    (tmp_path / "a@b").mkdir()
+    assert split_revision(str(tmp_path / "a@b")) == (str(tmp_path / "a@b"), None)

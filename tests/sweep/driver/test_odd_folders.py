@@ -1,0 +1,90 @@
+"""Storages whose folder has in its name what a URL takes for its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import optuna
+import pytest
+
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.promote import model_folder, promote
+from babeltune.schema.cluster import read_cluster
+from babeltune.schema.paths import sqlite_file, sqlite_url
+from babeltune.sweep.driver.run import submit
+from babeltune.sweep.search.study import open_study
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.tracking.mlflow_client import artifact_folder, open_client, serve_command
+from babeltune.tracking.registry import champion_of
+from ports import free_port
+from waiting import wait_for_server
+
+ODD = "50% ?mode=ro #1 {x}@b:c;d&e=f%41+ü"
+"""A folder's name."""
+
+
+@pytest.mark.parametrize("name", ["plain", ODD, "a?b", "a#b", "a%20b", "a b", "{a}", "file:a", "@", "[a]"])
+def test_the_url_of_a_file_names_that_file(tmp_path, name):
+    path = tmp_path / name / "study.db"
+    assert sqlite_file(sqlite_url(path)) == path
+    assert artifact_folder(sqlite_url(path)) == tmp_path / name / "artifacts"
+    open_client(sqlite_url(path))
+    assert (tmp_path / name / "artifacts").is_dir()
+
+
+@pytest.mark.parametrize("names", [("a?1", "a?2"), ("a#1", "a#2"), ("a%41", "aA"), ("{a}", "%7Ba%7D")])
+def test_two_storages_do_not_share_a_study(tmp_path, tiny_file, names):
+    sweep, studies = read_sweep(tiny_file), []
+    for name in names:
+        studies.append(open_study(tmp_path / name, sweep))
+        studies[-1].enqueue_trial({})
+        assert (tmp_path / name / "study.db").stat().st_size > 0
+    assert [len(study.get_trials()) for study in studies] == [1, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+@contextlib.contextmanager
+def served(storage, store):
+    """The address of the pages that `babeltune ui` serves of a store."""
+    port = free_port()
+    command, environment = serve_command(store, artifact_folder(store), port)
+    with (storage / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        wait_for_server(process, uri, storage / "server.log")
+        yield uri
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_sweep_runs_and_its_model_is_promoted_whatever_its_folder_is_called(ray_cluster, tiny_file, tmp_path):
+    storages = [tmp_path / f"{ODD}{number}" for number in (1, 2)]
+    for storage in storages:
+        cluster = read_cluster(environ={"BABELTUNE_HOME": str(storage)})
+        assert Path(cluster.storage) == storage
+        sweep = read_sweep(tiny_file)
+        folder = submit(sweep, cluster)
+        rows = [row for row in leaderboard(folder) if row.params]
+        assert [(folder.state(), len(rows))] == [("finished", 2)], rows
+        study = optuna.load_study(study_name="sweep", storage=sqlite_url(folder.study))
+        assert len(study.get_trials()) == 2
+    decision = promote(None, cluster, out=storage / "given")
+    assert decision.verdict == "promote", decision.reasons
+    assert champion_of(cluster.mlflow, sweep.name, "champion").version == "1"
+    assert Path(model_folder(f"models:/{sweep.name}@champion", cluster), "modules.json").is_file()
+    assert promote(None, cluster).verdict == "tie"
+    with served(storage, cluster.mlflow) as uri:
+        client = open_client(uri)
+        (known,) = [each for each in client.search_experiments() if each.name == sweep.name]
+        assert len(client.search_runs([known.experiment_id])) == 1 + 2 + 2, "a sweep, its baselines and trials"
+        run = client.create_run(client.create_experiment("by-hand"))
+        client.log_text(run.info.run_id, "kept", "words.txt")
+    assert [path.read_text() for path in (storage / "artifacts").rglob("words.txt")] == ["kept"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {storage.name for storage in storages}, "nothing was written beside them"

@@ -1,0 +1,532 @@
+"""A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import signal
+from dataclasses import replace
+
+import mlflow
+import optuna
+import psutil
+import pytest
+import ray
+import torch
+
+from babeltune.data.prepared import read_prepared, write_prepared
+from babeltune.errors import ClusterError, SpecError, SweepError
+from babeltune.evaluation.evaluate import SPEED
+from babeltune.files import plain, sha256_of
+from babeltune.planning.sweep_file import sweep_from, sweep_id
+from babeltune.schema.records import Report
+from babeltune.signals import end_when_asked, interrupts
+from babeltune.sweep.driver import run as driver
+from babeltune.sweep.driver.recorder import Recorder, _beginning
+from babeltune.sweep.driver.run import assignment, folder_in, submit
+from babeltune.sweep.state.folder import SweepFolder, outcome, read_log
+from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
+from babeltune.sweep.state.lease import only_driver, this_driver
+from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
+from babeltune.sweep.state.rebuild import MADE_AGAIN
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.tracking.tracker import Tracker
+from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
+from waiting import PATIENCE_S, when
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+def runs_of(folder):
+    """The MLflow runs of a sweep: the parent, and the children by the tag that names them."""
+    client = mlflow.MlflowClient(f"sqlite:///{folder.path.parents[1]}/mlflow.db")
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.`babeltune.sweep` = '{folder.id}'")
+    parent = next(r for r in runs if r.data.tags["babeltune.role"] == "sweep")
+    return client, parent, {r.data.tags["babeltune.trial"]: r for r in runs if "babeltune.trial" in r.data.tags}
+
+
+def ends(folder):
+    lines = (folder.path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event["number"] for event in map(json.loads, lines) if event["event"] == "end"]
+
+
+def on_one_worker(sweep, cluster):
+    """The same sweep where lanes start fastest."""
+    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, lanes=1)
+
+
+def with_trials(sweep, trials):
+    return replace(sweep, budget=replace(sweep.budget, trials=trials))
+
+
+def test_the_sweep_finishes_with_the_trials_asked_for(searched):
+    _, folder = searched
+    assert folder.state() == "finished"
+    assert sorted(ends(folder)) == [0, 1, 2, 3]
+    assert not is_driven(folder)
+
+
+def test_a_trial_with_an_infinite_loss_fails_with_a_reason_and_the_sweep_goes_on(searched):
+    _, folder = searched
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert rows["t0001"].state == "failed"
+    assert re.match(r"step \d+: loss is (nan|inf); lower training.learning_rate", rows["t0001"].reason)
+    assert [rows[name].state for name in ("t0000", "t0002", "t0003")] == ["finished"] * 3
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+
+
+def test_the_untrained_student_and_the_teacher_stand_in_the_leaderboard(searched):
+    _, folder = searched
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert rows["teacher"].metrics["dev/sts/spearman"] > 0.7
+    assert rows["untrained"].metrics["dev/everyday/accuracy"] < winner(folder).metrics["dev/everyday/accuracy"]
+
+
+def test_the_leaderboard_is_sorted_by_the_asked_metric_with_unscored_rows_last(searched):
+    _, folder = searched
+    for metric in (None, "dev/sts/spearman", "dev/everyday/xsim_error"):
+        rows = leaderboard(folder, metric)
+        name = metric or "dev/everyday/accuracy"
+        values = [row.metrics[name] for row in rows if name in row.metrics]
+        assert values == sorted(values, reverse="error" not in name)
+        assert [row.name for row in rows if name not in row.metrics] == ["t0001"]
+
+
+def test_mlflow_has_a_parent_with_a_child_per_trial_and_baseline(searched):
+    sweep, folder = searched
+    _, parent, children = runs_of(folder)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["method"] == sweep.method
+    assert set(children) == {"0", "1", "2", "3", "teacher", "untrained"}
+    assert {r.data.tags["mlflow.parentRunId"] for r in children.values()} == {parent.info.run_id}
+    assert {children[k].info.status for k in ("0", "2", "3", "teacher", "untrained")} == {"FINISHED"}
+    assert children["1"].info.status == "FAILED"
+    assert "loss is" in children["1"].data.tags["babeltune.reason"]
+
+
+@pytest.mark.trap(7)
+def test_each_run_records_world_size_backend_and_effective_negatives(searched):
+    _, folder = searched
+    _, _, children = runs_of(folder)
+    for number in ("0", "1", "2", "3"):  # 1 failed before its first report
+        tags = children[number].data.tags
+        assert tags["fact.world_size"] == "2"
+        assert tags["fact.backend"] == "gloo"
+        assert tags["fact.effective_negatives"] == "31"
+
+
+@pytest.mark.trap(21, 22, 30)
+def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
+    sweep, folder = searched
+    _, parent, children = runs_of(folder)
+    prepared = folder.read("prepared.json")
+    trial = json.loads((folder.trial(2) / "trial.json").read_text(encoding="utf-8"))
+    assert children["2"].data.params["search.temperature"] == "0.05"
+    assert children["2"].data.params["training.learning_rate"] == "0.001"
+    assert children["2"].data.params["seed"] == str(trial["seed"])
+    assert children["2"].data.params["student.max_tokens"] == "32"
+    assert children["2"].data.params["teacher.max_tokens"] == str(sweep.teacher.max_tokens)
+    for run in (parent, children["2"]):
+        assert run.data.tags["data"] == prepared["digest"]
+        assert any(key.startswith("digest.") for key in run.data.tags)
+    assert any(key.startswith("overlap.natural") for key in parent.data.tags)
+    assert sweep_from(json.loads(parent.data.tags["babeltune.spec"])) == sweep
+    assert int(parent.data.tags["teacher.forwarded"]) > 300
+    assert parent.data.tags["teacher.truncated"] == "0"
+    (cut,) = [int(v) for key, v in parent.data.tags.items() if key.startswith("truncated.")]
+    assert cut == next(iter(prepared["tokens"].values()))["truncated"] > 0, "a vocabulary of 1,000 makes long rows"
+    assert any("torch" in key or "torch" in value for key, value in parent.data.tags.items())
+    assert sweep.name == "searched"
+
+
+def test_dev_metrics_stand_at_the_steps_of_their_reports(searched):
+    _, folder = searched
+    client, _, children = runs_of(folder)
+    run = children["0"].info.run_id
+    reports = [json.loads(s) for s in (folder.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+    history = sorted(client.get_metric_history(run, "dev/everyday/accuracy"), key=lambda m: m.step)
+    expected = [(r["step"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
+    assert [(m.step, m.value) for m in history] == expected
+    assert [m.step for m in history] == [60, 120]
+    losses = client.get_metric_history(run, "train/loss")
+    assert len(losses) >= 20
+    assert all(math.isfinite(m.value) for m in losses)
+    memory = client.get_metric_history(run, "system/process_memory_usage_megabytes")
+    assert [m.step for m in memory] == [60, 120]
+    assert all(100 < m.value < 100_000 for m in memory)
+
+
+def test_the_optuna_trial_names_its_run_and_checkpoint(searched):
+    _, folder = searched
+    _, _, children = runs_of(folder)
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder.study}")
+    attributes = study.trials[3].user_attrs
+    assert attributes["checkpoint"].endswith("t0003/checkpoints/000002")
+    assert attributes["mlflow_run"] == children["3"].info.run_id
+
+
+def test_submitting_a_finished_sweep_again_adds_nothing(copied):
+    sweep, folder, cluster = copied
+    before = (folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()
+    assert submit(sweep, cluster).state() == "finished"
+    assert ((folder.path / "results.jsonl").read_bytes(), folder.study.read_bytes()) == before
+
+
+def test_resume_makes_again_what_is_said_to_be_made_again(copied):
+    sweep, folder, cluster = copied
+
+    def rows():
+        shown = [plain(replace(row, steps=None)) for row in leaderboard(folder)]
+        return [row | {"metrics": {k: v for k, v in row["metrics"].items() if k != SPEED}} for row in shown]
+
+    before = rows()
+    for place in (folder.path, folder.trial(0)):
+        for name in MADE_AGAIN:
+            (place / name).unlink(missing_ok=True)
+    assert not folder.is_whole()
+    assert submit(sweep, cluster).state() == "finished"
+    assert folder.is_whole()
+    assert rows() == before
+
+
+def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied, tmp_path):
+    """It died between the ledger and the spool; the report and the end of a trial are in MLflow all the same."""
+    sweep, folder, _ = copied
+    spool, store = folder.path / "spool.jsonl", f"sqlite:///{tmp_path}/other.db"
+    told = [json.loads(line) for line in spool.read_text(encoding="utf-8").splitlines()]
+    last = max(number for number, event in enumerate(told) if event["key"] == "3" and event["do"] == "metrics")
+    kept = [event for number, event in enumerate(told) if event["key"] != "3" or number < last]
+    spool.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
+    outcome(folder.trial(3), "running")
+    prepared = read_prepared(folder.prepared)
+    with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as tracking:
+        tracking.complete = True
+    assert trial_row(folder.trial(3), sweep.objectives[0]).state == "finished"
+    client = mlflow.MlflowClient(store)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
+    assert (run.info.status, run.data.tags["babeltune.state"]) == ("FINISHED", "finished")
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == [60, 120]
+    size = spool.stat().st_size
+    with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
+        again.complete = True
+    more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
+    assert "3" not in {event["key"] for event in more}, "it is told once"
+
+
+@pytest.mark.long
+def test_a_sweep_with_more_trials_goes_on_and_one_that_was_stopped_resumes(copied):
+    sweep, folder, cluster = copied
+    sweep, cluster = on_one_worker(with_trials(sweep, 6), cluster)
+    began = folder.trial(4) / "trial.json"
+    folder.write("baselines.json", {"data": "another digest", "scores": {"teacher": {"dev/sts/spearman": 0.0}}})
+    stopper = when(began.exists, folder.stop_request.touch)
+    submit(sweep, cluster)
+    stopper.join(PATIENCE_S)
+    assert folder.state() == "stopped"
+    assert runs_of(folder)[1].info.status == "KILLED"
+    assert len(ends(folder)) < 6
+    folder.write("driver.json", this_driver())
+    held = rf"is being run by process {os.getpid()} on .* since 20.*`babeltune stop {folder.id}` ends it"
+    with pytest.raises(SweepError, match=held), only_driver(folder):
+        submit(sweep, cluster)
+    submit(sweep, cluster)
+    assert folder.state() == "finished"
+    assert sorted(ends(folder)) == [0, 1, 2, 3, 4, 5], "each trial ends exactly once"
+    assert folder.baselines()["teacher"]["dev/sts/spearman"] > 0.7, "scores of other data were made again"
+    assert {path.name for path in folder.trials()} == {f"t{n:04d}" for n in range(6)}
+    assert all(trial_row(p, sweep.objectives[0]).state in ("finished", "failed") for p in folder.trials())
+    _, parent, children = runs_of(folder)
+    assert parent.info.status == "FINISHED"
+    assert set(children) == {"0", "1", "2", "3", "4", "5", "teacher", "untrained"}
+
+
+def test_changed_code_or_packages_are_refused_with_a_diff_and_accepted_on_request(copied):
+    sweep, folder, cluster = copied
+    facts = deciding_facts()
+    folder.write("facts.json", {**facts, "torch": "1.0"})
+    with pytest.raises(SweepError, match=r"\n  torch: 1\.0 → 2.*\n.*--accept-changes"):
+        submit(with_trials(sweep, 9), cluster)
+    assert folder.sweep().budget.trials == 4, "a refused submission leaves the folder as it was"
+    assert submit(sweep, cluster, accept_changes=True).state() == "finished"
+    (entry,) = folder.accepted()
+    (change,), begun = entry["changes"], entry["begun"]
+    assert (change["key"], change["before"], change["after"]) == ("torch", "1.0", facts["torch"])
+    assert begun == [0, 1, 2, 3]
+    assert folder.read("facts.json") == {**facts, "accepted": folder.accepted()}
+    check_unchanged(folder, facts, accept=False)
+
+
+@pytest.fixture
+def heeded_hangup():
+    """A process that heeds SIGHUP, also if the tests were started with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded_hangup")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_to_be_asked_to_end_is_ctrl_c(number):
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        end_when_asked()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_who_started_it_with_nohup_may_leave():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        end_when_asked()
+        with interrupts(lambda: None) as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked()
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded_hangup")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
+    handler, heard, ended = signal.getsignal(number), [], []
+
+    def block(times):
+        with interrupts(lambda: heard.append(times)) as asked:
+            for _ in range(times):
+                signal.raise_signal(number)
+            assert asked() == (times > 0)
+            ended.append(times)
+
+    block(0)
+    block(1)
+    with pytest.raises(KeyboardInterrupt):
+        block(2)
+    assert ended == [0, 1], "the second cuts it off"
+    assert heard == [1, 2]
+    assert signal.getsignal(number) is handler
+
+
+def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
+    sweep, _, cluster = copied
+    large = replace(sweep, seed=9, budget=replace(sweep.budget, workers=64))
+    with pytest.raises(ClusterError, match=r"a lane of 64 workers .* does not fit"):
+        submit(large, cluster)
+    assert not SweepFolder(cluster.folder / "sweeps" / sweep_id(large)).prepared.exists()
+
+
+def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
+    def saved(place):
+        save_checkpoint(place, {"student": {"w": torch.ones(5)}}, {"reports": 1})
+
+    assert _beginning(tmp_path) == "begins"
+    saved(stopped_folder(tmp_path))
+    assert _beginning(tmp_path) == "goes on after 0 reports"
+    saved(checkpoint_folder(tmp_path, 1))
+    report = Report(index=1, step=1, pairs=1, seconds=1.0, metrics={})
+    write_reports(tmp_path, [report])
+    assert _beginning(tmp_path) == "goes on after 1 reports"
+    (checkpoint_folder(tmp_path, 1) / "student.safetensors").write_bytes(b"")
+    damaged = f"goes on without its latest checkpoint, which is damaged: {checkpoint_folder(tmp_path, 1)}"
+    assert _beginning(tmp_path) == damaged
+
+
+def test_a_stop_during_preparation_is_heard(copied):
+    sweep, folder, cluster = copied
+    sweep, cluster = on_one_worker(replace(with_trials(sweep, 1), seed=7), cluster)
+    stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
+    assert stopped.id != folder.id
+    assert stopped.state() == "stopped"
+    assert not stopped.prepared.exists()
+
+
+def test_a_stop_is_heard_by_a_driver_that_is_starting(copied, monkeypatch):
+    sweep, folder, cluster = copied
+    connect = driver.connected
+    starting = replace(with_trials(sweep, 1), seed=8)
+    started = folder_in(cluster, sweep_id(starting))
+
+    def slowly(*arguments, **options):
+        assert is_driven(started)
+        started.stop_request.touch()
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(driver, "connected", slowly)
+    assert submit(starting, cluster).id == started.id != folder.id
+    assert started.state() == "stopped"
+    assert not started.trials()
+
+
+@contextlib.contextmanager
+def all_cpus_held():
+    """As another sweep holds them."""
+    holder = ray.remote(num_cpus=4)(LeaseActor).remote()
+    ray.get(holder.ready.remote())
+    try:
+        yield
+    finally:
+        ray.kill(holder)
+
+
+class LeaseActor:
+    def ready(self):
+        return True
+
+
+@pytest.mark.long
+def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
+    """By the tasks of the preparation, and by the lanes that cannot open."""
+    monkeypatch.setattr("babeltune.sweep.workers.pool.NO_ROOM_NOTICE_S", 0.5)
+    sweep, _, cluster = copied
+    sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
+    for seed, waiting in ((7, "scoring the untrained student"), (sweep.seed, "the cluster has no room")):
+        asked = replace(sweep, seed=seed)
+        folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(asked))
+        heard = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)
+        with all_cpus_held():
+            stopping = when(heard, folder.stop_request.touch)
+            assert submit(asked, cluster).state() == "stopped"
+        stopping.join(PATIENCE_S)
+    _, parent, _ = runs_of(folder)
+    assert parent.info.status == "KILLED"
+    assert "a worker wants 1 CPUs and 0 GPUs, and 0 and 0 are free; waiting" in read_log(folder)
+
+
+def test_a_sweep_whose_nodes_do_not_come_is_stopped_or_ends_in_words(copied):
+    sweep, folder, cluster = copied
+    more = replace(sweep, budget=replace(sweep.budget, trials=5, workers=64))
+
+    asked = "waiting for nodes: asked for 64 × {CPU: 1}"
+    stopping = when(lambda: asked in read_log(folder), folder.stop_request.touch)
+    submit(more, replace(cluster, nodes_within=600.0))
+    stopping.join()
+    assert folder.state() == "stopped"
+    with pytest.raises(
+        ClusterError, match=r"no nodes have come within 0.5 s \(`nodes_within`\), asked for 64 × {CPU: 1}"
+    ):
+        submit(more, replace(cluster, nodes_within=0.5))
+    assert folder.state() == "failed"
+    assert not [group for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def test_a_storage_that_cannot_be_written_is_an_error_in_words(copied, tmp_path):
+    sweep, _, cluster = copied
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(SpecError, match=r"file is not a folder; set BABELTUNE_HOME"):
+        submit(sweep, replace(cluster, storage=str(tmp_path / "file")))
+    with pytest.raises(ClusterError, match=r"below cannot be written \(Not a directory\); set BABELTUNE_HOME"):
+        submit(sweep, replace(cluster, storage=str(tmp_path / "file" / "below")))
+
+
+def test_a_warm_start_that_cannot_be_had_is_refused_before_preparation(copied):
+    sweep, _, cluster = copied
+    sweep = replace(sweep, seed=8, sampler=replace(sweep.sampler, warm_start="searched", points=()))
+    other = replace(sweep, objectives=(replace(sweep.objectives[0], metric="dev/sts/spearman"),))
+    seen = []
+    with pytest.raises(SpecError, match=r"sampler\.warm_start: sweep searched-\w+ has other objectives"):
+        submit(other, cluster, watch=seen.append)
+    assert [board.stage for board in seen] == ["starting"]
+
+
+@pytest.mark.long
+def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_cluster, tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, pairs=19200, reports=1))
+    sweep = replace(sweep, student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trial = assignment(sweep, folder, 0, {})
+    run = "babeltune.sweep.workers.run_trial:run"
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    places = {"cut": cut, "again": cut, "whole": whole}
+    with WorkerPool(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
+        for name, place in places.items():
+            place.mkdir(exist_ok=True)
+            pool.offer(name, {**trial, "folder": str(place)})
+            if name == "cut":
+                when((place / "progress.json").exists, lambda: pool.stop("cut"))
+                assert pool.next_report(name) == {"ended": None}
+                step = read_state(stopped_folder(place))["interval"]["step"]
+                assert 0 < step < 600
+            else:
+                assert pool.next_report(name)["report"]["step"] == 600
+                assert pool.next_report(name) == {"ended": None}
+    assert not stopped_folder(cut).exists()
+    for tensors in ("student", "optimizer"):
+        one, other = (sha256_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
+        assert one == other
+
+
+def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny, tmp_path):
+    """Bit for bit, although another one came between, which left everything in disorder."""
+    sweep, prepared = tiny
+    other = replace(
+        sweep,
+        seed=7,
+        student=replace(sweep.student, layers=2, dropout=0.2),
+        training=replace(sweep.training, clip=None),
+    )
+    sweep = replace(sweep, student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trials = {"fresh": assignment(sweep, folder, 0, {}), "between": assignment(other, folder, 1, {}) | {"untidy": True}}
+    trials["used"] = trials["fresh"]
+    run, digests = "toy_trials:train_for_real", {}
+    with WorkerPool(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
+        for name, trial in trials.items():
+            place = tmp_path / name
+            place.mkdir()
+            pool.offer(name, {**trial, "folder": str(place)})
+            assert [pool.next_report(name)["report"]["index"] for _ in range(2)] == [1, 2]
+            assert pool.next_report(name) == {"ended": None}
+            last = checkpoint_folder(place, 2)
+            digests[name] = [sha256_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
+    assert digests["fresh"] == digests["used"] != digests["between"]
+
+
+@pytest.mark.long
+def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
+    sweep, prepared = tiny
+    sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    write_prepared(prepared, folder.prepared)
+    trial = assignment(sweep, folder, 0, {})
+    names = ("one", "other")
+    places = {name: tmp_path / name for name in names}
+    reports = {name: [] for name in names}
+    run = "babeltune.sweep.workers.run_trial:run"
+    storage = tmp_path / "lanes"
+    with WorkerPool(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
+        for name in names:
+            places[name].mkdir()
+            pool.offer(name, {**trial, "folder": str(places[name])})
+        running = list(names)
+        while running:
+            for name in list(running):
+                answer = pool.next_report(name)
+                if "report" in answer:
+                    reports[name].append(answer["report"]["index"])
+                else:
+                    assert answer["ended"] is None
+                    running.remove(name)
+            if all(made == [1] for made in reports.values()):
+                children = psutil.Process().children(recursive=True)
+                ranks = [p for p in children if p.cmdline()[:1] == ["ray::RayTrainWorker"]]
+                assert len(ranks) == 4
+                ranks[1].kill()
+    assert reports == {name: [1, 2, 3, 4] for name in names}
+    for tensors in ("student", "optimizer"):
+        one, other = (sha256_of(checkpoint_folder(places[name], 4) / f"{tensors}.safetensors") for name in names)
+        assert one == other

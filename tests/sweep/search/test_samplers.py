@@ -1,0 +1,175 @@
+"""Grid search and NSGA-II: what is proposed, in which order, and that a sweep that stopped goes on with the same."""
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from babeltune.errors import SpecError, SweepError
+from babeltune.planning import space
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Source, Sweep
+from babeltune.sweep.search.study import Proposals, open_study, replay
+
+PARAMETERS = {
+    "kind": Parameter(choice=("a", "b")),
+    "layers": Parameter(int=(1, 2)),
+    "tau": Parameter(choice=(0.05, 0.1), when={"kind": "b"}),
+    "fixed": Parameter(const=3),
+}
+
+
+def a_sweep(**changes):
+    values = {
+        "name": "toy",
+        "method": "toy",
+        "parameters": PARAMETERS,
+        "objectives": (Objective(metric="dev/score"),),
+        "data": Data(train=(Source(name="none"),)),
+        "sampler": Sampler(kind="grid"),
+    }
+    return Sweep(**{**values, **changes})
+
+
+def suggest_of(sweep):
+    return lambda trial: space.suggest(sweep.parameters, trial)
+
+
+def proposed(folder, sweep, count, values=lambda params: [1.0]):
+    """Asks and tells one by one: by a new searcher each time, as if the sweep was resumed before every trial."""
+    found = []
+    for _ in range(count):
+        proposals = Proposals(open_study(folder, sweep), sweep, suggest_of(sweep))
+        number, params = proposals.ask()
+        assert number == len(found)
+        found.append(params)
+        proposals.tell(number, TrialState.COMPLETE, values(params))
+    return found
+
+
+def test_a_grid_is_every_combination_whose_conditions_hold():
+    points = space.grid(PARAMETERS)
+    assert points == [
+        {"fixed": 3, "kind": "a", "layers": 1},
+        {"fixed": 3, "kind": "a", "layers": 2},
+        {"fixed": 3, "kind": "b", "layers": 1, "tau": 0.05},
+        {"fixed": 3, "kind": "b", "layers": 1, "tau": 0.1},
+        {"fixed": 3, "kind": "b", "layers": 2, "tau": 0.05},
+        {"fixed": 3, "kind": "b", "layers": 2, "tau": 0.1},
+    ]
+
+
+def test_a_grid_is_proposed_in_order_once_and_goes_on_after_a_stop(tmp_path):
+    sweep = a_sweep()
+    assert proposed(tmp_path, sweep, 6) == space.grid(PARAMETERS)
+    with pytest.raises(SweepError, match="the grid has 6 points, and all are proposed"):
+        Proposals(open_study(tmp_path, sweep), sweep, suggest_of(sweep)).ask()
+
+
+@pytest.mark.parametrize(("budget", "trials"), [(4, 4), (6, 6), (100, 6)])
+def test_a_budget_takes_the_first_points_and_no_more_than_there_are(budget, trials):
+    assert space.within_grid(a_sweep(budget=Budget(trials=budget))).budget.trials == trials
+    assert space.within_grid(a_sweep(budget=Budget(trials=budget), sampler=Sampler())).budget.trials == budget
+
+
+@pytest.mark.parametrize(
+    ("assignments", "problem"),
+    [
+        (
+            ["parameters={temperature: {log_float: [0.01, 0.1]}}"],
+            r"temperature\.log_float: .*needs points; give a choice",
+        ),
+        (
+            ["parameters={temperature: {choice: [0.1, 0.2]}}", "sampler.points=[{temperature: 0.1}]"],
+            "sampler.points: a grid proposes every combination by itself",
+        ),
+        (["parameters={seed: {int: [0, 5000]}}"], "sampler.kind: the grid has 4096 points or more"),
+    ],
+)
+def test_a_grid_without_points_is_refused(assignments, problem):
+    with pytest.raises(SpecError, match=problem):
+        read_sweep(
+            "search_spaces/quickstart.yaml",
+            assignments=["sampler={kind: grid}", "training.global_batch=64", *assignments],
+        )
+
+
+def two_goals(**changes):
+    objectives = (Objective(metric="dev/a"), Objective(metric="dev/b"))
+    parameters = {"x": Parameter(float=(0, 2)), "log": Parameter(log_float=(1e-3, 1.0))}
+    return a_sweep(parameters=parameters, objectives=objectives, sampler=Sampler(kind="nsga2", population=5), **changes)
+
+
+def goals(params):
+    """Both are best at log = 1; between x = 0 and x = 1 they trade."""
+    return [-(params["x"] ** 2) + params["log"], -((params["x"] - 1) ** 2) + params["log"]]
+
+
+def test_nsga2_proposes_the_same_after_a_stop_and_from_the_recorded_order(tmp_path):
+    sweep = two_goals()
+    found = proposed(tmp_path / "a", sweep, 12, goals)
+    proposals = Proposals(optuna.create_study(directions=["maximize"] * 2), sweep, suggest_of(sweep))
+    again = []
+    for _ in range(12):
+        number, params = proposals.ask()
+        again.append(params)
+        proposals.tell(number, TrialState.COMPLETE, goals(params))
+    assert found == again
+    lines = [
+        line
+        for number, params in enumerate(found)
+        for line in (
+            {"event": "propose", "number": number, "params": params},
+            {"event": "end", "number": number, "state": "COMPLETE", "values": goals(params)},
+        )
+    ]
+    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))
+    assert proposed(tmp_path / "c", two_goals(seed=1), 1, goals) != found[:1]
+
+
+def test_nsga2_comes_nearer_to_the_front_than_chance():
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def volume(sweep):
+        """Of the goals above -1 that the last trials dominate, by a grid."""
+        proposals = Proposals(optuna.create_study(directions=["maximize"] * 2), sweep, suggest_of(sweep))
+        points = []
+        for _ in range(60):
+            number, params = proposals.ask()
+            points.append(goals(params))
+            proposals.tell(number, TrialState.COMPLETE, points[-1])
+        points = points[-20:]
+        steps = [i / 20 for i in range(-20, 21)]
+        return sum(any(a >= x and b >= y for a, b in points) for x in steps for y in steps)
+
+    sweep = two_goals()
+    random = a_sweep(parameters=sweep.parameters, objectives=sweep.objectives, sampler=Sampler(kind="random"))
+    assert volume(sweep) > volume(random)
+
+
+CONDITIONAL = {
+    "kind": Parameter(choice=("a", "b")),
+    "x": Parameter(float=(0, 1)),
+    "tau": Parameter(log_float=(0.01, 1), when={"kind": "b"}),
+}
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [Sampler(kind="tpe", startup=3, multivariate=True, group=True), Sampler(kind="gp", startup=3)],
+    ids=["multivariate", "gp"],
+)
+def test_a_joint_model_proposes_the_same_after_every_stop(tmp_path, sampler):
+    sweep = a_sweep(parameters=CONDITIONAL, sampler=sampler)
+    score = lambda params: [params["x"] - params.get("tau", 0.5)]  # noqa: E731
+    found = proposed(tmp_path / "a", sweep, 9, score)
+    assert all(("tau" in params) == (params["kind"] == "b") for params in found)
+    assert {params["kind"] for params in found} == {"a", "b"}
+    lines = [
+        line
+        for number, params in enumerate(found)
+        for line in (
+            {"event": "propose", "number": number, "params": params},
+            {"event": "end", "number": number, "state": "COMPLETE", "values": score(params)},
+        )
+    ]
+    assert replay(lines, sweep, suggest_of(sweep)) == dict(enumerate(found))

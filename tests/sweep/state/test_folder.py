@@ -1,0 +1,269 @@
+"""A sweep's folder as other processes read it."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from babeltune.errors import SpecError, SweepError, UnknownNameError
+from babeltune.files import write_json
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Objective, Report
+from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, outcome
+from babeltune.sweep.state.leaderboard import front, leaderboard, trial_row, winner
+from babeltune.sweep.state.progress import is_driven, standing, sweep_document
+from babeltune.training.checkpoint import read_reports, write_reports
+
+METRIC = "dev/everyday/accuracy"
+
+
+@pytest.fixture
+def sweep(tiny_file):
+    return read_sweep(tiny_file)
+
+
+def make(storage, sweep, name, when=0):
+    folder = SweepFolder(storage / "sweeps" / name)
+    folder.path.mkdir(parents=True)
+    folder.write("sweep.json", sweep)
+    os.utime(folder.path / "sweep.json", (when, when))
+    return folder
+
+
+def add(folder, sweep, number, scores, state=None, **params):
+    place = folder.trial(number)
+    place.mkdir(parents=True)
+    write_json(place / "trial.json", make_trial(sweep, number, params))
+    reports = [
+        Report(
+            index=i,
+            step=10 * i,
+            pairs=100 * i,
+            seconds=i,
+            metrics={METRIC: s, "dev/sts/spearman": 1 - s},
+            last=state == "finished" and i == len(scores),
+        )
+        for i, s in enumerate(scores, 1)
+    ]
+    write_reports(place, reports)
+    if state:
+        outcome(place, state, "why" if state == "failed" else "")
+
+
+def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):
+    make(tmp_path, sweep, "first-0123456789", when=1)
+    make(tmp_path, sweep, "second-one-0123456789", when=3)
+    make(tmp_path, sweep, "first-9876543210", when=2)
+    assert find_sweep(tmp_path, None).id == "second-one-0123456789"
+    assert find_sweep(tmp_path, "first").id == "first-9876543210", "the latest of that name"
+    assert find_sweep(tmp_path, "first-0123456789").id == "first-0123456789"
+    assert find_sweep(tmp_path, "second-one").id == "second-one-0123456789"
+    assert find_sweep(tmp_path, "second-one-01").id == "second-one-0123456789", "the beginning of one id"
+    with pytest.raises(UnknownNameError):
+        find_sweep(tmp_path, "first-")
+
+
+def test_an_unknown_sweep_names_the_nearest_and_where_it_looked(tmp_path, sweep):
+    with pytest.raises(UnknownNameError, match="babeltune submit"):
+        find_sweep(tmp_path, None)
+    make(tmp_path, sweep, "quickstart-0123456789")
+    with pytest.raises(UnknownNameError, match="did you mean 'quickstart'") as caught:
+        find_sweep(tmp_path, "quickstrat")
+    assert str(tmp_path) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_trial_is_found_by_its_folder_or_its_number(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    add(folder, sweep, 7, [0.5])
+    assert find_run(tmp_path, "s/t0007") == (folder, 7)
+    assert find_run(tmp_path, "s/7") == (folder, 7)
+    assert find_run(tmp_path, "s") == (folder, None)
+    with pytest.raises(UnknownNameError, match="trials: t0007"):
+        find_run(tmp_path, "s/t0008")
+    for odd in ("t²", "²", "t٧", "t-7", "t" + "9" * 5000, "tt7", "t7/"):
+        with pytest.raises(UnknownNameError, match=r"has no trial .*; trials: t0007") as refused:
+            find_run(tmp_path, f"s/{odd}")
+        assert len(str(refused.value)) < 200
+
+
+def test_a_row_shows_the_best_report_and_how_far_the_trial_is(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    add(folder, sweep, 0, [0.2, 0.6, 0.4], temperature=0.1)
+    row = trial_row(folder.trial(0), sweep.objectives[0])
+    assert (row.best, row.reports, row.step, row.pairs, row.state) == (2, 3, 30, 300, "running")
+    assert row.metrics[METRIC] == 0.6
+    assert row.params == {"temperature": 0.1}
+    assert trial_row(folder.trial(0), Objective(metric=METRIC, goal="minimize")).best == 1
+
+
+def test_a_trial_that_has_ended_is_read_once_until_its_files_change(tmp_path, sweep, monkeypatch):
+    folder, objective, read = make(tmp_path, sweep, "a-0123456789"), sweep.objectives[0], []
+    add(folder, sweep, 0, [0.1, 0.3], "finished")
+    add(folder, sweep, 1, [0.2])
+    monkeypatch.setattr(
+        "babeltune.sweep.state.leaderboard.read_reports", lambda place: read.append(place.name) or read_reports(place)
+    )
+    first = [leaderboard(folder) for _ in range(3)]
+    assert first[0] == first[1] == first[2]
+    assert read == ["t0000", "t0001", "t0001", "t0001"]
+    write_reports(folder.trial(0), read_reports(folder.trial(0))[:1])
+    assert trial_row(folder.trial(0), objective).metrics[METRIC] == 0.1
+    outcome(folder.trial(0), "running")
+    assert trial_row(folder.trial(0), objective).state == "running"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is damaged"),
+        (b"[]", r"is damaged (it holds no JSON object)"),
+        (b"{}", r"is damaged (it has no `params`)"),
+        (None, "is gone; restore it from a copy"),
+    ],
+)
+def test_a_trial_that_is_lost_is_one_row_and_the_others_are_as_before(tmp_path, sweep, content, why):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    add(folder, sweep, 1, [0.2], "finished")
+    (folder.path / "owner.json").write_bytes(b"5")
+    if content is None:
+        (folder.trial(1) / "trial.json").unlink()
+    else:
+        (folder.trial(1) / "trial.json").write_bytes(content)
+    assert not is_driven(folder)
+    whole, cut = standing(folder)
+    assert (whole.name, whole.state, cut.name, cut.state) == ("t0000", "finished", "t0001", "damaged")
+    assert f"t0001/trial.json {why}" in cut.warning
+    assert winner(folder).name == "t0000"
+
+
+@pytest.mark.parametrize("name", ["facts.json", "baselines.json"])
+def test_what_no_trial_wrote_may_be_damaged_and_hides_none(tmp_path, sweep, name):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    folder.set_state("finished")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.path / name).write_bytes(b"")
+    rows = {row["name"]: row for row in sweep_document(folder)["leaderboard"]}
+    assert (rows["t0000"]["state"], rows[name]["state"]) == ("finished", "damaged")
+    assert f"{name} is damaged" in rows[name]["warning"]
+    assert winner(folder).name == "t0000"
+
+
+def test_a_lost_spec_is_one_line_that_says_how_to_go_on(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    (folder.path / "sweep.json").write_bytes(b"")
+    with pytest.raises(SweepError, match=r"sweep.json is damaged .*`babeltune resume a-0123456789 --spec FILE`"):
+        folder.sweep()
+
+
+def test_how_far_a_trial_is_may_be_damaged(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1], "finished")
+    (folder.trial(0) / "progress.json").write_bytes(b"")
+    (row,) = leaderboard(folder)
+    assert (row.state, row.steps) == ("finished", None)
+
+
+def test_a_finished_trial_without_its_reports_says_so(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "a-0123456789")
+    add(folder, sweep, 0, [0.1, 0.2], "finished")
+    reports = folder.trial(0) / "reports.jsonl"
+    for left in (1, 0):
+        reports.write_bytes(b"".join(reports.read_bytes().splitlines(keepends=True)[:left]))
+        (row,) = leaderboard(folder)
+        assert (row.reports, row.warning) == (left, "its last report is lost")
+
+
+def test_the_leaderboard_sorts_by_any_metric_and_the_winner_has_finished(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    add(folder, sweep, 0, [0.3], "finished")
+    add(folder, sweep, 1, [0.9], "pruned")
+    add(folder, sweep, 2, [], "failed")
+    add(folder, sweep, 3, [0.5, 0.4], "finished")
+    folder.write("baselines.json", {"data": "", "scores": {"teacher": {METRIC: 0.7}}})
+    assert [r.name for r in leaderboard(folder)] == ["t0001", "teacher", "t0003", "t0000", "t0002"]
+    assert leaderboard(folder, "dev/sts/spearman")[0].name == "t0000"
+    assert (winner(folder).name, winner(folder).best) == ("t0003", 1)
+    with pytest.raises(UnknownNameError, match="did you mean 'dev/sts/spearman'"):
+        leaderboard(folder, "dev/sts/spaerman")
+
+
+def test_a_sweep_without_a_finished_trial_has_no_winner_and_says_how_to_go_on(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    with pytest.raises(SweepError, match="no trials"):
+        winner(folder)
+    add(folder, sweep, 0, [0.3], "pruned")
+    with pytest.raises(SweepError, match=r"t0000.*pruned.*babeltune resume s-0123456789"):
+        winner(folder)
+
+
+def test_a_half_written_line_of_reports_is_passed_over(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    add(folder, sweep, 0, [0.3, 0.4])
+    path = folder.trial(0) / "reports.jsonl"
+    lines = path.read_text(encoding="utf-8")
+    path.write_text(lines + lines.splitlines()[1][:40], encoding="utf-8")
+    assert trial_row(folder.trial(0), sweep.objectives[0]).reports == 2
+
+
+def test_the_sweep_is_read_back_as_it_was_written(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "s-0123456789")
+    assert folder.sweep() == sweep
+    assert folder.state() == "new"
+    folder.set_state("failed", reason="x")
+    assert folder.state() == "failed"
+    assert json.loads((folder.path / "state.json").read_text(encoding="utf-8"))["reason"] == "x"
+    with pytest.raises(SweepError, match=r"no sweep\.json"):
+        SweepFolder(tmp_path).sweep()
+
+
+def test_the_front_holds_the_trials_that_no_other_one_dominates(tmp_path, sweep):
+    both = replace(sweep, objectives=(Objective(metric=METRIC), Objective(metric="dev/sts/spearman")))
+    folder = make(tmp_path, both, "two-0123456789")
+    for number, score in enumerate((0.2, 0.6, 0.4)):  # the second objective is one minus the first
+        add(folder, both, number, [score], "finished")
+    add(folder, both, 3, [0.7], "finished")
+    reports = [Report(index=1, step=1, pairs=1, seconds=1, metrics={METRIC: 0.6, "dev/sts/spearman": 0.3})]
+    write_reports(folder.trial(1), reports)  # now t0003 has more of one and as much of the other
+    assert {row.name for row in leaderboard(folder) if row.front} == {"t0000", "t0002", "t0003"}
+    assert winner(folder).front
+    folder.write("sweep.json", sweep)
+    assert not any(row.front for row in leaderboard(folder)), "with one objective the order says it all"
+
+
+def test_a_front_may_be_of_size_and_speed_too(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "costs-0123456789")
+    costs = [(0.5, 100, 9.0), (0.6, 200, 8.0), (0.6, 300, 8.0), (0.4, 100, 12.0), (0.4, 100, 9.0)]
+    for number, (score, size, speed) in enumerate(costs):
+        add(folder, sweep, number, [score], "finished")
+        metrics = {METRIC: score, "model/parameters": size, "model/sentences_per_second": speed}
+        write_reports(folder.trial(number), [Report(index=1, step=1, pairs=1, seconds=1, metrics=metrics)])
+    add(folder, sweep, 5, [0.9], "pruned")
+    noisy = {METRIC: 0.55, "model/parameters": 200, "model/sentences_per_second": 8.9}
+    add(folder, sweep, 6, [0.55], "finished")
+    write_reports(folder.trial(6), [Report(index=1, step=1, pairs=1, seconds=1, metrics=noisy)])
+    folder.write("baselines.json", {"scores": {"teacher": {METRIC: 1.0}}})
+    metrics, rows = front(folder)
+    assert metrics == (METRIC, "model/parameters", "model/sentences_per_second")
+    assert [row.name for row in rows] == ["t0001", "t0000", "t0003"], "the larger is the same at a higher cost"
+    assert [row.name for row in front(folder, [METRIC])[1]] == ["t0001", "t0002"]
+    assert [row.name for row in front(folder, ["model/parameters", METRIC])[1]] == ["t0000", "t0001"]
+    with pytest.raises(UnknownNameError, match=r"no metric 'model/parameter' in .*did you mean 'model/parameters'"):
+        front(folder, ["model/parameter"])
+    losing = {METRIC: 0.5, "train/loss": 0.1}
+    write_reports(folder.trial(0), [Report(index=1, step=1, pairs=1, seconds=1, metrics=losing)])
+    with pytest.raises(SpecError, match="'train/loss' is of the training"):
+        front(folder, ["train/loss"])
+
+
+def test_a_running_trial_shows_the_step_between_its_reports(tmp_path, sweep):
+    folder = make(tmp_path, sweep, "now-0123456789")
+    add(folder, sweep, 0, [0.2])
+    write_json(folder.trial(0) / "progress.json", {"step": 17, "steps": 40, "loss": 0.5})
+    (row,) = leaderboard(folder)
+    assert (row.step, row.steps, row.loss) == (17, 40, 0.5)
+    outcome(folder.trial(0), "stopped")
+    assert leaderboard(folder)[0].loss is None

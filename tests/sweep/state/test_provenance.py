@@ -1,0 +1,151 @@
+"""A sweep that goes on with another spec: what is taken, what is refused, and what accepting it records."""
+
+import json
+from dataclasses import replace
+
+import mlflow
+import pytest
+
+from babeltune.errors import SweepError
+from babeltune.files import plain
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.written import spec_yaml
+from babeltune.promotion.candidate import find_candidate
+from babeltune.sweep.driver.run import assignment
+from babeltune.sweep.state.folder import condition_of
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.lease import only_driver
+from babeltune.sweep.state.progress import sweep_document
+from babeltune.sweep.state.provenance import Change, accepted_lines, check_unchanged, deciding_facts, differences
+
+
+@pytest.fixture
+def babeltune(command, copied):
+    """Runs a command on the copied sweep's storage: exit code, standard output, standard error."""
+    _, folder, cluster = copied
+    file = folder.path.parents[1] / "cluster.yaml"
+    file.write_text(f"storage: {cluster.storage}\nlanes: 1\n", encoding="utf-8")
+    return lambda *arguments: command(*arguments, "--cluster", file)
+
+
+@pytest.fixture
+def file(copied, tmp_path):
+    """The sweep's own spec, as a file, with a trial more on one worker."""
+    sweep, *_ = copied
+    path = tmp_path / "spec.yaml"
+    sweep = replace(sweep, budget=replace(sweep.budget, trials=5, workers=1))
+    path.write_text(spec_yaml(sweep), encoding="utf-8")
+    return path
+
+
+def test_a_difference_names_its_key_path_and_both_values():
+    before = {"training": {"pairs": 640, "clip": None}, "points": [], "seed": 1}
+    after = {"training": {"pairs": 1280, "clip": None}, "points": [{"a": 1}], "seed": 1.0, "description": "new"}
+    assert [str(change) for change in differences(before, after)] == [
+        "description: absent → new",
+        "points: [] → absent",
+        "points.0.a: absent → 1",
+        "training.pairs: 640 → 1280",
+    ]
+    assert [change.decides for change in differences(before, after)] == [False, True, True, True]
+    assert str(Change("a", "x" * 99, None)) == f"a: {'x' * 59}… → null"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.long
+def test_resume_takes_a_spec_and_what_is_accepted_stays_recorded(babeltune, copied, file):
+    sweep, folder, cluster = copied
+    pairs = sweep.training.pairs
+    longer = ("resume", folder.id, "--spec", file, "--set", "training.pairs=640")
+    with only_driver(folder):
+        code, _, err = babeltune(*longer)
+        assert code == 1
+        assert "is running with the spec that it began with; `babeltune stop" in " ".join(err.split())
+    code, _, err = babeltune(*longer)
+    assert code == 1
+    assert "taken:" not in err, "nothing was"
+    assert f"\n  training.pairs: {pairs} → 640\n" in err
+    assert "--accept-changes" in err
+    assert folder.sweep().training.pairs == pairs, "a refused spec leaves the folder as it was"
+    assert folder.accepted() == []
+    code, out, err = babeltune(*longer, "--accept-changes", "--json")
+    assert code == 0, err
+    assert "taken: budget.trials: 4 → 5" in err
+    assert json.loads(out)["sweep"] == folder.id, "the id is kept"
+    assert [(e["changes"], e["begun"], e["unfinished"]) for e in json.loads(out)["accepted_changes"]] == [
+        ([plain(Change("training.pairs", pairs, 640))], [0, 1, 2, 3], [])
+    ]
+    rows = {row.name: row for row in leaderboard(folder)}
+    assert [rows[f"t000{number}"].condition for number in range(5)] == [1, 1, 1, 1, 2]
+    assert (rows["t0000"].steps, rows["t0004"].steps) == (pairs // 32, 20)
+    assert "teacher" in rows
+    code, out, _ = babeltune("status", folder.id)
+    assert "mixed conditions: 2 since" in out
+    assert "accepted: training.pairs: 3840 → 640; 4 trials began before" in out
+    client = mlflow.MlflowClient(cluster.mlflow)
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    tags = {run.data.tags.get("babeltune.trial", "sweep"): run.data.tags for run in runs}
+    assert tags["4"]["babeltune.condition"] == "2"
+    assert "training.pairs" in tags["sweep"]["babeltune.accepted_changes"]
+    old, new = (find_candidate(f"{folder.id}/{number}", folder.path.parents[1]).sweep for number in (0, 4))
+    assert (old.training.pairs, new.training.pairs) == (pairs, 640)
+    code, _, err = babeltune("submit", file)
+    assert code == 1
+    assert f"training.pairs: 640 → {pairs}" in err, "the first file is now another spec"
+    code, out, err = babeltune("resume", folder.id, "--json")
+    assert code == 0, err
+
+
+def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
+    sweep, folder, _ = copied
+    begun, waiting = folder.trial(4), folder.trial(5)
+    params = {"temperature": 0.1, "training.learning_rate": 3e-3}
+    first = [assignment(sweep, folder, number, params) for number in (4, 5)]
+    (begun / "checkpoints" / "000001").mkdir(parents=True)
+    other = replace(sweep, training=replace(sweep.training, pairs=640))
+    check_unchanged(folder, deciding_facts(), accept=True, sweep=other)
+    folder.write("sweep.json", other)
+    check_unchanged(folder, {"data": "of other text"}, accept=True)
+    (entry,) = folder.accepted()
+    assert [change["key"] for change in entry["changes"]] == ["training.pairs", "data"], "no trial began in between"
+    assert entry["begun"] == [0, 1, 2, 3, 4]
+    assert entry["unfinished"] == [4]
+    assert any("of which t0004 had not ended" in line for line in accepted_lines(folder))
+    again = [assignment(other, folder, number, params) for number in (4, 5)]
+    assert again[0]["trial"] == first[0]["trial"]
+    assert again[0]["prepared"].endswith("conditions/1/prepared.json")
+    assert again[1]["trial"]["training"]["pairs"] == 640
+    assert again[1]["prepared"] == str(folder.prepared)
+    assert waiting.exists()
+    assert [condition_of(number, folder.accepted()) for number in (4, 5)] == [1, 2]
+    assert folder.baselines() == {}, "the untrained student is another one"
+    assert sweep_document(folder)["accepted_changes"] == folder.accepted()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("objectives.0.metric=dev/sts/spearman", "objectives.0.metric: .*: a search takes it when it begins"),
+        ("parameters.training.learning_rate.choice=[1e-3]", "parameters.training.learning_rate: a study cannot change"),
+        ("parameters.temperature={float: [0.03, 0.2]}", "parameters.temperature: a study cannot change its kind"),
+        ("sampler={kind: random}", "sampler.points.*: a search takes it when it begins"),
+    ],
+)
+def test_what_a_study_cannot_take_is_refused_accepted_or_not(copied, file, assignment, reason):
+    _, folder, _ = copied
+    assignments = [assignment] + ["sampler.points=[]"] * assignment.startswith("parameters")
+    sweep = read_sweep(file, assignments=assignments)
+    for accept in (False, True):
+        with pytest.raises(SweepError, match=reason) as caught:
+            check_unchanged(folder, deciding_facts(), accept=accept, sweep=sweep)
+        assert "submit it as a new sweep" in str(caught.value)
+        assert "--accept-changes" not in str(caught.value), "it would not help"
+    assert folder.accepted() == []
+
+
+def test_a_range_may_change_and_a_resumed_trial_of_it_still_fits(copied, file):
+    _, folder, _ = copied
+    sweep = read_sweep(file, assignments=["parameters.temperature.log_float=[0.05, 0.3]"])
+    assert sweep_id(sweep) != folder.id
+    check_unchanged(folder, deciding_facts(), accept=True, sweep=sweep)
+    assert folder.read("facts.json")["spec"] == sweep_id(sweep)

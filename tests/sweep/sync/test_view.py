@@ -1,0 +1,343 @@
+"""Sweeps whose storage is a bucket on a real S3 server; another machine is another cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from mlflow import MlflowClient
+
+from babeltune.errors import ClusterError, StoreError, SweepError
+from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.promotion.promote import evaluate_model, promote
+from babeltune.report.write import write_report
+from babeltune.schema.cluster import Cluster
+from babeltune.storage.mirror import PACKAGE_MANIFEST
+from babeltune.sweep.driver.run import driven_folder, submit
+from babeltune.sweep.state import heartbeat
+from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
+from babeltune.sweep.state.heartbeat import OWNER
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.lease import only_driver
+from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync import driver as driver_module
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep.workers.standalone import standalone
+from babeltune.training.checkpoint import read_reports
+from bucket_servers import BUCKET
+from waiting import PATIENCE_S, wait_until, when
+
+PREFIX = "team"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """The driver looks at the bucket often."""
+    monkeypatch.setattr(driver_module, "HEARTBEAT_INTERVAL_S", 0.3)
+    monkeypatch.setattr(driver_module, "TRY", 0.5)
+    monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.1)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """The cluster as a machine with its own cache has it."""
+    place = tmp_path_factory.mktemp("machines")
+
+    def named(name, **more):
+        return Cluster(
+            storage=f"s3://{BUCKET}/{PREFIX}",
+            cache=str(place / name),
+            mlflow=f"sqlite:///{place}/mlflow.db",
+            lanes=1,
+            **{"patience": 30.0, **more},
+        )
+
+    return named
+
+
+@pytest.fixture(scope="module")
+def far(ray_cluster, s3_server, tiny_file, machine):
+    """A finished sweep of two trials, which ran on machine `one` while the server was away for two seconds."""
+    sweep = replace(read_sweep(tiny_file), name="far")
+    folder = SweepFolder(machine("one").folder / "sweeps" / sweep_id(sweep))
+
+    def away():
+        s3_server.door.shut()
+        time.sleep(2.0)
+        s3_server.door.open()
+
+    outage = when(lambda: (folder.trial(0) / "trial.json").exists(), away)
+    submit(sweep, machine("one"))
+    outage.join()
+    return sweep, folder
+
+
+def ends(folder):
+    lines = (folder.path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line["number"] for line in map(json.loads, lines) if line["event"] == "end"]
+
+
+def test_another_machine_sees_the_sweep_although_the_server_was_away(far, s3, machine):
+    _, folder = far
+    assert folder.state() == "finished"
+    there = StorageView(machine("looker")).sweep("far")
+    assert there.id == folder.id
+    assert there.path != folder.path
+    assert (there.state(), read_log(there)) == ("finished", read_log(folder))
+    assert leaderboard(there) == leaderboard(folder)
+    assert [row.state for row in leaderboard(there) if row.name.startswith("t0")] == ["finished", "finished"]
+    assert not is_driven(there)
+    assert not list((there.path.parents[1]).glob("stores/*")), "who only looks needs no stores"
+
+
+def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
+    _, folder = far
+    keys = {key.removeprefix(f"{PREFIX}/sweeps/{folder.id}/") for key in s3.keys(f"{PREFIX}/sweeps/{folder.id}/")}
+    assert {"sweep.json", "study.db", "results.jsonl", "prepared.json", "spool.jsonl", "state.json", OWNER} <= keys
+    assert {"trials/t0000/trial.json", "trials/t0000/outcome.json", "trials/t0001/reports.jsonl"} <= keys
+    assert f"trials/t0001/checkpoints/000002/{PACKAGE_MANIFEST}" in keys
+    assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]
+    assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
+
+
+def test_a_report_that_another_machine_makes_is_in_the_bucket(far, s3, machine):
+    _, folder = far
+    there = StorageView(machine("reporter"))
+    written = write_report(there.sweep("far"), there)
+    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/report.html") == written.path.read_bytes()
+    assert (StorageView(machine("reader")).sweep("far").path / "report.html").read_bytes() == written.path.read_bytes()
+
+
+@pytest.mark.long
+def test_a_model_is_promoted_and_evaluated_from_other_machines(
+    far, s3, machine, one_scoring_process, tiny_file, offline
+):
+    _, folder = far
+    decision = promote("far", machine("promoter"))
+    assert decision.verdict == "promote", decision.reasons
+    models = [key for key in s3.keys(f"{PREFIX}/models/{folder.id}/") if key.endswith(PACKAGE_MANIFEST)]
+    assert len(models) == 1
+    assert len(s3.keys(f"{PREFIX}/openings/")) == 1
+    done = evaluate_model(f"{folder.id}/{decision.trial}", str(tiny_file), machine("judge"), test=True)
+    assert done.scores.items() >= decision.test.items()
+    assert any("opened 2 times" in words for words in done.warnings), done.warnings
+    assert len(s3.keys(f"{PREFIX}/openings/")) == 2
+
+
+@pytest.mark.long
+def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, s3, machine):
+    _, folder = far
+    trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
+    trial["training"]["reports"] = 3
+    at = f"sweeps/{folder.id}/trials/t0009"
+
+    def on(node):
+        where = machine(node).mirrored
+        values = {"uri": where.uri, "cache": where.cache, "patience": where.patience}
+        prepared = f"sweeps/{folder.id}/prepared.json"
+        return {"trial": trial, "prepared": prepared, "folder": at, "seed": 0, "mirror": values}
+
+    first = standalone(on("node1"))
+    assert [next(first)["index"], next(first)["index"]] == [1, 2]
+    first.close()
+    second = standalone(on("node2"))
+    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it told its last report again, and went on"
+    second.close()
+    reports = read_reports(machine("node2").folder / at)
+    kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
+    assert "000003" in kept
+    assert len(kept) <= 2, "the best and the last"
+    key = f"{PREFIX}/{at}/checkpoints/000003/optimizer.safetensors"
+    s3.put(key, s3.get(key)[:-10])
+    third = list(standalone(on("node3")))
+    assert third[-1]["index"] == 3
+    assert [r["metrics"]["dev/everyday/accuracy"] for r in third][-1] == reports[-1].metrics["dev/everyday/accuracy"]
+    again = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
+    assert again == kept, "the damaged one was made and sent again"
+    (fourth,) = standalone(on("node4"))
+    assert (fourth["index"], fourth["last"]) == (3, True)
+
+
+def test_a_worker_without_its_stores_says_so(far, s3, machine):
+    _, folder = far
+    prepared = json.loads((folder.path / "prepared.json").read_text(encoding="utf-8"))
+    teacher = prepared["teacher"].removeprefix("storage:")
+    seal = f"{PREFIX}/{teacher}/{PACKAGE_MANIFEST}"
+    kept = s3.get(seal)
+    s3.remove(seal)
+    trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
+    where = machine("bare").mirrored
+    assignment = {
+        "trial": trial,
+        "prepared": f"sweeps/{folder.id}/prepared.json",
+        "folder": f"sweeps/{folder.id}/trials/t0008",
+        "mirror": {"uri": where.uri, "cache": where.cache, "patience": 1.0},
+    }
+    with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
+        next(standalone(assignment))
+    s3.put(seal, kept)
+
+
+@pytest.mark.long
+def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_server(far, s3, machine):
+    sweep, _ = far
+    training = replace(sweep.training, pairs=12800, reports=10)
+    sweep = replace(sweep, name="chain", training=training, budget=replace(sweep.budget, trials=2))
+    id_ = sweep_id(sweep)
+    one, two = (machine(name, patience=3.0) for name in ("one", "two"))
+    here, there = (SweepFolder(each.folder / "sweeps" / id_) for each in (one, two))
+
+    def stop_from_afar():
+        places = StorageView(machine("stopper"))
+        folder = places.sweep("chain")
+        assert is_driven(folder)
+        assert driven_folder(id_, machine("stopper")) is not None
+        with pytest.raises(SweepError, match=r"is being run on .*, which was heard \d+ s ago"):
+            submit(sweep, machine("stopper"))
+        places.ask_to_stop(folder)
+
+    stopper = when(lambda: read_reports(here.trial(0)), stop_from_afar)
+    submit(sweep, one)
+    stopper.join()
+    assert here.state() == "stopped"
+    done = len(read_reports(here.trial(0)))
+    assert 0 < done < 10
+
+    death = when(lambda: len(read_reports(there.trial(0))) > done, s3.door.shut)
+    with pytest.raises(
+        ClusterError, match=rf"\d+ changed files wait in {re.escape(str(there.path))}, .*`babeltune resume"
+    ):
+        submit(sweep, two)
+    death.join()
+    assert there.state() == "failed"
+    assert "nothing is lost" in read_log(there)
+    s3.door.open()
+    submit(sweep, two)
+    assert there.state() == "finished"
+    assert sorted(ends(there)) == [0, 1], "each trial ended once"
+    for number in (0, 1):
+        assert [report.index for report in read_reports(there.trial(number))] == list(range(1, 11))
+    seen = StorageView(machine("looker")).sweep("chain")
+    assert leaderboard(seen) == leaderboard(there)
+
+    (here.path / "results.jsonl").open("a").write('{"event": "report", "number": 7}\n')
+    with DriverSync(one, here):
+        assert leaderboard(here) == leaderboard(there), "who drove last has the newest folder"
+    (aside,) = one.folder.glob(f"superseded/{id_}-*/results.jsonl")
+    assert '"number": 7' in aside.read_text(encoding="utf-8")
+
+
+def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, machine, monkeypatch):
+    _, folder = far
+    one = machine("one")
+    monkeypatch.setattr(driver_module, "TURN", 0.2)
+    has, gone, asked = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(driver_module, "is_driven", lambda folder: asked.append(is_driven(folder)) or asked[-1])
+
+    def look():
+        with StorageView(one).mirror.lock(f"sweeps/{folder.id}"):
+            has.set()
+            wait_until(lambda: len(asked) > 2)
+        gone.set()
+
+    threading.Thread(target=look).start()
+    has.wait()
+    with DriverSync(one, folder), only_driver(folder):
+        assert gone.wait(PATIENCE_S)
+        assert not any(asked), "who only looks on is no driver"
+        asked.clear()
+        with pytest.raises(SweepError, match="is being run by"), DriverSync(one, folder):
+            pass
+    assert asked == [True], "one look was enough"
+
+
+def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machine):
+    sweep, folder = far
+    one, state = machine("one"), folder.path / "state.json"
+    kept, before = state.read_bytes(), state.stat()
+    with DriverSync(one, folder) as driver_sync:
+        owner = json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))
+        other = {**owner, "session": "another", "host": "elsewhere", "folder": "/x"}
+        s3.door.shut()
+        state.write_bytes(b"its own, which waits")
+        when(lambda: driver_sync.trouble is not None, lambda: None).join()
+        s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps(other).encode())
+        s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", b"the other's")
+        s3.door.open()
+        wait_until(lambda: driver_sync.lost)
+        with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
+            driver_sync.check()
+    assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}")) == other
+    assert s3.get(f"{PREFIX}/sweeps/{folder.id}/state.json") == b"the other's"
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", kept)
+    state.write_bytes(kept)
+    os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "beat": 0}).encode())
+    with DriverSync(one, folder):
+        assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"
+    del sweep
+
+
+@pytest.mark.long
+def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_cluster, s3, machine, tiny_file):
+    sweep = read_sweep(tiny_file)
+    longer = replace(sweep, name="taken", training=replace(sweep.training, pairs=38400))
+    one = machine("one")
+    folder = SweepFolder(one.folder / "sweeps" / sweep_id(longer))
+    key = f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+
+    def another(board):
+        def come():
+            owner = json.loads(s3.get(key))
+            s3.put(key, json.dumps({**owner, "session": "another", "host": "elsewhere", "folder": "/x"}).encode())
+
+        when(lambda: board.searching is not None and read_outcome(folder.trial(0)) == "running", come)
+
+    with pytest.raises(SweepError, match="was taken over by elsewhere; this driver stops"):
+        submit(longer, one, watch=another)
+    assert folder.state() == "running", "as the other one left it"
+    assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"
+    client = MlflowClient(one.mlflow)
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    mine = [run for run in runs if run.data.tags.get("babeltune.sweep") == folder.id]
+    assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
+
+
+def test_a_driver_whose_clock_was_ahead_holds_the_sweep_only_while_it_speaks(far, s3, machine, monkeypatch):
+    _, folder = far
+    one, key = machine("one"), f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
+    speaks = DriverSync._is_alive
+
+    def dead_after(seconds):
+        for module in (driver_module, heartbeat):
+            monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", seconds)
+
+    def says_more(driver_sync, owner):
+        word(2)
+        return speaks(driver_sync, owner)
+
+    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False}
+
+    def word(hours):
+        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours}).encode())
+
+    dead_after(PATIENCE_S)
+    word(1)
+    looker = StorageView(machine("clock"))
+    assert is_driven(looker.sweep("far")), "the store has it from just now"
+    with monkeypatch.context() as patch:
+        patch.setattr(DriverSync, "_is_alive", says_more)
+        with pytest.raises(SweepError, match="is being run on elsewhere"), DriverSync(one, folder):
+            pass
+    dead_after(1.0)
+    with DriverSync(one, folder):
+        assert json.loads(s3.get(key))["host"] != "elsewhere", "which has said no more"
+    word(1)
+    wait_until(lambda: not is_driven(looker.sweep("far")))
+    s3.put(key, json.dumps({**ahead, "ended": True}).encode())

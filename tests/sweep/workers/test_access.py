@@ -1,0 +1,153 @@
+"""A Ray that wants a token, and one that is open to all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from babeltune.errors import ClusterError
+from babeltune.sweep.workers import access
+from babeltune.sweep.workers.access import STRANGER, open_to_all, refuse_open, shown, takes
+from waiting import PATIENCE_S
+
+
+@pytest.fixture
+def open_ray(loopback_only):
+    """The address of a `ray start --head` without tokens, in a network that holds only this machine where possible."""
+    place = Path(tempfile.mkdtemp(dir="/tmp"))  # short, for Ray puts sockets into it
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "disabled"}
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--disable-usage-stats"]
+    command += ["--node-ip-address=127.0.0.1", "--include-dashboard=false", "--port=0", "--num-cpus=0"]
+    command += [f"--object-store-memory={80 * 2**20}", f"--temp-dir={place}/ray"]
+    said = (place / "said").open("w")
+    process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+    try:
+        told = place / "ray" / "ray_current_cluster"
+        while not told.exists():
+            assert process.poll() is None, (place / "said").read_text()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        yield told.read_text().strip()
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+                one.kill()
+        process.wait(PATIENCE_S)
+        said.close()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def test_a_cluster_that_is_open_to_all_is_refused_unless_that_is_accepted(open_ray):
+    assert takes(open_ray, STRANGER)
+    said = r"cluster 'lab' at .* wants no token: .*; start it with RAY_AUTH_MODE=token, or pass --insecure to use it"
+    with pytest.raises(ClusterError, match=said):
+        refuse_open(f"cluster 'lab' at {open_ray}", open_ray, insecure=False)
+    refuse_open("cluster 'lab'", open_ray, insecure=True)
+    assert open_to_all("cluster 'lab'", open_ray).startswith("cluster 'lab' wants no token: whoever reaches it can run")
+
+
+def test_a_ray_that_does_not_answer_is_neither_open_nor_closed(loopback_only, monkeypatch):
+    address = "127.0.0.1:1"
+    monkeypatch.setattr(access, "ANSWER_TIMEOUT_S", 2.0)
+    assert takes(address, STRANGER) is None
+    with pytest.raises(ClusterError, match=f"cluster 'lab' at {address} does not say whether it wants a token"):
+        refuse_open(f"cluster 'lab' at {address}", address, insecure=False)
+
+
+def test_a_ray_that_does_not_start_here_is_one_line_that_says_what_to_do(tmp_path):
+    far = tmp_path / ("l" * 90)
+    far.mkdir()
+    program = """
+from babeltune.sweep.workers.connection import local_ray
+from babeltune.errors import ClusterError
+try:
+    with local_ray(num_cpus=1):
+        pass
+except ClusterError as error:
+    print(error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept["RAY_TMPDIR"] = str(far)
+    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("Ray does not start on this machine (")
+    assert "107 bytes" in told.stdout
+    assert told.stdout.endswith("a short path and some room, RAY_TMPDIR or else /tmp; then try again\n")
+
+
+def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():
+    program = """
+import logging, os, ray, threading
+from ray._private.utils import publish_error_to_driver
+from babeltune.sweep.workers.connection import local_ray, log
+heard = threading.Event()
+log.addFilter(lambda record: heard.set() or True)
+with local_ray(num_cpus=1):
+    try:
+        ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+    except ray.exceptions.WorkerCrashedError:
+        print("it died")
+    publish_error_to_driver("memory", "a node runs low on memory", ray._private.worker.global_worker.gcs_client)
+    heard.wait()
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "it died\n"
+    assert [line for line in told.stderr.splitlines() if "Ray:" in line] == ["Ray: a node runs low on memory"]
+    assert "worker died" not in told.stderr
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+def test_a_driver_whose_own_ray_dies_ends_at_once_and_says_what_to_do(name):
+    program = f"""
+import psutil, threading
+from babeltune.sweep.workers.connection import local_ray
+with local_ray(num_cpus=1):
+    own = psutil.Process().children(recursive=True)
+    print(*(child.pid for child in own), flush=True)
+    next(child for child in own if child.name() == {name!r}).kill()
+    threading.Event().wait()
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert f"error: Ray has died on this machine ({name}); the same command again goes on\n" in told.stderr
+    pids = [int(pid) for pid in told.stdout.split()]
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE_S)
+    assert not alive
+
+
+def test_a_wrong_token_for_the_ray_of_this_machine_is_one_line_that_says_what_to_do(ray_cluster, monkeypatch):
+    program = """
+from babeltune.sweep.workers.connection import connected
+from babeltune.errors import ClusterError
+from babeltune.schema.cluster import Cluster
+try:
+    with connected(Cluster(name="lab", address="auto", token_env="A_TOKEN")):
+        pass
+except ClusterError as error:
+    print(error)
+"""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    kept |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "A_TOKEN": "0" * 64}
+    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    said = (
+        "cluster 'lab' at auto does not accept the token; put the cluster's token into the environment variable A_TOKEN"
+    )
+    assert told.stdout.strip() == said
+
+
+def test_a_cluster_that_wants_a_token_is_used(ray_cluster):
+    address = ray.get_runtime_context().gcs_address
+    assert takes(address, STRANGER) is False
+    assert takes(address, shown("0" * 64)) is False
+    assert takes(address, {})
+    refuse_open("cluster 'lab'", address, insecure=False)
+    assert not open_to_all("cluster 'lab'", address)

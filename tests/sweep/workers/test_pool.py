@@ -1,0 +1,598 @@
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+
+import psutil
+import pytest
+import ray
+import torch
+
+from babeltune.errors import ClusterError
+from babeltune.sweep.workers import process_state as process_states
+from babeltune.sweep.workers.dispatcher import TrialDispatcher
+from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.ray_train import ENVIRONMENT
+from toy_trials import groups_held, wait_until_free
+from waiting import PATIENCE_S, wait_until
+
+TWO_WORKERS = {
+    "count": "auto",
+    "workers": 2,
+    "cpus_per_worker": 1,
+    "gpus_per_worker": 0,
+    "run_trial": "toy_trials:train",
+}
+
+
+@pytest.fixture(scope="module")
+def pool(ray_cluster, tmp_path_factory):
+    storage = tmp_path_factory.mktemp("lanes")
+    with WorkerPool(**TWO_WORKERS, storage=storage) as opened:
+        SHARED.append(opened)
+        yield opened
+
+
+SHARED: list[WorkerPool] = []
+
+
+@pytest.fixture
+def room(ray_cluster):
+    """Every CPU of the cluster: the lanes that the tests above share have ended."""
+    while SHARED:
+        SHARED.pop().__exit__(None, None, None)
+
+
+def offer(pool, folder, name, **assignment):
+    pool.offer(name, {"folder": str(folder / name), "steps": 3, "seed": 1, **assignment})
+
+
+def follow(pool, name):
+    reports = []
+    while "report" in (answer := pool.next_report(name)):
+        reports.append(answer["report"]["index"])
+    return reports, answer["ended"]
+
+
+def starts(folder, name):
+    return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
+
+
+def test_two_lanes_of_two_workers_run_six_trials(pool, tmp_path):
+    assert pool.count == 2
+    wait_until_free(pool, 2)
+    names = [f"six-{number}" for number in range(6)]
+    for name in names:
+        offer(pool, tmp_path, name)
+    assert [follow(pool, name) for name in names] == [([1, 2, 3], None)] * 6
+    assert len({starts(tmp_path, name)[0]["pid"] for name in names}) == 2
+
+
+def processes(title="RayTrainWorker"):
+    """The ids of Ray's processes with this word in their title."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found |= {process.pid} if title in " ".join(process.cmdline()[:1]) else set()
+    return found
+
+
+def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
+    wait_until_free(pool, 2)
+    warm = processes()
+    assert len(warm) == 4
+    for number in range(5):
+        offer(pool, tmp_path, f"fast-{number}", steps=1)
+        follow(pool, f"fast-{number}")
+        assert starts(tmp_path, f"fast-{number}")[0]["pid"] in warm
+    wait_until_free(pool, 2)
+    assert processes() == warm
+
+
+def test_a_lane_has_no_process_that_it_does_not_need(pool):
+    """Ray Train's own barrier is one, and what asks an autoscaler for it another."""
+    assert processes()
+    assert not processes("SynchronizationActor") | processes("AutoscalingCoordinator")
+
+
+def test_a_used_lane_draws_what_a_fresh_lane_draws(pool, tmp_path):
+    wait_until_free(pool, 2)
+    draws = []
+    for name in ("one", "two", "three"):
+        offer(pool, tmp_path, name, seed=7)
+        follow(pool, name)
+        draws.append(json.loads((tmp_path / name / "checkpoint.json").read_text())["draw"])
+    assert len(set(draws)) == 1
+
+
+def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
+    wait_until_free(pool, 2)
+    offer(pool, tmp_path, "stopped", steps=5)
+    assert [pool.next_report("stopped")["report"]["index"] for _ in range(2)] == [1, 2]
+    offer(pool, tmp_path, "beside")
+    assert follow(pool, "beside") == ([1, 2, 3], None), "meanwhile the other waits for its verdict"
+    pool.stop("stopped")
+    wait_until_free(pool, 2)
+    assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
+
+
+def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(pool, tmp_path):
+    wait_until_free(pool, 2)
+    before = processes()
+    offer(pool, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
+    assert follow(pool, "refused") == ([1], "the loss is nan at step 7; lower the learning rate")
+    wait_until_free(pool, 2)
+    assert processes() == before, "no process was started again"
+
+
+def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(pool, tmp_path):
+    wait_until_free(pool, 2)
+    offer(pool, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
+    reports, reason = follow(pool, "bug")
+    assert reports == [1]
+    assert reason.startswith("ValueError: a bug on one rank")
+    assert "toy_trials.py" in reason
+    wait_until_free(pool, 2)
+    offer(pool, tmp_path, "after-the-bug")
+    assert follow(pool, "after-the-bug") == ([1, 2, 3], None)
+
+
+@pytest.mark.long
+def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(pool, tmp_path):
+    wait_until_free(pool, 2)
+    for name in ("bereft", "other"):
+        offer(pool, tmp_path, name, steps=40, seconds=0.05)
+        assert pool.next_report(name)["report"]["index"] == 1
+    killed = next(iter(pool._worker_groups.values()))
+    ray.kill(killed.controller)
+    ray.wait([killed.run])
+    pool.mend()
+    for name in ("bereft", "other"):
+        reports, reason = follow(pool, name)
+        assert (reports[-1], reason) == (40, None)
+    resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("bereft", "other")]
+    assert sorted(resumed) == [[False], [False, True]]
+
+
+def process_of(actor):
+    return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def test_a_desk_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp_path):
+    wait_until_free(pool, 2)
+    for name in ("a", "b"):
+        offer(pool, tmp_path, name, steps=30, seconds=0.05)
+        assert pool.next_report(name)["report"]["index"] == 1
+    offer(pool, tmp_path, "c")
+    first = process_of(pool._dispatcher)
+    os.kill(first, signal.SIGKILL)
+    for name, last in (("a", 30), ("b", 30), ("c", 3)):
+        reports, reason = follow(pool, name)
+        assert (reports, reason) == (list(range(reports[0], last + 1)), None), "no report is lost or comes twice"
+        assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
+    assert process_of(pool._dispatcher) != first
+
+
+def test_a_lane_is_left_as_it_was_found(pool, tmp_path):
+    """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
+    wait_until_free(pool, 2)
+    for name in ("untidy-1", "untidy-2"):
+        offer(pool, tmp_path, name, orders={"kind": "untidy", "at": 1})
+    for name in ("untidy-1", "untidy-2"):
+        assert follow(pool, name) == ([1, 2, 3], None)
+    for name in ("clean-1", "clean-2"):
+        offer(pool, tmp_path, name, orders={"kind": "look", "at": 1})
+    for name in ("clean-1", "clean-2"):
+        assert follow(pool, name) == ([1, 2, 3], None)
+        assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
+
+
+def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
+    with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*has 4 CPUs and 0 GPUs in all"):
+        worker_groups_that_fit(8, 1, 0)
+    with pytest.raises(ClusterError, match="0 GPUs in all"):
+        worker_groups_that_fit(1, 1, 1)
+    assert worker_groups_that_fit(1, 2, 0) == 2
+
+
+def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, pool):
+    with (
+        pytest.raises(ClusterError, match="no_such_function"),
+        WorkerPool(
+            count=1,
+            workers=1,
+            cpus_per_worker=0,
+            gpus_per_worker=0,
+            run_trial="toy_trials:no_such_function",
+            storage=tmp_path,
+        ),
+    ):
+        pass
+
+
+LONG = 3600
+"""Seconds, more than any step of these tests takes."""
+
+
+async def others_go_on():
+    """Lets every other coroutine go on until it waits for something that is yet to happen."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def in_desk(steps):
+    """Runs the coroutine function on a new desk."""
+
+    async def bounded():
+        return await asyncio.wait_for(steps(TrialDispatcher()), PATIENCE_S)
+
+    return asyncio.run(bounded())
+
+
+def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_restarts():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {"a": 1})
+        seen = [await dispatcher.next("lane", f"group-{number}") for number in range(4)]
+        assert seen == [{"trial": "t", "assignment": {"a": 1}}] * 4
+        lost = "t lost a worker of its lane; it goes on from its last checkpoint"
+        assert (await dispatcher.messages(0), await dispatcher.messages(2), await dispatcher.messages(3)) == (
+            [lost] * 3,
+            [lost],
+            [],
+        )
+        asked = asyncio.ensure_future(dispatcher.next("lane", "group-4"))
+        ended = await dispatcher.next_report("t", 0)
+        asked.cancel()
+        return ended["ended"]
+
+    assert "given up after 3 restarts" in in_desk(steps)
+
+
+def test_a_new_report_grants_three_restarts_more():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        for index in range(1, 7):
+            assert (await dispatcher.next("lane", f"group-{index}"))["trial"] == "t"
+            waiting = asyncio.ensure_future(dispatcher.report("t", {"index": index}))
+            assert (await dispatcher.next_report("t", index - 1))["report"]["index"] == index
+            waiting.cancel()
+
+    in_desk(steps)
+
+
+def test_a_trial_that_hangs_fails_after_three_restarts():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group-0")
+        waiting = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
+        await others_go_on()
+        assert await dispatcher.stalled(0, LONG) == {}, "the search is slow, not the trial"
+        assert await dispatcher.next_report("t", 0) == {"report": {"index": 1}}
+        asked = asyncio.ensure_future(dispatcher.next_report("t", 1))
+        assert await waiting
+        for number in range(1, 5):
+            assert not await dispatcher.stopped("t")
+            assert await dispatcher.stalled(LONG, LONG) == {}, "it has just asked"
+            assert await dispatcher.stalled(0, LONG) == {"lane": "t"}
+            assert await dispatcher.stalled(0, LONG) == {}, "its lane is started again already"
+            again = asyncio.ensure_future(dispatcher.next("lane", f"group-{number}"))
+            await others_go_on()
+        again.cancel()
+        return await asked
+
+    assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
+
+
+def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group")
+        await dispatcher.stop("t")
+        left = asyncio.ensure_future(dispatcher.leave("lane", "t", 0, 2, "done", ""))
+        await others_go_on()
+        assert await dispatcher.abandon(LONG, []) == {}
+        assert await dispatcher.stopped("t"), "as often as it asks and does not end"
+        assert await dispatcher.abandon(0, []) == {"lane": "t"}
+        late = await dispatcher.leave("lane", "t", 1, 2, "done", "")
+        return await left, late
+
+    assert in_desk(steps) == (False, False)
+
+
+def test_a_lane_hangs_that_has_no_trial_and_asks_for_none():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group")
+        assert await dispatcher.stalled(LONG, 0) == {}, "it has one"
+        assert await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        await others_go_on()
+        assert await dispatcher.stalled(0, LONG) == {}, "it has just had one"
+        assert await dispatcher.stalled(LONG, 0) == {"lane": None}
+        assert await dispatcher.stalled(LONG, 0) == {}, "it is started again already"
+        waiting = asyncio.ensure_future(dispatcher.next("lane", "new"))
+        await others_go_on()
+        assert await dispatcher.stalled(LONG, 0) == {}, "it waits for one"
+        await dispatcher.offer("u", {})
+        return await waiting
+
+    assert in_desk(steps) == {"trial": "u", "assignment": {}}
+
+
+def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group")
+        first = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
+        assert await dispatcher.next_report("t", 0) == {"report": {"index": 1}}
+        again = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
+        await dispatcher.stop("t")
+        left = await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        return await first, await again, left, await dispatcher.next_report("t", 1)
+
+    assert in_desk(steps) == (False, False, True, {"ended": None})
+
+
+def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
+    async def steps(dispatcher):
+        dead = asyncio.ensure_future(dispatcher.next("lane", "group-1"))
+        await others_go_on()
+        reborn = asyncio.ensure_future(dispatcher.next("lane", "group-2"))
+        await others_go_on()
+        await dispatcher.offer("t", {})
+        return await dead, await reborn
+
+    assert in_desk(steps) == ({}, {"trial": "t", "assignment": {}})
+
+
+def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {"a": 1})
+        await dispatcher.next("gone", "group")
+        waiting = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
+        await others_go_on()
+        assert await dispatcher.retire("gone") == "t"
+        assert await dispatcher.next("gone", "group") == {"closed": True}
+        assert await dispatcher.next("other", "group") == {"trial": "t", "assignment": {"a": 1}}
+        waiting.cancel()
+        return await dispatcher.next_report("t", 0)
+
+    assert in_desk(steps) == {"report": {"index": 1}}
+
+
+def test_a_group_that_shall_be_new_restarts_between_trials_only():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "old")
+        await dispatcher.renew("lane")
+        left = await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        await dispatcher.offer("u", {})
+        again = await dispatcher.next("lane", "new")
+        kept = await dispatcher.leave("lane", "u", 0, 1, "done", "")
+        idle = asyncio.ensure_future(dispatcher.next("lane", "new"))
+        await others_go_on()
+        await dispatcher.renew("lane")
+        return left, again["trial"], kept, await idle
+
+    assert in_desk(steps) == (False, "u", True, {"renew": True})
+
+
+def test_a_desk_keeps_its_state_in_a_file(tmp_path):
+    file = tmp_path / "desk.json"
+
+    async def steps():
+        dispatcher = TrialDispatcher(file)
+        await dispatcher.offer("t", {"a": 1})
+        await dispatcher.offer("u", {})
+        await dispatcher.next("lane", "group")
+        reported = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
+        await others_go_on()
+        reported.cancel()
+        again = TrialDispatcher(file)
+        await again.offer("t", {"a": 1})
+        assert await again.next("lane", "group") == {"trial": "t", "assignment": {"a": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}
+        assert await again.next_report("t", 0) == {"report": {"index": 1}}, "an answer that was lost is given again"
+        reported = asyncio.ensure_future(again.report("t", {"index": 1}))
+        waiting = asyncio.ensure_future(again.next_report("t", 1))
+        assert await reported
+        assert await again.leave("lane", "t", 0, 1, "done", "")
+        assert await waiting == {"ended": None}
+        last = TrialDispatcher(file)
+        assert await last.next_report("t", 1) == {"ended": None}
+        await others_go_on()
+        assert await last.stalled(LONG, 0) == {"lane": None}, "which may hang between two trials"
+        return await last.next("lane", "group")
+
+    assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S))["trial"] == "u"
+
+
+def test_who_watches_a_trial_anew_hears_of_its_last_report_again():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group")
+        last = {"index": 1, "last": True}
+        waiting = asyncio.ensure_future(dispatcher.report("t", last))
+        assert await dispatcher.next_report("t", 0) == {"report": last}
+        assert await waiting
+        assert await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        assert await dispatcher.next_report("t", 1) == {"ended": None}
+        return await dispatcher.next_report("t", 0), await dispatcher.next_report("t", 1)
+
+    assert in_desk(steps) == ({"report": {"index": 1, "last": True}}, {"ended": None})
+
+
+def test_a_trial_alone_cannot_blame_a_peer():
+    async def steps(dispatcher):
+        await dispatcher.offer("t", {})
+        await dispatcher.next("lane", "group")
+        go_on = await dispatcher.leave("lane", "t", 0, 1, "peer", "RuntimeError: gloo is not a kind of glue")
+        return go_on, await dispatcher.next_report("t", 0)
+
+    assert in_desk(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
+
+
+def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "desk.json"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    async def steps():
+        dispatcher = TrialDispatcher(file)
+        await dispatcher.offer("t", {})
+        assert file.exists()
+        monkeypatch.setattr("babeltune.sweep.workers.dispatcher.write_whole", full)
+        await dispatcher.offer("u", {})
+        assert not file.exists()
+        assert (await dispatcher.next("lane", "group"))["trial"] == "t", "it goes on while it lives"
+        monkeypatch.undo()
+        await dispatcher.offer("v", {})
+        return (await TrialDispatcher(file).next("lane", "group"))["trial"]
+
+    assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S)) == "t"
+
+
+def left_behind():
+    held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
+    names = ray.util.list_named_actors(all_namespaces=True)
+    return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
+
+
+def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
+    offer(pool, tmp_path, "long", steps=500, seconds=0.1)
+    pool.next_report("long")
+    pool.__exit__(KeyError, KeyError("the driver fails"), None)
+    wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
+
+
+@pytest.mark.long
+def test_nothing_is_left_of_a_lane_that_was_starting_again(room, tmp_path):
+    """Its controller had a new placement group, of which no rank had told yet."""
+    before = groups_held()
+    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
+        opened.next_report("killed")
+        first = groups_held()
+        os.kill(starts(tmp_path, "killed")[0]["pid"], signal.SIGKILL)
+        wait_until(lambda: groups_held() - first)
+    assert groups_held() == before
+
+
+@pytest.mark.long
+def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
+    with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
+        assert opened.next_report("hung")["report"]["index"] == 1
+        hung = starts(tmp_path, "hung")[0]["pid"]
+        os.kill(hung, signal.SIGSTOP)
+        reports, reason = follow(opened, "hung")
+        assert (reports[-1], reason) == (20, None)
+        _, second = starts(tmp_path, "hung")
+        assert second["from"] > 0
+        assert second["pid"] != hung
+        assert not psutil.pid_exists(hung), "what hangs is ended"
+
+
+def follow_and_mend(pool, name):
+    """As a search does; the last report and why the trial ended."""
+    seen = 0
+    while True:
+        answer = pool._dispatcher.next_report.remote(name, seen)
+        while not ray.wait([answer], timeout=0.2)[0]:
+            pool.mend()
+        found = ray.get(answer)
+        if "ended" in found:
+            return seen, found["ended"]
+        seen = found["report"]["index"]
+
+
+@pytest.mark.long
+def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
+    notes = []
+    settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
+    with WorkerPool(**settings, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
+        assert follow_and_mend(opened, "hung") == (6, None)
+    first, second = starts(tmp_path, "hung")
+    assert (first["from"], second["from"]) == (0, 2)
+    assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
+    assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
+
+
+def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_cluster, tmp_path):
+    pool = WorkerPool(**TWO_WORKERS, storage=tmp_path)
+    room = pool._room()
+    pool._given_up.append(set(nodes_there()))
+    assert pool._room() == room - 1
+    pool._given_up[0] = {"a node that is gone"}
+    assert pool._room() == room
+
+
+def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.sweep.workers.pool.STOP_TIMEOUT_S", 3.0)
+    notes = []
+    settings = {**TWO_WORKERS, "workers": 1, "count": 1, "silence": 3.0, "note": notes.append}
+    with WorkerPool(**settings, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "last", steps=1, orders={"kind": "hang_after", "at": 1})
+        assert follow_and_mend(opened, "last") == (1, None)
+        offer(opened, tmp_path, "next", steps=1)
+        assert follow_and_mend(opened, "next") == (1, None)
+    assert notes[0].endswith("has asked for no trial for 3 s; it is started again")
+    (first,), (second,) = starts(tmp_path, "last"), starts(tmp_path, "next")
+    assert first["pid"] != second["pid"]
+
+
+@pytest.mark.long
+def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(room, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.sweep.workers.pool.RESPAWNS", 1)
+
+    def kill(pool):
+        (worker_group,) = pool._worker_groups.values()
+        ray.kill(worker_group.controller)
+        ray.wait([worker_group.run])
+        pool.mend()
+
+    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
+        for _ in range(2):
+            opened.next_report("bereft")
+            kill(opened)
+        with pytest.raises(ClusterError, match="cannot train"):
+            kill(opened)
+
+
+@pytest.mark.long
+def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(process_states, "FIRST", 64 * 2**20)
+    process_state = process_states.ProcessState(threads)
+    assert process_state.leak() == ""
+    kept = process_states.ProcessState(threads), torch.ones(700, 2**18)
+    assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
+
+
+def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
+    """One that maps a large store does not leak."""
+    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
+            offer(opened, tmp_path, name, orders=orders)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        offer(opened, tmp_path, "leaky", orders={"kind": "leak", "at": 2})
+        assert follow(opened, "leaky") == ([1, 2, 3], None), "the trial itself is none the worse"
+        offer(opened, tmp_path, "next")
+        assert follow(opened, "next") == ([1, 2, 3], None)
+        pids = [starts(tmp_path, name)[0]["pid"] for name in ("first", "second", "leaky", "next")]
+        assert pids[0] == pids[1] == pids[2] != pids[3]
+        assert not psutil.pid_exists(pids[0])
+
+
+def test_isolation_gives_every_trial_new_workers(room, tmp_path):
+    with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
+        for name in ("one", "two", "three"):
+            offer(opened, tmp_path, name)
+            assert follow(opened, name) == ([1, 2, 3], None)
+        assert len({starts(tmp_path, name)[0]["pid"] for name in ("one", "two", "three")}) == 3
