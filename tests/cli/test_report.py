@@ -99,6 +99,7 @@ def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_on
 
 def test_a_report_that_fails_is_one_line_and_fails_no_sweep(copied, capfd):
     _, folder, cluster = copied
+    (folder.path / "report.html").unlink(missing_ok=True)
     (folder.path / "report.html").mkdir()
     assert report_at_the_end(folder, cluster) is None
     err = capfd.readouterr().err
@@ -108,6 +109,7 @@ def test_a_report_that_fails_is_one_line_and_fails_no_sweep(copied, capfd):
 
 def test_a_tracking_server_that_is_away_is_one_line_and_the_report_is_there(copied, capfd, tmp_path):
     _, folder, cluster = copied
+    (folder.path / "report.html").unlink(missing_ok=True)
     (tmp_path / "file").touch()
     away = replace(cluster, mlflow=f"sqlite:///{tmp_path}/file/mlflow.db")
     assert report_at_the_end(folder, away) == folder.path / "report.html"
