@@ -474,7 +474,7 @@ def test_the_default_tables_are_of_real_text_with_a_trial_for_each_point(typed, 
         "dev/stsb/spearman",
         "dev/korsts/spearman",
     ]
-    assert {task.name for task in sweep.data.dev} == {"ntrex", "stsb", "korsts"}
+    assert {task.name for task in sweep.data.dev} == {"ntrex", "stsb", "korsts", "topics"}
 
 
 def test_paper_4_shows_each_subset_of_the_topics(typed):

@@ -746,4 +746,4 @@ def test_a_parquet_file_read_as_a_table_names_its_format(tmp_path):
 
 def test_a_table_in_another_encoding_says_how_to_save_it(tmp_path):
     source = table(put(tmp_path, "t.tsv", "eng\tfra\nYes\tOui\n".encode("utf-16")))
-    assert "save the file as UTF-8" in refused(source, tmp_path)
+    assert "the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 " in refused(source, tmp_path)

@@ -186,7 +186,7 @@ def test_ngrams_follow_the_script(token, found):
     assert bool(grams) == bool(found)
 
 
-def test_ngrams_folded_into_the_table_give_the_same_vectors_and_gradients_stay_in_training():
+def test_ngrams_folded_into_the_table_give_the_same_vectors():
     made = with_ngrams([f"▁wort{i}" for i in range(9)])
     sentences = tokens_from([[1, 2, 3], [], [4], [2, 2, 8]])
     folded = made.folded()

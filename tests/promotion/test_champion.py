@@ -16,6 +16,7 @@ from babeltune.files import sha256_of
 from babeltune.planning.sweep_file import read_data
 from babeltune.promotion import promote as promotion
 from babeltune.promotion.decisions import read_decisions
+from babeltune.promotion.gates import Decision
 from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
 from babeltune.promotion.sealed_test_log import read_openings, record_opening
 from babeltune.schema.records import Promotion
@@ -178,6 +179,7 @@ def test_two_promotions_at_once_wait_for_one_another(copied, monkeypatch):
         most.append(len(inside))
         wait_until(lambda: len(begun) == 3)
         inside.pop()
+        return Decision(verdict="tie", reasons=(), sweep=folder.id, trial="t0000", report=1)
 
     monkeypatch.setattr(promotion, "recorded_run", recorded)
 

@@ -157,7 +157,7 @@ def test_openings_of_two_machines_are_all_kept_while_others_look(s3, tmp_path, f
             ids = {line["id"] for line in read_openings(place.folder)}
         assert len(ids) == 16
         assert len(read_openings(place.folder)) == 16, "none twice"
-    objects = [json.loads(line) for line in map(view[0].mirror.bucket.read, view[0].mirror.bucket.entries("openings"))]
+    objects = [json.loads(line) for line in map(view[0].mirror.store.read, view[0].mirror.store.entries("openings"))]
     assert len(objects) == 16
 
 

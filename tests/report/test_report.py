@@ -332,6 +332,7 @@ def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(co
 
 def test_a_sweep_without_a_finished_trial_has_no_report(copied):
     _, folder, cluster = copied
+    (folder.path / "report.html").unlink(missing_ok=True)
     for place in folder.trials():
         outcome(place, "failed", "nothing")
     with pytest.raises(SweepError, match="has no finished trial; states: t0000 failed, "):

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
 REQUIRED = frozenset({"method", "name", "objectives", "data"})
 """Keys that every sweep file has. An overlay lacks `method` and another one."""
+SECTIONS = frozenset(section.name for section in fields(Sweep))
+"""Keys that a sweep file may have. A file with others is no overlay, either."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
@@ -83,7 +85,7 @@ def read_sweep(
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
-    if "method" in missing and len(missing) > 1 and document.values:
+    if "method" in missing and len(missing) > 1 and document.values and document.values.keys() <= SECTIONS:
         raise SpecError(
             f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
             f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
@@ -164,6 +166,7 @@ ADDED: dict[str, Any] = {
     "average": None,
     "start": None,
     "embeddings_from": None,
+    "ngrams": 0,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

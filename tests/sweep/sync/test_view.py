@@ -40,7 +40,7 @@ PREFIX = "team"
 def quick(monkeypatch):
     """The driver looks at the bucket often."""
     monkeypatch.setattr(driver_module, "HEARTBEAT_INTERVAL_S", 0.3)
-    monkeypatch.setattr(driver_module, "TRY", 0.5)
+    monkeypatch.setattr(driver_module, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.1)
 
 
@@ -236,7 +236,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
 def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, machine, monkeypatch):
     _, folder = far
     one = machine("one")
-    monkeypatch.setattr(driver_module, "TURN", 0.2)
+    monkeypatch.setattr(driver_module, "LOCK_TIMEOUT_S", 0.2)
     has, gone, asked = threading.Event(), threading.Event(), []
     monkeypatch.setattr(driver_module, "is_driven", lambda folder: asked.append(is_driven(folder)) or asked[-1])
 
