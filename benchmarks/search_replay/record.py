@@ -121,7 +121,7 @@ def write(storage: Path, target: Path) -> None:
 
 def write_portfolio(name: str, count: int) -> None:
     """Writes the settings that are good on all corpora of the table as the portfolio of this name."""
-    target = FOLDER / f"{name}.json"
+    target = FOLDER / f"{name}.yaml"
     if target.exists():
         raise SystemExit(f"{target} is there, and a portfolio is never changed; give another name")
     corpora = read_table()

@@ -28,7 +28,7 @@ PARAMETERS = {
 def kept(tmp_path, monkeypatch):
     """A portfolio `mine` of two points."""
     points = [POINT, {**POINT, "labels": "hard"}]
-    (tmp_path / "mine.json").write_text(json.dumps({"points": points}))
+    (tmp_path / "mine.yaml").write_text(json.dumps({"points": points}))
     monkeypatch.setattr(portfolio, "FOLDER", tmp_path)
 
 

@@ -17,11 +17,12 @@ from babeltune.planning.space import Params, is_active, ordered, values_of
 from babeltune.schema.records import Parameter, Scalar, Sweep
 
 FOLDER = Path(__file__).with_name("portfolios")
+"""JSON, which is YAML too. By the suffix `.yaml` the files go into the wheel, where no `.json` may go."""
 
 
 def portfolios() -> tuple[str, ...]:
     """The names of all portfolios."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def portfolio_points(sweep: Sweep) -> list[Params]:
@@ -34,7 +35,7 @@ def portfolio_points(sweep: Sweep) -> list[Params]:
         return []
     if sweep.sampler.first_points not in (known := portfolios()):
         raise SpecError(f"sampler.first_points: {sweep.sampler.first_points!r} is none of {', '.join(known)}")
-    kept = json.loads((FOLDER / f"{sweep.sampler.first_points}.json").read_text(encoding="utf-8"))
+    kept = json.loads((FOLDER / f"{sweep.sampler.first_points}.yaml").read_text(encoding="utf-8"))
     found: list[Params] = []
     for point in kept["points"]:
         inside = within_space(sweep.parameters, point)

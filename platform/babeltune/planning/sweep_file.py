@@ -53,7 +53,7 @@ the same on two machines."""
 SECTIONS = ("data", "student", "teacher")
 REQUIRED = frozenset({"method", "name", "objectives", "data"})
 """Keys that every sweep file has. An overlay lacks `method` and another one."""
-SECTIONS = frozenset(section.name for section in fields(Sweep))
+KNOWN_KEYS = frozenset(section.name for section in fields(Sweep))
 """Keys that a sweep file may have. A file with others is no overlay, either."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
@@ -85,7 +85,7 @@ def read_sweep(
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
-    if "method" in missing and len(missing) > 1 and document.values and document.values.keys() <= SECTIONS:
+    if "method" in missing and len(missing) > 1 and document.values and document.values.keys() <= KNOWN_KEYS:
         raise SpecError(
             f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
             f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"

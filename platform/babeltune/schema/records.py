@@ -109,7 +109,7 @@ class Student(Strict):
     trial of the same storage, `SWEEP/t0003`. What this section says of the shape must be the model's, and what it
     leaves out is taken from it. Reading the file adds the content, `NAME@sha256:…`, which is part of a sweep's id."""
     embeddings_from: str | None = None
-    """A static model whose tokenizer and token table a Transformer from scratch begins with, named as in `start`.
+    """A static model. A Transformer from scratch begins with its tokenizer and token vectors. Named as in `start`.
     `width` is that of its table or of its dense layer."""
     trim: bool = False
     """Cuts a named model's tokenizer and token vectors to the tokens of the training and dev text (`trimming.py`).
