@@ -51,7 +51,7 @@ def on_real_text(name: str, *settings: str) -> Part:
     )
 
 
-REAL = "benchmarks/data/en_fra_rus_jpn_kor.yaml"
+REAL = "benchmarks/data/en_fra_rus_jpn_kor_capped.yaml"
 ALIGNED = ("--set", "name=paper4_aligned", "--set", "teacher.model=models:/multilingual_teacher@champion")
 TOPICS = (
     "dev/ntrex/accuracy",

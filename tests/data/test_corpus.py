@@ -442,8 +442,9 @@ def test_keys_are_equal_exactly_where_text_keys_are():
 
 
 @needs_data
-def test_the_benchmark_overlay_names_files_and_columns_that_exist():
-    data, root = read_data(REPOSITORY / "benchmarks/data/en_fra_rus_jpn_kor.yaml")
+@pytest.mark.parametrize("name", ["en_fra_rus_jpn_kor", "en_fra_rus_jpn_kor_capped"])
+def test_the_benchmark_overlay_names_files_and_columns_that_exist(name):
+    data, root = read_data(REPOSITORY / f"benchmarks/data/{name}.yaml")
     tasks = read_tasks([*data.dev, *data.test], root, data)
     assert {task.subset for task in tasks} == {"fra-eng", "rus-eng", "jpn-eng", "kor-eng", "eng", "kor"}
     for train in data.train:
