@@ -35,7 +35,7 @@ def opened(path: Path) -> IO[bytes]:
     """The file's bytes; gzip is unpacked."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    return io.BufferedReader(gzip.GzipFile(path)) if packed else path.open("rb")  # type: ignore[arg-type]
+    return io.BufferedReader(gzip.GzipFile(path)) if packed else path.open("rb")
 
 
 def refuse_packed(path: Path) -> None:

@@ -180,7 +180,8 @@ def make_recipe(found: Collected, wanted: Wanted) -> Made:
         "eng" if "eng" in by_language else max(by_language, key=lambda code: sum(f.lines for f in by_language[code]))
     )
     model = wanted.teacher or MULTILINGUAL
-    mined, commands = [], []
+    mined: list[tuple[Path, str]] = []
+    commands: list[str] = []
     for language, sources in by_language.items():
         if language == pivot:
             continue
