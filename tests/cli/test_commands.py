@@ -55,7 +55,20 @@ def babeltune(monkeypatch, capsys):
 
 
 def test_the_commands_are_those_that_are_promised():
-    sweeps = ["doctor", "extend", "logs", "plan", "refit", "resume", "runs", "status", "stop", "submit"]
+    sweeps = [
+        "doctor",
+        "extend",
+        "init",
+        "logs",
+        "plan",
+        "refit",
+        "resume",
+        "runs",
+        "schema",
+        "status",
+        "stop",
+        "submit",
+    ]
     models = [
         "encode",
         "evaluate",

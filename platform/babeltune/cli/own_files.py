@@ -1,9 +1,9 @@
-"""The command that makes a sweep file from a user's own files: init."""
+"""The commands that help to write a sweep file: init, schema."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -59,6 +59,17 @@ def init(
     made = make(files, wanted)
     warn(made.notes)
     say({**plain(made), "path": str(made.path)}, as_json, lambda: show(made))
+
+
+@app.command()
+def schema(
+    kind: Annotated[Literal["sweep", "cluster"], typer.Argument(help="Of which kind of file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
+) -> None:
+    """Print the JSON Schema of sweep or cluster files, with which editors complete and explain keys."""
+    from babeltune.schema.json_schema import json_schema
+
+    say(json_schema(kind), True, lambda: None)
 
 
 def columns_of(text: str | None) -> dict[str, str]:

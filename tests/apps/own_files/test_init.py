@@ -182,6 +182,22 @@ def test_pairs_that_were_mined_are_read_with_the_columns_that_the_recipe_names(m
     assert make("m.tsv", columns={"fra": "1", "eng": "2"}).splits["fra-eng"]["train"] > 100
 
 
+def test_quotation_marks_that_are_text_lose_no_row(make, text):
+    rows = [
+        (f'"{fra}', f'{eng} "so') if i % 9 == 0 else (fra, eng)
+        for i, (fra, eng) in enumerate(pairs(text, "fra", "eng"))
+    ]
+    put(make.folder / "a.txt", rows, "|")
+    made = make("a.txt")
+    assert (made.files[0].rows, made.files[0].left_out) == (ROWS, {})
+
+
+def test_a_language_that_nobody_can_tell_has_the_name_of_its_column(make, text):
+    unknown = [" ".join(word[::-1] for word in fra.split()) for fra in text["fra"]]
+    put(make.folder / "a.tsv", [("dtp", "eng"), *zip(unknown, text["eng"], strict=True)])
+    assert set(make("a.tsv").splits) == {"dtp-eng"}
+
+
 def test_a_score_and_an_address_are_no_languages(make, text):
     rows = [(f"0.{i}", f"https://a.b/{i}", *row) for i, row in enumerate(pairs(text, "rus", "eng"))]
     put(make.folder / "m.tsv", rows)

@@ -19,10 +19,10 @@ SURE = 0.6
 CLOSE = ({"hr", "bs", "sr"}, {"no", "nb", "nn", "da"}, {"id", "ms"}, {"cs", "sk"}, {"gl", "pt"}, {"zh", "yue", "wuu"})
 """Languages that py3langid takes for one another. A column's name decides between these."""
 NO_CODES = {
-    "id", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag", "sim",
-    "nr", "no", "lid", "mt", "pos",
+    "id", "ids", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag",
+    "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes",
 }  # fmt: skip
-"""Words over columns that happen to be codes of languages; believed if the text agrees."""
+"""Words over columns that happen to be codes of languages. They are believed only if the text agrees."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,12 @@ def language_of(texts: Sequence[str]) -> Found:
     return Found(best if share >= SURE else None, shares)
 
 
-def code_in(name: str) -> str | None:
-    """The language that a column's or file's name says: `fr`, `fra`, `eng_Latn`, `text_fr`, `translation.en`."""
+def code_in(name: str, *, rare: bool = False) -> str | None:
+    """The language that a column's or file's name says: `fr`, `fra`, `eng_Latn`, `text_fr`, `translation.en`. With
+    `rare`, a whole name may also be the code of a language that py3langid does not know, such as `kzj`."""
     whole = name.strip()
+    if rare and re.fullmatch(r"[a-z]{3}", whole) and whole not in NO_CODES and meaning(whole).known:
+        return whole
     parts = [whole, *reversed(re.split(r"[._\- /]", whole))]
     for part in parts:
         if re.fullmatch(r"[a-z]{2,3}([_-][A-Z]?[A-Za-z]{1,3})?", part) and _is_common(part):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from babeltune.apps.own_files.languages import agree, alpha3, code_in, language_of
+from babeltune.apps.own_files.languages import NO_CODES, agree, alpha3, code_in, language_of
 from babeltune.apps.own_files.tables import Table
 from babeltune.data.sources import Rows, read_source, text_key
 from babeltune.errors import DataError, nearest
@@ -134,7 +134,9 @@ def told(table: Table, notes: list[str]) -> dict[str, str]:
         texts = table.column(column)
         if _letters(texts) < LEAST_LETTERS or _is_label(texts):
             continue
-        said, seen = code_in(column) if table.header or table.format == "jsonl" else None, language_of(texts)
+        seen = language_of(texts)
+        said = code_in(column, rare=True) if table.header else None
+        said = None if said in NO_CODES and not agree(said, seen) else said
         if said is not None and not agree(said, seen) and (len(said) > 3 or column == said) and seen.code:
             notes.append(
                 f"{table.given}: column {column!r} reads as {seen.words}; if so, say --columns {seen.code}={column}"

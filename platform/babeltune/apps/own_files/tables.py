@@ -98,7 +98,19 @@ def read_table(given: str, work: Path, *, encoding: str | None = None, header: b
         raise DataError(f"{given} is one JSON list; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
     else:
         table = _delimited(given, path, lines, header)
+    if table.format == "csv" and not table.quoted:
+        table = replace(table, path=str(as_tabs(path, table.delimiter, work)), format="tsv", delimiter="\t")
     return replace(table, notes=notes)
+
+
+def as_tabs(path: Path, delimiter: str, work: Path) -> Path:
+    """A copy of a file whose quotation marks are text, with tabs for its delimiter. CSV readers refuse such marks."""
+    copy = work / f"{len(list(work.iterdir()))}.tsv"
+    between, tab = delimiter.encode(), b"\t"
+    with opened(path) as source, copy.open("wb") as out:
+        for line in source:
+            out.write(line.replace(tab, b" ").replace(between, tab))
+    return copy
 
 
 def first_lines(path: Path) -> list[str]:
@@ -162,7 +174,7 @@ def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]
         rows.extend(row for row in reader if row)
     except csv.Error:
         if reader.line_num < len(lines):  # a row that the sample cuts off is no fault
-            return (False, bare) if delimiter == "\t" else (True, _loosely(lines, delimiter))
+            return False, bare
     if delimiter != "\t":
         return True, rows
     fields = [field for row in bare for field in row]
@@ -170,17 +182,6 @@ def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]
     doubled = sum('""' in field[1:-1] for field in wrapped)
     inside = sum("\n" in field or delimiter in field for row in rows for field in row)
     return (bool(doubled or inside or 2 * len(wrapped) > len(fields)), rows if wrapped or inside else bare)
-
-
-def _loosely(lines: Iterable[str], delimiter: str) -> list[list[str]]:
-    """The rows that can be read alone; a broken one is left out, and counted when the file is read."""
-    found = []
-    for line in lines:
-        try:
-            found += [row for row in csv.reader([line], delimiter=delimiter, strict=True) if row]
-        except csv.Error:
-            continue
-    return found
 
 
 def commonest_width(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
