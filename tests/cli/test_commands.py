@@ -77,6 +77,7 @@ def test_the_commands_are_those_that_are_promised():
         "mine",
         "promote",
         "report",
+        "reproduce",
         "retrieve",
         "score",
         "transfer",

@@ -52,3 +52,9 @@ def test_the_command_prints_the_schema():
     done = CliRunner().invoke(app, ["schema", "cluster"])
     assert done.exit_code == 0
     assert json.loads(done.output) == json_schema("cluster")
+
+
+def test_the_command_writes_the_schema_into_a_file(tmp_path):
+    done = CliRunner().invoke(app, ["schema", "sweep", "--out", str(tmp_path / "s.json")])
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "s.json").read_text(encoding="utf-8")) == json_schema("sweep")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from babeltune.cli import filtering, health, inspect, mining, models, own_files, refit, report, sweeps, transfer
+from babeltune.cli import (
+    filtering,
+    health,
+    inspect,
+    mining,
+    models,
+    own_files,
+    refit,
+    report,
+    reproduce,
+    sweeps,
+    transfer,
+)
 from babeltune.cli.common import app, err
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked
@@ -20,6 +32,7 @@ __all__ = [
     "own_files",
     "refit",
     "report",
+    "reproduce",
     "sweeps",
     "transfer",
 ]

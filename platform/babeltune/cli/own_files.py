@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from babeltune.cli.common import Json, app, out, say, warn
 from babeltune.errors import SpecError
+from babeltune.files import write_whole
 
 if TYPE_CHECKING:
     from babeltune.apps.own_files.init import Made
@@ -64,12 +66,20 @@ def init(
 @app.command()
 def schema(
     kind: Annotated[Literal["sweep", "cluster"], typer.Argument(help="Of which kind of file.")],
+    out_: Annotated[Path | None, typer.Option("--out", help="The file; standard output when left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
 ) -> None:
     """Print the JSON Schema of sweep or cluster files, with which editors complete and explain keys."""
     from babeltune.schema.json_schema import json_schema
 
-    say(json_schema(kind), True, lambda: None)
+    if out_ is None:
+        say(json_schema(kind), True, lambda: None)
+        return
+    try:
+        write_whole(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
+    except OSError as error:
+        raise SpecError(f"--out {out_} cannot be written ({error.strerror}); name a file that can be") from error
+    out.print(f"schema: {out_}", markup=False, highlight=False, soft_wrap=True)
 
 
 def columns_of(text: str | None) -> dict[str, str]:
