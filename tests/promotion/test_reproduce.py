@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
-from babeltune.cli import app
 from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.promotion.candidate import find_candidate
@@ -40,16 +38,3 @@ def test_a_sweep_in_place_of_a_trial_is_refused(copied):
     _, folder, cluster = copied
     with pytest.raises(SpecError, match="name one of its trials"):
         reproduce(folder.id, cluster)
-
-
-def test_the_version_is_printed():
-    done = CliRunner().invoke(app, ["--version"])
-    assert done.exit_code == 0
-    assert done.output.startswith("babeltune 0.")
-
-
-def test_the_demo_is_the_quickstart(monkeypatch):
-    seen = []
-    monkeypatch.setattr("babeltune.cli.sweeps.run_sweep", lambda sweep, *more: seen.append(sweep.name))
-    assert CliRunner().invoke(app, ["demo"]).exit_code == 0
-    assert seen == ["quickstart"]

@@ -241,6 +241,13 @@ def test_a_missing_file_names_the_nearest(make, text):
         make("new.tsv")
 
 
+def test_a_data_set_that_is_neither_saved_nor_cached_is_one_line(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BabeltuneError, match=r"data set 'nobody/nothing'.*cannot be loaded") as caught:
+        init(["nobody/nothing[dev]"], Wanted(out=tmp_path / "own.yaml"))
+    assert caught.value.exit_code == 2
+
+
 def test_a_table_with_one_language_says_how_to_name_another(make, text):
     put(make.folder / "a.tsv", [(i, fra) for i, fra in enumerate(text["fra"])])
     with pytest.raises(BabeltuneError, match="--columns fra=COLUMN,eng=COLUMN"):

@@ -80,7 +80,7 @@ def read_table(given: str, work: Path, *, encoding: str | None = None, header: b
     Raises `DataError` for what is no text, or cannot be found.
     """
     path = Path(given).expanduser()
-    if path.is_dir() or (not path.exists() and HUB.fullmatch(given) and "/" in given and not path.suffix):
+    if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
         return _dataset(given)
     path = located(str(path.absolute()))
     if _begins(path, b"PAR1"):
