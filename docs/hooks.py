@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from babeltune import method, train
+from babeltune import api, method, train
 from babeltune.cli import app
-from babeltune.cli.render import field_notes, method_document
+from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
 from babeltune.method import registry
-from babeltune.schema import base
 from babeltune.schema.cluster import Cluster
+from babeltune.schema.json_schema import field_notes, records_of
 from babeltune.schema.records import Sweep
 
 MEASURED = Path(__file__).parent / "measured"
-PUBLIC = (method, train)
+PUBLIC = (api, method, train)
 """Modules whose classes and functions other programs may use."""
 
 
@@ -62,23 +61,6 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     if dataclasses.is_dataclass(value):
         return f"see `{type(value).__name__}`"
     return f"`{json.dumps(value, default=str)}`"
-
-
-def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, type]:
-    """The record and those that its fields hold, by name, in reading order."""
-    found = {} if found is None else found
-    found[record.__name__] = record
-    for kind in typing.get_type_hints(record).values():
-        for part in _parts(kind):
-            if inspect.isclass(part) and issubclass(part, base.Strict) and part.__name__ not in found:
-                records_of(part, found)
-    return found
-
-
-def _parts(kind: Any) -> Iterator[Any]:
-    yield kind
-    for argument in typing.get_args(kind):
-        yield from _parts(argument)
 
 
 def record_page(title: str, lead: str, record: type) -> str:
@@ -165,7 +147,11 @@ def methods() -> str:
 
 def python_api() -> str:
     """The reference of the modules that other programs may use."""
-    parts = ["# Python API", "Plugins implement `babeltune.method`. `babeltune.train` trains one trial without Ray."]
+    parts = [
+        "# Python API",
+        "`import babeltune as bt` has what `babeltune.api` offers. Plugins implement `babeltune.method`. "
+        "`babeltune.train` trains one trial without Ray.",
+    ]
     for module in PUBLIC:
         parts += [f"## {module.__name__}", inspect.cleandoc(module.__doc__ or "")]
         for name, value in vars(module).items():

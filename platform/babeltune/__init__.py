@@ -1,3 +1,23 @@
-"""babeltune: sweep the published ways to align a multilingual sentence encoder with a teacher."""
+"""babeltune: sweep the published ways to align a multilingual sentence encoder with a teacher.
+
+`import babeltune as bt` gives notebooks `bt.submit`, `bt.runs`, `bt.trial`, `bt.load` and `bt.report` (see `api.py`).
+They are imported at their first use: `import babeltune` itself loads nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+_OF_API = ("SubmittedSweep", "TrialView", "load", "report", "runs", "submit", "trial")
+
+
+def __getattr__(name: str) -> object:
+    if name in _OF_API:
+        return getattr(import_module("babeltune.api"), name)
+    raise AttributeError(f"module 'babeltune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_OF_API])

@@ -55,7 +55,21 @@ def babeltune(monkeypatch, capsys):
 
 
 def test_the_commands_are_those_that_are_promised():
-    sweeps = ["doctor", "extend", "logs", "plan", "refit", "resume", "runs", "status", "stop", "submit"]
+    sweeps = [
+        "demo",
+        "doctor",
+        "extend",
+        "init",
+        "logs",
+        "plan",
+        "refit",
+        "resume",
+        "runs",
+        "schema",
+        "status",
+        "stop",
+        "submit",
+    ]
     models = [
         "encode",
         "evaluate",
@@ -64,6 +78,7 @@ def test_the_commands_are_those_that_are_promised():
         "mine",
         "promote",
         "report",
+        "reproduce",
         "retrieve",
         "score",
         "transfer",

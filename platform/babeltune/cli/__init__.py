@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from babeltune.cli import filtering, health, inspect, mining, models, refit, report, sweeps, transfer
+from babeltune.cli import (
+    filtering,
+    health,
+    inspect,
+    mining,
+    models,
+    own_files,
+    refit,
+    report,
+    reproduce,
+    sweeps,
+    transfer,
+)
 from babeltune.cli.common import app, err
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked
 
-__all__ = ["app", "filtering", "health", "inspect", "main", "mining", "models", "refit", "report", "sweeps", "transfer"]
+__all__ = [
+    "app",
+    "filtering",
+    "health",
+    "inspect",
+    "main",
+    "mining",
+    "models",
+    "own_files",
+    "refit",
+    "report",
+    "reproduce",
+    "sweeps",
+    "transfer",
+]
 
 
 def main() -> None:

@@ -25,6 +25,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+
+
+def show_version(asked: bool) -> None:
+    """Prints the version and ends."""
+    if asked:
+        from babeltune import __version__
+
+        sys.stdout.write(f"babeltune {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best."""
+
+
 PAGE = 160
 """Columns where the output is not a terminal."""
 

@@ -52,8 +52,19 @@ def promote(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.")],
-    with_: Annotated[str, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS; or, with --model, a sweep.",
+            metavar="MODEL|SWEEP",
+        ),
+    ],
+    with_: Annotated[
+        str | None, typer.Option("--with", help="A sweep file or overlay whose data section is scored.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Score this model on the sets of the sweep that is named first.")
+    ] = None,
     test: Annotated[bool, typer.Option("--test", help="Open the sealed test sets; this is recorded.")] = False,
     prompt: Annotated[
         str | None, typer.Option(help="Put before every sentence that MODEL encodes; its own when left out.")
@@ -68,11 +79,21 @@ def evaluate(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Score a model on the dev sets of a data section, or on its sealed test sets."""
+    """Score a model on the dev sets of a data section or of a sweep, or on its sealed test sets."""
     from babeltune.cli.render import show_scores
     from babeltune.promotion.promote import evaluate_model
+    from babeltune.promotion.sweep_scores import evaluate_in_sweep
 
-    done = evaluate_model(model, with_, cluster_of(cluster), test=test, prompt=prompt, target_model=target_model)
+    if (with_ is None) == (model is None):
+        raise typer.BadParameter(
+            "say what is scored: `evaluate MODEL --with FILE`, or `evaluate SWEEP --model MODEL`", param_hint="--with"
+        )
+    chosen = cluster_of(cluster)
+    if model is not None:
+        done = evaluate_in_sweep(name, model, chosen, test=test, prompt=prompt, target_model=target_model)
+    else:
+        assert with_ is not None
+        done = evaluate_model(name, with_, chosen, test=test, prompt=prompt, target_model=target_model)
     warn(done.warnings)
     say(done.scores, as_json, lambda: show_scores(done.scores, out))
 

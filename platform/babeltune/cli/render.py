@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import re
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -363,6 +361,8 @@ def selection_words(selection: Selection) -> str:
 def method_document(name: str) -> dict[str, Any]:
     """A method's docstring, and its settings with type, default and source in the paper."""
     method = load_method(name)
+    from babeltune.schema.json_schema import field_notes
+
     notes = field_notes(method.Config)
     module = inspect.getmodule(method)
     settings = [
@@ -375,13 +375,6 @@ def method_document(name: str) -> dict[str, Any]:
         for f in dataclasses.fields(method.Config)
     ]
     return {"name": name, "paper": inspect.cleandoc((module and module.__doc__) or ""), "settings": settings}
-
-
-def field_notes(record: type) -> dict[str, str]:
-    """The docstrings that stand under a dataclass's fields."""
-    source = textwrap.dedent(inspect.getsource(record))
-    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
-    return {name: " ".join(text.split()) for name, text in found}
 
 
 def show_methods(listed: dict[str, str], console: Console) -> None:

@@ -69,11 +69,13 @@ def salt_of(seed: int, *names: str) -> int:
 # --- Split ---------------------------------------------------------------------------------------------------------
 
 
-def hold_out(blocks: Sequence[Block], split: Split, seed: int) -> list[NDArray[np.bool_]]:
+def hold_out(
+    blocks: Sequence[Block], split: Split, seed: int, *, share: float = HELDOUT_SHARE
+) -> list[NDArray[np.bool_]]:
     """Which pairs of each block are held out: whole components of pairs that share sentences, over all language pairs.
 
     Components are tried in a seeded order, and one is taken when no language pair then has more than `split.pairs`
-    held out, or more than `HELDOUT_SHARE` of its pairs. A component with a synthetic pair is never taken. Raises
+    held out, or more than `share` of its pairs. A component with a synthetic pair is never taken. Raises
     `DataError` when nothing can be held out.
     """
     keys = np.concatenate([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
@@ -85,7 +87,7 @@ def hold_out(blocks: Sequence[Block], split: Split, seed: int) -> list[NDArray[n
     barred = np.zeros(len(keys), bool)
     barred[component[synthetic]] = True
     totals = np.bincount(pair_group, minlength=len(groups))
-    room = np.minimum(split.pairs, (totals * HELDOUT_SHARE).astype(np.int64))
+    room = np.minimum(split.pairs, (totals * share).astype(np.int64))
     names = np.zeros(len(keys), np.uint64)
     np.bitwise_xor.at(names, component, mixed(keys).sum(axis=1, dtype=np.uint64))
     order = np.lexsort((component, mixed(names ^ np.uint64(salt_of(seed, HELDOUT)))[component]))
@@ -103,7 +105,7 @@ def hold_out(blocks: Sequence[Block], split: Split, seed: int) -> list[NDArray[n
     if not chosen.any():
         raise DataError(
             f"data.split: none of {len(keys)} pairs can be held out: every component of pairs that share sentences has "
-            f"a synthetic pair or is larger than {HELDOUT_SHARE:.0%} of a language pair; name a dev set instead"
+            f"a synthetic pair or is larger than {share:.0%} of a language pair; name a dev set instead"
         )
     return np.split(chosen, np.cumsum(sizes)[:-1])
 

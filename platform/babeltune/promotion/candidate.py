@@ -127,13 +127,17 @@ def registered_name(candidate: Candidate) -> str:
 
 
 def sealed_tests(candidate: Candidate) -> list[EvalRows]:
+    """The candidate's sealed tests, as `sealed_sets` reads them."""
+    return sealed_sets(candidate.sweep, candidate.prepared, candidate.folder.id)
+
+
+def sealed_sets(sweep: Sweep, prepared: Prepared, sweep_id: str) -> list[EvalRows]:
     """The sealed tests; `PromotionError` where one is not that whose sentences were kept out of the training text."""
-    data, known = candidate.sweep.data, candidate.prepared.digests
-    found = read_eval(data.test, data_root(candidate.sweep), data.max_line_bytes)
+    found = read_eval(sweep.data.test, data_root(sweep), sweep.data.max_line_bytes)
     for name, rows in labelled("test", found):
-        if known.get(name) != rows.digest:
+        if prepared.digests.get(name) != rows.digest:
             raise PromotionError(
-                f"{name} has changed since {candidate.folder.id} was prepared, so training may have seen its "
+                f"{name} has changed since {sweep_id} was prepared, so training may have seen its "
                 "sentences; put the old files back, or submit the sweep under another name"
             )
     return found

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Report, Sweep, Trial
 
 
+NO_TESTS = """\
+## No sealed tests
+
+The sweep had no sealed tests. This model was chosen and judged by the dev sets above, and no unseen text has checked
+that choice: expect lower numbers on other text.
+"""
+
+
 def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> str:
     """A Markdown table of metrics, with more columns for other models."""
     names = ["this model", *others]
@@ -165,4 +173,6 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
                 **{"untrained student": decision.untrained, "chance": decision.chance},
             )
         )
+    else:
+        parts.append(NO_TESTS)
     return "\n".join([*parts, *contest(decision)])

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from filelock import FileLock
 
 from babeltune.data.contamination import contaminated
-from babeltune.data.eval_sets import read_eval, subsets
+from babeltune.data.eval_sets import EvalRows, read_eval, subsets
 from babeltune.data.prepared import TextTask
 from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
@@ -51,6 +52,7 @@ from babeltune.promotion.model_card import model_card
 from babeltune.promotion.sealed_test_log import record_opening, sealed_elsewhere
 from babeltune.promotion.selection_rule import preferred
 from babeltune.promotion.soup import best_or_average, members_of
+from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Promotion, Task, Teacher
 from babeltune.sweep.state.folder import find_run, find_sweep
@@ -65,6 +67,13 @@ ALIAS = re.compile(r"(?!(latest|v\d+)\Z)[\w-]{1,255}", re.IGNORECASE)
 """What MLflow takes for an alias."""
 
 
+UNSEALED = (
+    "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
+    "so. Add `data.test`, as `babeltune init` does"
+)
+"""What promotion says if the sweep's file names no sealed tests."""
+SEALED = "babeltune.sealed_tests"
+"""The tag of a version with the names of the sealed tests that it was judged by, or `none`."""
 BASELINE = "baseline "
 """Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
 
@@ -271,7 +280,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Cha
             decision, verdict="tie" if tied else verdict, reasons=(*reasons, *([same] if tied else []), *doubts)
         )
     if not data.test:
-        decision = replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
+        decision = replace(decision, verdict=verdict, reasons=(*reasons, UNSEALED, *doubts))
         fit = [task for task in dev_tasks if task.name not in chosen_by]
         return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
     found = sealed_tests(candidate)
@@ -414,6 +423,7 @@ def register_model(
     tags = {
         **lineage(candidate),
         "babeltune.tests": " ".join(digest for of, digest in digests.items() if of.startswith("test/")),
+        SEALED: " ".join(dict.fromkeys(task.name for task in candidate.sweep.data.test)) or "none",
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
@@ -439,7 +449,24 @@ class Evaluated:
 
     scores: Scores
     warnings: tuple[str, ...] = ()
-    """About sealed tests that were opened, now and before."""
+    """About sealed tests that were opened, now and before, and about sets that the model was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """A model, and the sets that it is to be scored on."""
+
+    model: str
+    trial: Candidate | None
+    """The trial that `model` names; None for any other model."""
+    tasks: Sequence[TextTask]
+    prefix: Literal["dev", "test"]
+    sealed: Sequence[EvalRows]
+    """The sealed sets among them, whose opening is recorded."""
+    prompt: str | None
+    target: Target | None
+    """What encodes the right sides."""
+    warnings: tuple[str, ...] = ()
 
 
 def evaluate_model(
@@ -468,7 +495,7 @@ def evaluate_model(
     view = StorageView(cluster)
     view.update(every=True)
     storage = view.folder
-    prefix, sealed = ("test", found) if test else ("dev", sealed_elsewhere(storage, found))
+    sealed = found if test else sealed_elsewhere(storage, found)
     words = []
     if sealed and not test:
         names = ", ".join(dict.fromkeys(rows.task.name for rows in sealed))
@@ -477,7 +504,7 @@ def evaluate_model(
             "choose models by other text"
         )
 
-    trial = _trial_of(model, storage)
+    trial = trial_of(model, storage)
     target: Target | None
     if target_model is not None:
         target = model_folder(target_model, cluster, setting="--target-model")
@@ -485,25 +512,50 @@ def evaluate_model(
     else:
         target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
 
-    def scored(rescore: FreshScorer, who: str, folder: str) -> Evaluated:
+    return score_model(
+        Scoring(
+            model=model,
+            trial=trial,
+            tasks=tasks,
+            prefix="test" if test else "dev",
+            sealed=sealed,
+            prompt=prompt,
+            target=target,
+            warnings=tuple(words),
+        ),
+        view,
+        target_model,
+    )
+
+
+def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
+    """The scores, made in a fresh process; sealed sets are recorded as opened."""
+    words, target = list(asked.warnings), asked.target
+    with weights_of(asked, view) as (who, folder), FreshScorer() as rescore:
+        words += trained_on(asked.model, asked.trial, asked.tasks, view, folder)
         if target is not None:
-            rescore.check_widths({"model": folder}, target, {"model": repr(model), "": repr(target_model)})
+            rescore.check_widths({"model": folder}, target, {"model": repr(asked.model), "": repr(target_model)})
         with view.openings():
-            if sealed and (more := record_opening(storage, who, folder, sealed).warning(Promotion().confidence)):
-                words.append(more.removeprefix("warning: "))
-        scores = rescore({"model": folder}, tasks, prefix, prompt, target)["model"]
+            if asked.sealed:
+                openings = record_opening(view.folder, who, folder, asked.sealed)
+                words += filter(None, [openings.warning(Promotion().confidence).removeprefix("warning: ")])
+        scores = rescore({"model": folder}, asked.tasks, asked.prefix, asked.prompt, target)["model"]
         return Evaluated(scores=scores, warnings=tuple(words))
 
+
+@contextmanager
+def weights_of(asked: Scoring, view: StorageView) -> Iterator[tuple[str, str]]:
+    """What the model is called in the record of openings, and a folder with it; a trial's is exported for the while."""
+    trial = asked.trial
     if trial is None:
-        folder = model_folder(model, cluster)
-        with FreshScorer() as rescore:
-            return scored(rescore, model, folder)
+        yield asked.model, model_folder(asked.model, view.cluster)
+        return
     view.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
-    drafts = storage / "evaluations"
+    drafts = view.folder / "evaluations"
     drafts.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft, FreshScorer() as rescore:
+    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft:
         export_model(trial, Path(draft) / "model")
-        return scored(rescore, f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model"))
+        yield f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model")
 
 
 def _teacher_for(
@@ -525,7 +577,7 @@ def _teacher_for(
     return replace(teacher, model=model_folder(teacher.model, cluster)) if registered else teacher
 
 
-def _trial_of(model: str, storage: Path) -> Candidate | None:
+def trial_of(model: str, storage: Path) -> Candidate | None:
     """The trial that `SWEEP/t0003` names, unless it is a folder or another kind of name."""
     if Path(model).is_dir() or model.startswith("models:/"):
         return None

@@ -140,6 +140,11 @@ class StorageView:
         bring_stores(self.mirror, prepared)
         self.mirror.pull_package(self.mirror.key(checkpoint_folder(folder.trial(number), report)))
 
+    def bring_data(self, prepared: Prepared) -> None:
+        """Brings here the stores that the sweep's trials read."""
+        if self.mirror is not None:
+            bring_stores(self.mirror, prepared)
+
     def keep_record(self, path: Path) -> None:
         """Sends a record of a sweep's folder that no driver writes, such as its report."""
         if self.mirror is not None:

@@ -1,0 +1,206 @@
+"""`babeltune init`: reads a user's files, splits their rows, and writes a sweep file beside a folder of split files.
+
+Nothing is written where the user's files are, unless the sweep file itself is put there. What exists is not replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from babeltune.apps.own_files.proposal import check_sets, propose, teacher_of
+from babeltune.apps.own_files.rows import Collected, Monolingual, TableRows, collect
+from babeltune.apps.own_files.splits import grouped, split, write
+from babeltune.apps.own_files.sweep_yaml import sweep_yaml
+from babeltune.apps.own_files.tables import read_table
+from babeltune.errors import DataError, SpecError
+from babeltune.planning.sweep_file import read_sweep
+
+MULTILINGUAL = "sentence-transformers/LaBSE"
+"""Mines pairs if the user names no other model: it knows 109 languages (Feng et al. 2022)."""
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the user says beyond the files."""
+
+    out: Path
+    teacher: str | None = None
+    teacher_languages: tuple[str, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Language -> column."""
+    header: bool | None = None
+    encoding: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSummary:
+    """What was found in a file."""
+
+    given: str
+    layout: str
+    columns: dict[str, str]
+    rows: int
+    """Rows that are used."""
+    left_out: dict[str, int]
+    characters: dict[str, int]
+    """The median length of a text, by language."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What `init` wrote."""
+
+    path: Path
+    """The sweep file, or the recipe that mines pairs."""
+    kind: str
+    """`sweep` or `mining`."""
+    files: tuple[FileSummary, ...] = ()
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Set of languages -> split -> rows."""
+    notes: tuple[str, ...] = ()
+    next: tuple[str, ...] = ()
+    """The commands to give next."""
+
+
+def init(files: Sequence[str], wanted: Wanted) -> Made:
+    """Writes the sweep file for these files, or the recipe that mines pairs if they are monolingual.
+
+    Raises `DataError` or `SpecError` for a file, a column or a place that cannot be used.
+    """
+    check_out(wanted.out)
+    if repeated := [name for name in dict.fromkeys(files) if files.count(name) > 1]:
+        raise SpecError(f"{repeated[0]} is named twice; name each file once")
+    with TemporaryDirectory(prefix="babeltune-init-") as work:
+        tables = [read_table(name, Path(work), encoding=wanted.encoding, header=wanted.header) for name in files]
+        found = collect(tables, wanted.columns)
+    if found.tables:
+        for each in found.monolingual:
+            found.notes.append(f"{each.path}: one language ({each.language}) and no partner of as many lines; not used")
+        return make_sweep(files, found, wanted)
+    return make_recipe(found, wanted)
+
+
+def check_out(out: Path) -> None:
+    """`SpecError` unless a sweep file and its folder can be made at `out`."""
+    if out.suffix not in YAML_ENDINGS:
+        raise SpecError(f"--out {out}: a sweep file ends in .yaml; say for example {out.with_suffix('.yaml')}")
+    if not out.parent.is_dir():
+        raise SpecError(f"--out {out}: there is no folder {out.parent}; make it, or name a file in another one")
+    for path in (out, folder_of(out), recipe_of(out)):
+        if os.path.lexists(path):
+            raise SpecError(f"--out {out}: {path} exists already; remove it, or name another file")
+
+
+def folder_of(out: Path) -> Path:
+    """The folder of the split files."""
+    return out.with_name(f"{out.stem}_data")
+
+
+def recipe_of(out: Path) -> Path:
+    """The recipe that mines pairs."""
+    return out.with_name(f"{out.stem}_mine.sh")
+
+
+def make_sweep(files: Sequence[str], found: Collected, wanted: Wanted) -> Made:
+    """Splits the rows and writes the sweep file, which is read back as `plan` reads it."""
+    groups, repeated = grouped(found.tables)
+    languages = list(dict.fromkeys(language for texts in groups for language in texts))
+    teacher = teacher_of(wanted.teacher, languages, wanted.teacher_languages)
+    parts = split(groups)
+    check_sets(parts, teacher)
+    proposal = propose(parts, teacher)
+    out, folder = wanted.out, folder_of(wanted.out).absolute()
+    text = sweep_yaml(sweep_name(out), folder, parts, proposal, [str(Path(name)) for name in files])
+    try:
+        folder.mkdir()
+        write(parts, folder)
+        out.write_text(text, encoding="utf-8")
+        read_sweep(out.absolute())
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        out.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise SpecError(f"--out {out} cannot be written ({error.strerror}); name another place") from error
+        raise
+    notes = [*found.notes, *(note for table in found.tables for note in table.notes)]
+    if repeated:
+        notes.append(f"{repeated:,} rows stand in an earlier file too; each was used once")
+    return Made(
+        path=out,
+        kind="sweep",
+        files=tuple(map(summary, found.tables)),
+        splits={group.name: {name: group.size(name) for name in ("train", "dev", "test")} for group in parts},
+        notes=tuple(notes),
+        next=(f"babeltune plan {shlex.quote(str(out))}", f"babeltune submit {shlex.quote(str(out))}"),
+    )
+
+
+def summary(table: TableRows) -> FileSummary:
+    """What was found in a table."""
+    return FileSummary(
+        given=table.given,
+        layout=table.layout,
+        columns=table.columns,
+        rows=len(table),
+        left_out=table.left_out,
+        characters={code: int(statistics.median(map(len, texts))) for code, texts in table.texts.items()},
+    )
+
+
+def sweep_name(out: Path) -> str:
+    """The file's name as a sweep's name."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", out.stem).strip("_.-")[:80]
+    return name or "my_sweep"
+
+
+# --- Monolingual text ----------------------------------------------------------------------------------------------
+
+
+def make_recipe(found: Collected, wanted: Wanted) -> Made:
+    """Writes the commands that mine pairs of monolingual files, and then make the sweep of them."""
+    by_language: dict[str, list[Monolingual]] = {}
+    for each in found.monolingual:
+        by_language.setdefault(each.language, []).append(each)
+    if len(by_language) < 2:
+        names = ", ".join(str(each.path) for each in found.monolingual)
+        raise DataError(
+            f"{names}: text in one language, {', '.join(by_language)}; give a table with two languages a row, or a "
+            "file in another language, to mine pairs from"
+        )
+    pivot = (
+        "eng" if "eng" in by_language else max(by_language, key=lambda code: sum(f.lines for f in by_language[code]))
+    )
+    model = wanted.teacher or MULTILINGUAL
+    mined: list[tuple[Path, str]] = []
+    commands: list[str] = []
+    for language, sources in by_language.items():
+        if language == pivot:
+            continue
+        for source in sources:
+            for target in by_language[pivot]:
+                out = wanted.out.with_name(f"{wanted.out.stem}_mined_{len(mined) + 1}.tsv")
+                mined.append((out, f"{language}=1,{pivot}=2"))
+                words = ["babeltune", "mine", source.path, target.path, model, "--out", out, "--threshold", "1.06"]
+                commands.append(shlex.join(map(str, words)))
+    last = ["babeltune", "init", *(path for path, _ in mined), "--out", wanted.out]
+    last += ["--columns", mined[0][1]] if len({columns for _, columns in mined}) == 1 else []
+    commands.append(shlex.join(map(str, last)))
+    path = recipe_of(wanted.out)
+    head = f"""\
+#!/bin/sh
+# These files are not aligned: they hold one language each, and not equally many lines in one order.
+# The commands mine pairs with {model}, which has to know all languages, and make a sweep file of them.
+# A higher --threshold gives fewer and better pairs. Look at the mined files before you train on them.
+set -e
+"""
+    path.write_text(head + "\n".join(commands) + "\n", encoding="utf-8")
+    return Made(path=path, kind="mining", notes=tuple(found.notes), next=(f"sh {shlex.quote(str(path))}",))

@@ -1,0 +1,102 @@
+"""Which language a column holds: by its name where that is a code, checked against its text with py3langid."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from babeltune.schema.languages import meaning
+
+TOGETHER = 10
+"""Sentences that are judged as one text: a short sentence alone tells little."""
+SAMPLED = 400
+"""Sentences of a column that are looked at."""
+SURE = 0.6
+"""A column has a language if this share of its texts is in it."""
+CLOSE = ({"hr", "bs", "sr"}, {"no", "nb", "nn", "da"}, {"id", "ms"}, {"cs", "sk"}, {"gl", "pt"}, {"zh", "yue", "wuu"})
+"""Languages that py3langid takes for one another. A column's name decides between these."""
+NO_CODES = {
+    "id", "ids", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag",
+    "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes",
+}  # fmt: skip
+"""Words over columns that happen to be codes of languages. They are believed only if the text agrees."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a column's text says about its language."""
+
+    code: str | None
+    """ISO 639-3 where the language has such a code; None if no language is common enough."""
+    shares: tuple[tuple[str, float], ...] = ()
+    """The commonest languages with their share, for an error."""
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{code} {share:.0%}" for code, share in self.shares) or "no letters"
+
+
+@cache
+def known() -> frozenset[str]:
+    """The languages that py3langid tells apart."""
+    import py3langid  # type: ignore[import-untyped]
+
+    return frozenset(code for code, _ in py3langid.rank("")) - {"zxx"}
+
+
+def alpha3(code: str) -> str:
+    """The three-letter code of a language; the code itself if there is none. A script or region stays as written."""
+    import langcodes
+
+    base, mark, rest = code.partition("_") if "_" in code else code.partition("-")
+    try:
+        three = langcodes.Language.get(base).to_alpha3()
+    except (LookupError, ValueError):
+        return code
+    return three + (mark + rest if meaning(code).variety != meaning(three).variety else "")
+
+
+def language_of(texts: Sequence[str]) -> Found:
+    """The language of most of the texts."""
+    import py3langid
+
+    some = [text for text in texts if any(map(str.isalpha, text))][:SAMPLED]
+    if not some:
+        return Found(None)
+    size = TOGETHER if len(some) >= 3 * TOGETHER else 1
+    groups = [" ".join(some[start : start + size]) for start in range(0, len(some), size)]
+    votes = Counter(str(py3langid.classify(group)[0]) for group in groups)
+    shares = tuple((alpha3(code), count / len(groups)) for code, count in votes.most_common(3))
+    best, share = shares[0]
+    return Found(best if share >= SURE else None, shares)
+
+
+def code_in(name: str, *, rare: bool = False) -> str | None:
+    """The language that a column's or file's name says: `fr`, `fra`, `eng_Latn`, `text_fr`, `translation.en`. With
+    `rare`, a whole name may also be the code of a language that py3langid does not know, such as `kzj`."""
+    whole = name.strip()
+    if rare and re.fullmatch(r"[a-z]{3}", whole) and whole not in NO_CODES and meaning(whole).known:
+        return whole
+    parts = [whole, *reversed(re.split(r"[._\- /]", whole))]
+    for part in parts:
+        if re.fullmatch(r"[a-z]{2,3}([_-][A-Z]?[A-Za-z]{1,3})?", part) and _is_common(part):
+            return part
+    return None
+
+
+def _is_common(code: str) -> bool:
+    """Whether the code is of a language with a two-letter code, or one that py3langid knows."""
+    found = meaning(code)
+    return found.known and (len(found.language) == 2 or found.language in known())
+
+
+def agree(named: str, found: Found) -> bool:
+    """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell."""
+    language = meaning(named).language
+    votes = {meaning(code).language for code, share in found.shares if share >= 0.2}
+    if language not in known():
+        return True
+    return language in votes or any(language in group and votes & group for group in CLOSE)

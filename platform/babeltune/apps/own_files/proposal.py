@@ -1,0 +1,84 @@
+"""What a sweep on a user's rows is proposed to be: teacher, student, lengths and budget for this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from babeltune.apps.own_files.splits import Group
+from babeltune.errors import DataError
+from babeltune.schema.languages import by_priority, known_by
+from babeltune.schema.records import Teacher
+
+LARGE = 20_000
+"""Training rows from which the settings of `search_spaces/encoder.yaml` are taken, below it those of `static.yaml`."""
+PASSES = 20
+"""Times that a trial sees each row, within the bounds below."""
+FEWEST_PAIRS, MOST_PAIRS = 40_000, 1_000_000
+"""Pairs of a trial on two cores; a larger machine takes more, at most `MOST_TIMES` as many."""
+MOST_TIMES = 8
+TRIALS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """The numbers of the sweep file."""
+
+    teacher: Teacher
+    languages: tuple[str, ...]
+    """All languages, those that the teacher knows first."""
+    rows: int
+    """Training rows."""
+    large: bool
+    vocabulary: int
+    pairs: int
+    global_batch: int
+    cores: int
+    trials: int = TRIALS
+
+
+def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]) -> Teacher:
+    """The teacher, and what it knows: `knows`, or English where the text has it, or else all languages of the text.
+
+    Raises `DataError` for the bundled one, which knows English alone, if the text has no English.
+    """
+    if knows:
+        return Teacher(languages=tuple(knows)) if model is None else Teacher(model=model, languages=tuple(knows))
+    english = [language for language in languages if known_by(language, ("eng",))]
+    if model is None:
+        if not english:
+            raise DataError(
+                f"the bundled teacher knows English, and your text is in {', '.join(languages)}; name a teacher that "
+                "knows one of these: --teacher sentence-transformers/LaBSE, or the folder of one"
+            )
+        return Teacher(languages=tuple(english))
+    return Teacher(model=model, languages=tuple(english or languages))
+
+
+def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
+    """`DataError` for a set of languages of which the teacher knows none: nothing could be learnt from its rows."""
+    for group in groups:
+        if not any(known_by(language, teacher.languages) for language in group.texts):
+            raise DataError(
+                f"{group.name}: the teacher knows {', '.join(teacher.languages)}, none of these languages; leave these "
+                "files out, or name another --teacher, with --teacher-languages"
+            )
+
+
+def propose(groups: Sequence[Group], teacher: Teacher) -> Proposal:
+    """The sweep for these rows on this machine."""
+    languages = dict.fromkeys(language for group in groups for language in group.texts)
+    rows = sum(group.size("train") for group in groups)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = MOST_PAIRS * max(1, min(MOST_TIMES, cores // 2))
+    return Proposal(
+        teacher=teacher,
+        languages=tuple(by_priority(languages, teacher.languages)),
+        rows=rows,
+        large=rows >= LARGE,
+        vocabulary=4_000 if rows < 2_000 else 8_000 if rows < LARGE else 24_000,
+        pairs=round(min(most, max(FEWEST_PAIRS, PASSES * rows)), -3),
+        global_batch=128 if rows < 2_000 else 512 if rows < LARGE else 1_024,
+        cores=cores,
+    )

@@ -1,0 +1,269 @@
+"""The rows of a user's files, by the languages that they hold: which columns are read, and as what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from babeltune.apps.own_files.languages import NO_CODES, agree, alpha3, code_in, language_of
+from babeltune.apps.own_files.tables import Table
+from babeltune.data.sources import Rows, read_source, text_key
+from babeltune.errors import DataError, nearest
+from babeltune.schema.languages import meaning
+from babeltune.schema.records import Source
+
+MAX_DROPPED = 0.5
+"""A file of which more rows are broken is misread. What is kept is written anew, so a few broken rows do no harm."""
+MAX_CHARACTERS = 1200
+"""As `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
+LEAST_LETTERS = 2
+"""A column whose values have fewer letters on average holds numbers, marks or flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRows:
+    """What was read of one file, or of files that are aligned line by line."""
+
+    given: str
+    layout: str
+    columns: dict[str, str]
+    """Language -> column, or file."""
+    texts: dict[str, list[str]]
+    left_out: dict[str, int]
+    """Rows that are not used, by reason."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return tuple(self.texts)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.texts.values())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Monolingual:
+    """A file of one language."""
+
+    path: Path
+    language: str
+    lines: int
+
+
+@dataclass
+class Collected:
+    """What all files of a user hold."""
+
+    tables: list[TableRows] = field(default_factory=list)
+    monolingual: list[Monolingual] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
+    """The rows of all tables. `columns` says language -> column for every table with delimiters, and is told from names
+    and text where it is empty.
+
+    Raises `DataError` for a table without two languages, and for one that is mostly broken.
+    """
+    found = Collected(notes=[note for table in tables for note in table.notes])
+    for table in tables:
+        if table.format != "moses":
+            found.tables.append(read_columns(table, columns))
+    lines = [table for table in tables if table.format == "moses"]
+    for group in aligned(lines):
+        if len(group) > 1:
+            found.tables.append(read_moses(group, found.notes))
+        else:
+            found.monolingual.append(monolingual(group[0]))
+    return found
+
+
+# --- Tables with columns -------------------------------------------------------------------------------------------
+
+
+def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
+    """The rows of a table that has a column for each language."""
+    notes: list[str] = []
+    columns = named(table, wanted) if wanted else told(table, notes)
+    if len(columns) < 2:
+        raise DataError(
+            f"{table.given}: {_kind(table)} with text in {_words(columns) or 'no language'} only; columns: "
+            f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
+            "or give the two files of aligned lines together"
+        )
+    hub, delimited = table.format == "hub", table.format in ("tsv", "csv")
+    source = Source(
+        name="init",
+        format=table.format,
+        path=None if hub else table.path,
+        dataset=table.path if hub else None,
+        split=table.split,
+        columns=columns,
+        header=table.header,
+        quoted=table.quoted if delimited else None,
+        delimiter=table.delimiter if table.format == "csv" else ",",
+        on_error="drop",
+        max_dropped=MAX_DROPPED,
+    )
+    rows = read_source(source, Path.cwd() if hub else Path("/"), others={})
+    left = [name for name in table.columns if name not in columns.values()]
+    if left:
+        notes.append(f"{table.given}: not used: column {', '.join(map(repr, left))}")
+    return cleaned(table.given, table.layout, columns, rows, notes)
+
+
+def named(table: Table, wanted: Mapping[str, str]) -> dict[str, str]:
+    """The columns that the user names, which are there."""
+    for column in wanted.values():
+        if column not in table.columns:
+            raise DataError(
+                f"{table.given}: no column {column!r}; columns: {_values(table)}{nearest(column, table.columns)}"
+            )
+    for language in wanted:
+        if not meaning(language).known:
+            raise DataError(f"--columns: {language!r} is no code of a language; say for example fra, eng or zho_Hant")
+    return dict(wanted)
+
+
+def told(table: Table, notes: list[str]) -> dict[str, str]:
+    """Language -> column, by the columns' names and text; of two columns in one language, the one with more letters."""
+    found: dict[str, str] = {}
+    for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):
+        texts = table.column(column)
+        if _letters(texts) < LEAST_LETTERS or _is_label(texts):
+            continue
+        seen = language_of(texts)
+        said = code_in(column, rare=True) if table.header else None
+        said = None if said in NO_CODES and not agree(said, seen) else said
+        if said is not None and not agree(said, seen) and (len(said) > 3 or column == said) and seen.code:
+            notes.append(
+                f"{table.given}: column {column!r} reads as {seen.words}; if so, say --columns {seen.code}={column}"
+            )
+        language = alpha3(said) if said is not None and (agree(said, seen) or column == said) else seen.code
+        if language is None:
+            raise DataError(
+                f"{table.given}: column {column!r} is in no one language ({seen.words}); name the languages with "
+                f"--columns fra={column},eng=COLUMN"
+            )
+        found.setdefault(language, column)
+    return {language: column for column in table.columns for language, taken in found.items() if taken == column}
+
+
+def _letters(texts: Sequence[str]) -> float:
+    """The mean number of letters."""
+    return sum(sum(map(str.isalpha, text)) for text in texts) / max(1, len(texts))
+
+
+def _is_label(texts: Sequence[str]) -> bool:
+    """Whether the values are names, addresses or a few labels rather than sentences."""
+    if all(re.match(r"https?://|[\w./-]*\d[\w./-]*$", text) for text in texts):
+        return True
+    return len(texts) >= 20 and len(set(texts)) <= max(3, len(texts) // 20)
+
+
+def _kind(table: Table) -> str:
+    return f"a {table.layout} file"
+
+
+def _words(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{language} ({column!r})" for language, column in columns.items())
+
+
+def _values(table: Table) -> str:
+    """The columns with their first value."""
+    first = table.sample[0] if table.sample else ("",) * len(table.columns)
+    return ", ".join(
+        f"{name!r} ({value[:30] + '…' if len(value) > 30 else value})"
+        for name, value in zip(table.columns, first, strict=True)
+    )
+
+
+# --- Files of one sentence a line ----------------------------------------------------------------------------------
+
+
+def aligned(tables: Sequence[Table]) -> list[list[Table]]:
+    """Groups of files that have equally many lines and one stem, such as `talks.fra` and `talks.eng`; two files that
+    have equally many lines are one group whatever they are called."""
+    counts = {table.given: count_lines(table) for table in tables}
+    groups: dict[tuple[str, int], list[Table]] = {}
+    alone = len(tables) == 2
+    for table in tables:
+        stem = "" if alone else stem_of(table.given)
+        groups.setdefault((stem, counts[table.given]), []).append(table)
+    return list(groups.values())
+
+
+def stem_of(name: str) -> str:
+    """The file's name without the parts that say a language."""
+    parts = re.split(r"[._-]", Path(name).name.removesuffix(".gz").removesuffix(".txt"))
+    return "-".join(part for part in parts if code_in(part) is None)
+
+
+def count_lines(table: Table) -> int:
+    """The lines of the file."""
+    from babeltune.apps.own_files.encodings import opened
+
+    with opened(Path(table.path)) as file:
+        return sum(1 for _ in file)
+
+
+def language_of_file(table: Table) -> str:
+    """The language of a file of sentences, by its name if the text agrees."""
+    seen = language_of(table.column("text"))
+    said = code_in(Path(table.given).name.removesuffix(".gz").removesuffix(".txt"))
+    if said is not None and agree(said, seen):
+        return alpha3(said)
+    if seen.code is None:
+        raise DataError(f"{table.given} is in no one language ({seen.words}); put the code into its name: NAME.fra")
+    return seen.code
+
+
+def read_moses(group: Sequence[Table], notes: list[str]) -> TableRows:
+    """The rows of files that are aligned line by line."""
+    paths = {language_of_file(table): table.path for table in group}
+    if len(paths) < len(group):
+        names = " and ".join(table.given for table in group)
+        raise DataError(f"{names} are in one language, {', '.join(paths)}; give a file in another one")
+    source = Source(name="init", format="moses", paths=paths, on_error="drop", max_dropped=MAX_DROPPED)
+    rows = read_source(source, Path("/"), others={})
+    given = " + ".join(table.given for table in group)
+    notes.append(f"{given}: read as aligned, since they have equally many lines")
+    columns = dict(zip(paths, (table.given for table in group), strict=True))
+    return cleaned(given, group[0].layout, columns, rows, [])
+
+
+def monolingual(table: Table) -> Monolingual:
+    """A file of one language, for mining."""
+    return Monolingual(path=Path(table.given), language=language_of_file(table), lines=count_lines(table))
+
+
+# --- Rows that are used --------------------------------------------------------------------------------------------
+
+
+def cleaned(given: str, layout: str, columns: dict[str, str], rows: Rows, notes: Sequence[str]) -> TableRows:
+    """The rows less long ones, copies and repeated ones, counted by reason."""
+    left_out = dict(rows.dropped)
+    seen: set[tuple[str, ...]] = set()
+    kept: list[int] = []
+    texts = list(rows.columns.values())
+    for number in range(len(rows)):
+        row = [column[number] for column in texts]
+        keys = tuple(map(text_key, row))
+        reason = (
+            "too long" if max(map(len, row)) > MAX_CHARACTERS
+            else "not translated" if len(set(keys)) == 1
+            else "repeated" if keys in seen
+            else ""
+        )  # fmt: skip
+        if reason:
+            left_out[reason] = left_out.get(reason, 0) + 1
+        else:
+            seen.add(keys)
+            kept.append(number)
+    if not kept:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        raise DataError(f"{given}: no row is left of {len(rows):,} ({reasons}); look at its columns: {columns}")
+    used = {language: [column[number] for number in kept] for language, column in rows.columns.items()}
+    return TableRows(given=given, layout=layout, columns=columns, texts=used, left_out=left_out, notes=tuple(notes))

@@ -1,0 +1,152 @@
+"""Train, dev and sealed test rows of a user's files: rows that share a text on either side never stand in two splits.
+
+Whole connected components are drawn, over all files and languages together, as `data.split` does it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.apps.own_files.rows import TableRows
+from babeltune.data.sources import text_key
+from babeltune.data.split import Block, hold_out, sentence_keys
+from babeltune.errors import DataError
+from babeltune.schema.records import Source, Split
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SHARE = 0.1
+"""Of each language pair, dev and the sealed test take this share each, and at most `MOST` rows."""
+MOST = 1_000
+LEAST = 20
+"""Rows of a dev or test set below which a score tells nothing."""
+LEAST_ROWS = int(LEAST / SHARE)
+SEEDS = {"test": 1, "dev": 2}
+"""Drawn in this order, each with its own seed, so that the same files give the same splits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All rows of one set of languages, from whichever files."""
+
+    texts: dict[str, list[str]]
+    splits: dict[str, NDArray[np.bool_]]
+    """`train`, `dev` and `test` -> which rows."""
+
+    @property
+    def name(self) -> str:
+        return "-".join(self.texts)
+
+    def rows(self, split: str) -> dict[str, list[str]]:
+        """Language -> the texts of a split."""
+        chosen = np.flatnonzero(self.splits[split])
+        return {language: [column[i] for i in chosen] for language, column in self.texts.items()}
+
+    def size(self, split: str) -> int:
+        return int(self.splits[split].sum())
+
+
+def grouped(tables: Sequence[TableRows]) -> tuple[list[dict[str, list[str]]], int]:
+    """The texts by set of languages, and how many rows were left out since an earlier file has them too."""
+    groups: dict[frozenset[str], dict[str, list[str]]] = {}
+    seen: dict[frozenset[str], set[tuple[str, ...]]] = {}
+    repeated = 0
+    for table in tables:
+        languages = frozenset(table.languages)
+        into = groups.setdefault(languages, {language: [] for language in table.languages})
+        known = seen.setdefault(languages, set())
+        for row in zip(*(table.texts[language] for language in into), strict=True):
+            keys = tuple(map(text_key, row))
+            if keys in known:
+                repeated += 1
+                continue
+            known.add(keys)
+            for language, text in zip(into, row, strict=True):
+                into[language].append(text)
+    return list(groups.values()), repeated
+
+
+def split(groups: Sequence[dict[str, list[str]]]) -> list[Group]:
+    """The splits of each group. Raises `DataError` for one that is too small, or whose rows all share texts."""
+    for texts in groups:
+        rows = len(next(iter(texts.values())))
+        if rows < LEAST_ROWS:
+            raise DataError(
+                f"{'-'.join(texts)}: {rows:,} different rows; train, dev and a sealed test need at least {LEAST_ROWS:,}"
+                ": add text, or leave these files out"
+            )
+    blocks = [pairs for number, texts in enumerate(groups) for pairs in _blocks(number, texts)]
+    owner = [number for number, texts in enumerate(groups) for _ in range(len(texts) - 1)]
+    taken = [np.zeros(len(block.rows), bool) for block in blocks]
+    chosen: dict[str, list[NDArray[np.bool_]]] = {}
+    for name, seed in SEEDS.items():
+        free = [block.keep(~mask) for block, mask in zip(blocks, taken, strict=True)]
+        try:
+            held = hold_out(free, Split(pairs=MOST), seed, share=SHARE)
+        except DataError as error:
+            raise DataError(
+                f"no row can be held out as {name}: nearly all rows share a text with one another, directly or through "
+                "other rows; add text that repeats less, or leave out the file whose texts repeat"
+            ) from error
+        chosen[name] = []
+        for block, mask, part in zip(free, taken, held, strict=True):
+            whole = np.zeros(len(mask), bool)
+            whole[block.rows[part]] = True
+            chosen[name].append(whole)
+            mask |= whole
+    firsts = [owner.index(number) for number in range(len(groups))]
+    made = [
+        Group(
+            texts=texts,
+            splits={"train": ~taken[first], "dev": chosen["dev"][first], "test": chosen["test"][first]},
+        )
+        for texts, first in zip(groups, firsts, strict=True)
+    ]
+    _refuse_small(made)
+    return made
+
+
+def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:
+    """A block for the first language with each other one: a row's texts are joined through the first."""
+    first, *others = texts
+    anchors = sentence_keys(texts[first])
+    every = np.arange(len(anchors))
+    source = Source(name=f"group {number}")
+    return [
+        Block(
+            source=source,
+            group=(f"{number} {first}", other),
+            anchors=texts[first],
+            others=texts[other],
+            rows=every,
+            keys=np.stack([anchors, sentence_keys(texts[other])], axis=1),
+        )
+        for other in others
+    ]
+
+
+def _refuse_small(groups: Sequence[Group]) -> None:
+    for group, name in itertools.product(groups, SEEDS):
+        if group.size(name) < LEAST:
+            raise DataError(
+                f"{group.name}: only {group.size(name)} rows can be held out as {name}, since most rows share texts "
+                f"with one another; at least {LEAST} are needed: add text that repeats less"
+            )
+
+
+def write(groups: Sequence[Group], folder: Path) -> None:
+    """Writes each split as a TSV with a header, such as `train.fra-eng.tsv`; tabs and line breaks become blanks."""
+    for group, name in itertools.product(groups, ("train", "dev", "test")):
+        rows = group.rows(name)
+        lines = [
+            "\t".join(rows),
+            *("\t".join(" ".join(text.split()) for text in row) for row in zip(*rows.values(), strict=True)),
+        ]
+        (folder / f"{name}.{group.name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")

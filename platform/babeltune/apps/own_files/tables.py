@@ -1,0 +1,276 @@
+"""How a user's file is read: its format, delimiter, quotation marks, header and columns, seen from its first rows."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from babeltune.apps.own_files.encodings import as_utf8, encoding_of, opened, refuse_packed
+from babeltune.apps.own_files.languages import code_in
+from babeltune.data.file_readers import Fault, arrow_rows, load_dataset, located, parquet_rows
+from babeltune.data.sources import QUOTED
+from babeltune.errors import DataError
+from babeltune.schema.records import Source
+
+SAMPLE_LINES = 2_000
+"""Lines from which a layout is told."""
+LINE_CHARACTERS = 1 << 20
+LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
+"""The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
+COMMAS_ALIKE = 0.98
+"""The same of commas in a file that is not called .csv: sentences have commas too."""
+HEADER_WORDS = {
+    "id", "ids", "index", "key", "source", "target", "src", "tgt", "trg", "text", "sentence", "sentence1", "sentence2",
+    "score", "label", "translation", "original", "input", "output", "lang", "language", "url", "date", "line", "no",
+    "nr", "category", "domain",
+}  # fmt: skip
+SENTENCE_END = re.compile(r"[.!?。！？…]\W*$")
+Format = Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub"]
+HUB = re.compile(r"(?P<name>[\w.-]+(?:/[\w.-]+)?)(?:\[(?P<split>[\w.-]+)\])?")
+"""A data set by its id, with a split: `org/name[validation]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A file of the user, and how it is read."""
+
+    given: str
+    """As the user named it."""
+    path: str
+    """The file, a copy of it in UTF-8, or a data set's id."""
+    format: Format
+    columns: tuple[str, ...]
+    """Names, or without a header numbers from 0. A Moses file has the one column `text`."""
+    sample: tuple[tuple[str, ...], ...]
+    """[rows, columns] the first rows as text."""
+    header: bool = True
+    quoted: bool = False
+    delimiter: str = "\t"
+    split: str = "train"
+    notes: tuple[str, ...] = ()
+
+    def column(self, name: str) -> list[str]:
+        """The sampled values of a column that are not empty."""
+        place = self.columns.index(name)
+        return [row[place].strip() for row in self.sample if row[place].strip()]
+
+    @property
+    def layout(self) -> str:
+        """The layout in a few words, such as `csv with ";", quoted, no header`."""
+        words = {"moses": "one sentence a line", "hub": f"data set, split {self.split}"}.get(self.format, self.format)
+        if self.format == "csv":
+            words += f" with {self.delimiter!r}"
+        if self.format in ("tsv", "csv"):
+            words += (", quoted" if self.quoted else "") + ("" if self.header else ", no header")
+        return words
+
+
+def read_table(given: str, work: Path, *, encoding: str | None = None, header: bool | None = None) -> Table:
+    """How the file or data set is read. `encoding` and `header` overrule what is seen.
+
+    Raises `DataError` for what is no text, or cannot be found.
+    """
+    path = Path(given).expanduser()
+    if path.is_dir() or (HUB.fullmatch(given) and "/" in given and not (path.exists() or path.parent.is_dir())):
+        return _dataset(given)
+    path = located(str(path.absolute()))
+    if _begins(path, b"PAR1"):
+        return _parquet(given, path)
+    refuse_packed(path)
+    notes: tuple[str, ...] = ()
+    found = encoding or encoding_of(path)
+    if found.replace("_", "-").lower() not in ("utf-8", "utf8"):
+        path = as_utf8(path, found, work)
+        notes = () if encoding else (f"{given} is not UTF-8; it was read as {found}. If letters are wrong: --encoding",)
+    lines = first_lines(path)
+    if lines and lines[0].lstrip().startswith("{"):
+        table = _jsonl(given, path, lines)
+    elif lines and lines[0].lstrip().startswith("["):
+        raise DataError(f"{given} is one JSON list; write one object a line: `jq -c '.[]' {given} > rows.jsonl`")
+    else:
+        table = _delimited(given, path, lines, header)
+    if table.format == "csv" and not table.quoted:
+        table = replace(table, path=str(as_tabs(path, table.delimiter, work)), format="tsv", delimiter="\t")
+    return replace(table, notes=notes)
+
+
+def as_tabs(path: Path, delimiter: str, work: Path) -> Path:
+    """A copy of a file whose quotation marks are text, with tabs for its delimiter. CSV readers refuse such marks."""
+    copy = work / f"{len(list(work.iterdir()))}.tsv"
+    between, tab = delimiter.encode(), b"\t"
+    with opened(path) as source, copy.open("wb") as out:
+        for line in source:
+            out.write(line.replace(tab, b" ").replace(between, tab))
+    return copy
+
+
+def first_lines(path: Path) -> list[str]:
+    """The first lines without their ends; the file is UTF-8, less broken rows."""
+    with opened(path) as file:
+        raw = [line for _ in range(SAMPLE_LINES) if (line := file.readline(LINE_CHARACTERS))]
+    lines = [line.decode(errors="replace").rstrip("\r\n") for line in raw]
+    return [lines[0].removeprefix("\ufeff"), *lines[1:]] if lines else []
+
+
+def _begins(path: Path, mark: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(mark)) == mark
+
+
+# --- Delimited text ------------------------------------------------------------------------------------------------
+
+
+def _delimited(given: str, path: Path, lines: Sequence[str], header: bool | None) -> Table:
+    """A table of delimited text, or one sentence a line."""
+    for line in lines:
+        if not line.strip():
+            continue
+        break
+    else:
+        raise DataError(f"{given} has only blank lines; name a file with text")
+    is_csv = given.lower().removesuffix(".gz").endswith(".csv")
+    best: tuple[float, int, str, bool, list[list[str]]] | None = None
+    for order, (delimiter, least) in enumerate(LEAST_ALIKE.items()):
+        quoted, rows = parsed(lines, delimiter)
+        width, share = commonest_width(rows)
+        least = COMMAS_ALIKE if delimiter == "," and not is_csv else least
+        if width >= 2 and share >= least and (best is None or share > best[0] + 0.05):
+            best = (share, -order, delimiter, quoted, [row for row in rows if len(row) == width])
+    if best is None:
+        texts = tuple((line,) for line in lines)
+        return Table(given=given, path=str(path), format="moses", columns=("text",), sample=texts, header=False)
+    _, _, delimiter, quoted, rows = best
+    named = has_header(rows) if header is None else header
+    names = [name.strip() for name in rows[0]] if named else [str(i) for i in range(len(rows[0]))]
+    if named and (twice := [name for name, count in Counter(names).items() if count > 1]):
+        raise DataError(f"{given}:1: several columns are called {twice[0]!r}; rename all but one, or say --no-header")
+    return Table(
+        given=given,
+        path=str(path),
+        format="tsv" if delimiter == "\t" else "csv",
+        columns=tuple(names),
+        sample=tuple(tuple(row) for row in rows[named:]),
+        header=named,
+        quoted=quoted,
+        delimiter=delimiter,
+    )
+
+
+def parsed(lines: Sequence[str], delimiter: str) -> tuple[bool, list[list[str]]]:
+    """The rows of the lines, and whether their fields are in quotation marks as spreadsheets write them."""
+    bare = [line.split(delimiter) for line in lines if line]
+    reader = csv.reader([line + "\n" for line in lines], delimiter=delimiter, strict=True)
+    rows: list[list[str]] = []
+    try:
+        rows.extend(row for row in reader if row)
+    except csv.Error:
+        if reader.line_num < len(lines):  # a row that the sample cuts off is no fault
+            return False, bare
+    if delimiter != "\t":
+        return True, rows
+    fields = [field for row in bare for field in row]
+    wrapped = [field for field in fields if len(field) > 1 and QUOTED.fullmatch(field)]
+    doubled = sum('""' in field[1:-1] for field in wrapped)
+    inside = sum("\n" in field or delimiter in field for row in rows for field in row)
+    return (bool(doubled or inside or 2 * len(wrapped) > len(fields)), rows if wrapped or inside else bare)
+
+
+def commonest_width(rows: Sequence[Sequence[str]]) -> tuple[int, float]:
+    """How many columns most rows have, and the share of these rows."""
+    if not rows:
+        return 0, 0.0
+    width, count = Counter(map(len, rows)).most_common(1)[0]
+    return width, count / len(rows)
+
+
+def has_header(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row names the columns: known words or codes of languages; or short where all rows are long."""
+    first, rest = [cell.strip() for cell in rows[0]], rows[1:SAMPLE_LINES]
+    filled = [cell for cell in first if cell]
+    if not rest or len(set(filled)) < len(filled) or any(re.fullmatch(r"[\d.,:%-]+", cell) for cell in filled):
+        return False
+    if all(cell.lower() in HEADER_WORDS or code_in(cell) for cell in filled):
+        return True
+    if any(len(cell.split()) > 3 or SENTENCE_END.search(cell) for cell in filled):
+        return False
+    if any(cell.lower() in HEADER_WORDS for cell in filled):
+        return True
+    medians = [statistics.median(len(row[i]) for row in rest) for i in range(len(first))]
+    return all(median >= 3 * len(name) for median, name in zip(medians, first, strict=True) if median >= 15) and any(
+        median >= 15 for median in medians
+    )
+
+
+# --- Objects and columns -------------------------------------------------------------------------------------------
+
+
+def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
+    """JSON lines: the columns are all keys that hold text, numbers or nothing; `translation.en` is within an object."""
+    records: list[dict[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            if number == 1:
+                words = f"{given}:1: begins as JSON does and is no JSON object a line: {error}"
+                raise DataError(f"{words}; write one object a line: `jq -c . {given} > rows.jsonl`") from error
+            continue  # a broken row, counted when the file is read
+        if isinstance(value, dict):
+            records.append(dict(_leaves(value, "")))
+    columns = tuple(dict.fromkeys(key for record in records for key in record))
+    sample = tuple(tuple(record.get(key, "") for key in columns) for record in records)
+    return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
+
+
+def _leaves(value: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, f"{prefix}{key}.")
+        elif isinstance(inner, str | int | float) or inner is None:
+            yield prefix + key, "" if inner is None else str(inner)
+
+
+def _parquet(given: str, path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        names = text_columns(parquet.read_schema(path))
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{given} cannot be read as Parquet: {error}; write it again") from error
+    rows = parquet_rows(path, names, None, hashlib.sha256()) if names else iter(())
+    sample = tuple(tuple(row) for _, row in itertools.islice(rows, SAMPLE_LINES) if not isinstance(row, Fault))
+    return Table(given=given, path=str(path), format="parquet", columns=tuple(names), sample=sample)
+
+
+def text_columns(schema: Any) -> list[str]:
+    """The columns that hold text, with those within structures: `translation.en`."""
+    import pyarrow as pa
+
+    table = schema.empty_table()
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return [field.name for field in table.schema if field.type in (pa.string(), pa.large_string())]
+
+
+def _dataset(given: str) -> Table:
+    """A saved data set, or one of the hub that is in the local cache."""
+    match = HUB.fullmatch(given)
+    name, split = (match["name"], match["split"] or "train") if match else (given, "train")
+    name = str(Path(name).absolute()) if Path(name).is_dir() else name
+    dataset = load_dataset(Source(name="init", format="hub", dataset=name, split=split), Path.cwd())
+    names = text_columns(dataset.features.arrow_schema)
+    roots = list(dict.fromkeys(each.split(".")[0] for each in names))
+    batches = dataset.select_columns(roots).with_format("arrow").iter(SAMPLE_LINES) if names else ()
+    rows = arrow_rows(itertools.islice(batches, 1), names, None, LINE_CHARACTERS)
+    sample = tuple(tuple(row) for _, row in rows if not isinstance(row, Fault))
+    return Table(given=given, path=name, format="hub", columns=tuple(names), sample=sample, split=split)

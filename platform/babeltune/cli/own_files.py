@@ -1,0 +1,116 @@
+"""The commands that help to write a sweep file: init, schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from babeltune.cli.common import Json, app, out, say, warn
+from babeltune.errors import SpecError
+from babeltune.files import write_whole
+
+if TYPE_CHECKING:
+    from babeltune.apps.own_files.init import Made
+
+
+@app.command()
+def init(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            help="TSV, CSV, JSONL, Parquet, aligned lines, or a saved data set: ORG/NAME[SPLIT].", metavar="FILES…"
+        ),
+    ],
+    out_: Annotated[Path, typer.Option("--out", help="The sweep file; its data go into a folder beside it.")] = Path(
+        "my_sweep.yaml"
+    ),
+    teacher: Annotated[
+        str | None, typer.Option(help="A hub id or folder; the bundled one, which knows English, when left out.")
+    ] = None,
+    teacher_languages: Annotated[
+        str | None, typer.Option("--teacher-languages", help="What the teacher knows, such as eng,fra.")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="CODE=COLUMN for each language, such as fra=french,eng=2; told when left out.")
+    ] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether the first row names the columns.")
+    ] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of all files, such as cp1252; told when left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a sweep file from your own files, with train, dev and sealed test rows that share no text.
+
+    Without parallel text, writes the commands that mine pairs.
+    """
+    from babeltune.apps.own_files.init import Wanted
+    from babeltune.apps.own_files.init import init as make
+    from babeltune.files import plain
+
+    wanted = Wanted(
+        out=out_,
+        teacher=teacher,
+        teacher_languages=tuple(filter(None, (teacher_languages or "").replace(" ", "").split(","))),
+        columns=columns_of(columns),
+        header=header,
+        encoding=encoding,
+    )
+    made = make(files, wanted)
+    warn(made.notes)
+    say({**plain(made), "path": str(made.path)}, as_json, lambda: show(made))
+
+
+@app.command()
+def schema(
+    kind: Annotated[Literal["sweep", "cluster"], typer.Argument(help="Of which kind of file.")],
+    out_: Annotated[Path | None, typer.Option("--out", help="The file; standard output when left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
+) -> None:
+    """Print the JSON Schema of sweep or cluster files, with which editors complete and explain keys."""
+    from babeltune.schema.json_schema import json_schema
+
+    if out_ is None:
+        say(json_schema(kind), True, lambda: None)
+        return
+    try:
+        write_whole(out_, (json.dumps(json_schema(kind), ensure_ascii=False, indent=2) + "\n").encode())
+    except OSError as error:
+        raise SpecError(f"--out {out_} cannot be written ({error.strerror}); name a file that can be") from error
+    out.print(f"schema: {out_}", markup=False, highlight=False, soft_wrap=True)
+
+
+def columns_of(text: str | None) -> dict[str, str]:
+    """Language -> column, as `fra=french,eng=english` says."""
+    found: dict[str, str] = {}
+    for part in (text or "").split(",") if text else ():
+        code, equals, column = part.strip().partition("=")
+        if not (code and equals and column) or code in found:
+            raise SpecError(f"--columns {text!r}: write CODE=COLUMN for each language, such as fra=french,eng=english")
+        found[code] = column
+    if len(found) == 1:
+        raise SpecError(
+            f"--columns {text!r} names one language; parallel text needs two, such as fra=french,eng=english"
+        )
+    return found
+
+
+def show(made: Made) -> None:
+    """What was found and written, and the next commands."""
+    lines: list[str] = []
+    for file in made.files:
+        lines.append(f"{file.given}: {file.layout}; {file.rows:,} rows")
+        named = ", ".join(
+            f"{code} in {column!r} (median {file.characters[code]} characters)" for code, column in file.columns.items()
+        )
+        lines.append(f"  {named}")
+        if file.left_out:
+            lines.append("  left out: " + ", ".join(f"{count:,} {reason}" for reason, count in file.left_out.items()))
+    for name, sizes in made.splits.items():
+        lines.append(f"{name}: " + ", ".join(f"{count:,} {split}" for split, count in sizes.items()))
+    lines.append(f"{'sweep file' if made.kind == 'sweep' else 'not aligned: a recipe that mines pairs'}: {made.path}")
+    lines += [f"next: {command}" for command in made.next]
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)

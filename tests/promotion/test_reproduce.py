@@ -1,0 +1,40 @@
+"""A trial trained again from its record."""
+
+from dataclasses import replace
+
+import pytest
+
+from babeltune.errors import SpecError
+from babeltune.files import plain
+from babeltune.promotion.candidate import find_candidate
+from babeltune.promotion.reproduce import compared, reproduce
+from babeltune.training.checkpoint import read_reports
+
+
+def test_a_trial_of_two_ranks_comes_out_equal_to_the_last_bit(copied):
+    _, folder, cluster = copied
+    found = reproduce(f"{folder.id}/t0000", cluster)
+    assert found.verdict == "identical", plain(found)
+    assert found.weights == "equal"
+    assert found.reports == len(read_reports(folder.trial(0)))
+    assert found.largest is None
+    assert not found.changed
+    assert not list((folder.path.parents[1] / "reproductions").iterdir())
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(1e-4, "within"), (0.9, "beyond")])
+def test_a_difference_is_judged_by_the_interval_of_the_objective(copied, change, verdict):
+    _, folder, _ = copied
+    candidate = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
+    recorded, metric = read_reports(folder.trial(0)), candidate.sweep.objectives[0].metric
+    last = replace(recorded[-1], metrics={**recorded[-1].metrics, metric: recorded[-1].metrics[metric] - change})
+    found = compared(candidate, recorded, [*recorded[:-1], last], "differ", ())
+    assert found.verdict == verdict
+    assert found.largest.metric == metric
+    assert found.interval > 0
+
+
+def test_a_sweep_in_place_of_a_trial_is_refused(copied):
+    _, folder, cluster = copied
+    with pytest.raises(SpecError, match="name one of its trials"):
+        reproduce(folder.id, cluster)

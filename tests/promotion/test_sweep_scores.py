@@ -1,0 +1,110 @@
+"""Any model scored on a sweep's own sets, and what is said of sets that it was trained on or that are not sealed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from babeltune.errors import SpecError
+from babeltune.promotion.candidate import find_candidate, lineage
+from babeltune.promotion.model_card import model_card
+from babeltune.promotion.promote import evaluate_model, export_model, promote
+from babeltune.promotion.sealed_test_log import read_openings
+from babeltune.promotion.sweep_scores import evaluate_in_sweep
+from babeltune.tracking.registry import champion_of
+
+
+@pytest.fixture
+def exported(copied, tmp_path):
+    """A model folder that nothing connects with its sweep."""
+    _, folder, _ = copied
+    export_model(find_candidate(f"{folder.id}/t0000", folder.path.parents[1]), tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_a_model_is_scored_on_a_sweeps_dev_sets(copied, exported):
+    _, folder, cluster = copied
+    found = evaluate_in_sweep(folder.id, exported, cluster, test=False)
+    trial = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
+    name = folder.sweep().objectives[0].metric
+    assert found.scores[name] == pytest.approx(trial.report.metrics[name], abs=3e-3)
+    assert not found.warnings
+    assert not read_openings(Path(cluster.storage))
+
+
+def test_a_sweeps_sealed_tests_are_opened_for_any_model_and_that_is_recorded(copied, exported):
+    _, folder, cluster = copied
+    found = evaluate_in_sweep(folder.id, exported, cluster, test=True)
+    assert any(name.startswith("test/everyday/") for name in found.scores)
+    (opening,) = read_openings(Path(cluster.storage))
+    assert opening["model"] == exported
+    again = evaluate_in_sweep(folder.id, f"{folder.id}/t0000", cluster, test=True)
+    assert "opened 2 times" in again.warnings[0]
+
+
+def test_a_trial_in_place_of_a_sweep_is_refused(copied, exported):
+    _, folder, cluster = copied
+    with pytest.raises(SpecError, match="is one trial; name its sweep"):
+        evaluate_in_sweep(f"{folder.id}/t0000", exported, cluster, test=False)
+
+
+def test_a_sweep_without_sealed_tests_cannot_open_them(copied, exported):
+    _, folder, cluster = copied
+    without_tests(folder)
+    with pytest.raises(SpecError, match="no sealed tests; leave out --test"):
+        evaluate_in_sweep(folder.id, exported, cluster, test=True)
+
+
+def test_a_set_made_of_training_text_is_warned_of(copied, tmp_path):
+    _, folder, cluster = copied
+    sweep = folder.sweep()
+    (tmp_path / "train.tsv").write_bytes(training_file(sweep).read_bytes())
+    columns = ", ".join(f"{code}: {name}" for code, name in sweep.data.train[0].columns.items())
+    source = f"{{name: s, path: train.tsv, columns: {{{columns}}}}}"
+    section = f"data:\n  root: {tmp_path}\n  dev: [{{name: seen, source: {source}, limit: 40}}]\n"
+    (tmp_path / "seen.yaml").write_text(section)
+    found = evaluate_model(f"{folder.id}/t0000", str(tmp_path / "seen.yaml"), cluster, test=False)
+    assert any(word.startswith("seen: ") and "training text" in word for word in found.warnings)
+
+
+def training_file(sweep):
+    from babeltune.planning.sweep_file import data_root
+
+    return data_root(sweep) / sweep.data.train[0].path
+
+
+def without_tests(folder):
+    """Takes the sealed tests and the gates out of the sweep's record."""
+    values = json.loads((folder.path / "sweep.json").read_text(encoding="utf-8"))
+    values["data"]["test"], values["promotion"]["gates"] = [], []
+    (folder.path / "sweep.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def test_a_model_without_sealed_tests_is_promoted_with_a_warning_and_marked(copied):
+    _, folder, cluster = copied
+    without_tests(folder)
+    decision = promote(folder.id, cluster)
+    assert decision.verdict == "promote", decision.reasons
+    assert any("no sealed tests" in reason for reason in decision.reasons)
+    card = (Path(decision.folder) / "README.md").read_text(encoding="utf-8")
+    assert "## No sealed tests" in card
+    version = champion_of(cluster.mlflow, folder.sweep().name, "champion")
+    assert version.tags["babeltune.sealed_tests"] == "none"
+
+
+def test_a_card_of_a_model_that_was_tested_does_not_say_otherwise(copied):
+    _, folder, _ = copied
+    candidate = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
+    assert lineage(candidate)["babeltune.trial"] == "t0000"
+    from babeltune.promotion.gates import Decision
+
+    decision = Decision(
+        verdict="promote", reasons=(), sweep=folder.id, trial="t0000", report=1, dev={}, test={"test/everyday/x": 1.0},
+        chosen_by="dev/everyday/accuracy", among=3,
+    )  # fmt: skip
+    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
+    assert "No sealed tests" not in card
+    assert "No sealed tests" in model_card(
+        candidate.sweep, candidate.trial, candidate.report, candidate.prepared, replace(decision, test={})
+    )

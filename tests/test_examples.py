@@ -1,0 +1,30 @@
+"""The notebooks in `examples/` run, and are kept without outputs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples").glob("*.ipynb"))
+
+
+def code_of(path):
+    """The notebook's code cells."""
+    return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_outputs(path):
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code_of(path))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_notebook_of_a_sweep_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
+    names = {}
+    for cell in code_of(NOTEBOOKS[0].with_name("sweep.ipynb")):
+        exec(compile("".join(cell["source"]), "sweep.ipynb", "exec"), names)
+    assert names["done"].state == "finished"
+    assert names["best"].name == names["done"].best
+    assert len(names["vectors"]) == 3
+    assert names["page"].is_file()
