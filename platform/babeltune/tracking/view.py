@@ -22,7 +22,7 @@ VIEW = "mlflow.sharedViewState."
 """Begins the tag of an experiment that holds a page's state."""
 WIDTHS = {"state": 95, OBJECTIVE: 110}
 """Pixels of a column; others have `WIDTH`."""
-WIDTH = 150
+WIDTH = 120
 
 
 def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, varied: Sequence[str]) -> str:

@@ -35,8 +35,14 @@ from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.tracking.tracker import Tracker
-from babeltune.training.checkpoint import read_reports
-from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
+from babeltune.training.checkpoint import (
+    checkpoint_folder,
+    read_reports,
+    read_state,
+    save_checkpoint,
+    stopped_folder,
+    write_reports,
+)
 from waiting import PATIENCE_S, when
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
