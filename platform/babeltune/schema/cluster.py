@@ -260,6 +260,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("nodes_within", cluster.nodes_within, 0),
         ("silence", cluster.silence, 1),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("mlflow_metrics", 1 if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
         if number < low:
