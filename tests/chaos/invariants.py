@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
 
-STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "FINISHED"), "FAIL": ("failed", "FAILED")}
+STATES = {"COMPLETE": ("finished", "FINISHED"), "PRUNED": ("pruned", "KILLED"), "FAIL": ("failed", "FAILED")}
 """Of Optuna, of our outcome files, of MLflow."""
 
 
@@ -113,7 +113,7 @@ def records_agree(
         outcome = json.loads((folder.trial(number) / "outcome.json").read_text(encoding="utf-8"))
         assert outcome["state"] == ours
         run = children[str(number)]
-        assert (run.info.status, run.data.tags["babeltune.state"]) == (theirs, ours)
+        assert (run.info.status, run.data.tags["state"]) == (theirs, ours)
         assert trial.user_attrs.get("mlflow_run", run.info.run_id) == run.info.run_id  # it lacks while MLflow is dead
     assert folder.read("tracking.json") == {"unsent_bytes": 0, "refused": 0, "trouble": None}
 
@@ -126,11 +126,12 @@ def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int
         found, run = children[str(number)].data.metrics, children[str(number)].info.run_id
         reports = read_reports(folder.trial(number))
         told = reports if trial.state.name != "FAIL" else reports[: trial.user_attrs.get("reports", 0)]
-        trained = sorted(each.step for each in client.get_metric_history(run, "train/loss"))
+        batch = folder.read(f"trials/{folder.trial(number).name}/trial.json")["training"]["global_batch"]
+        trained = sorted(each.step // batch for each in client.get_metric_history(run, "train/loss"))
         assert trained == [point.step for report in told for point in report.points]
         assert trained == list(range(1, len(trained) + 1))
         scored = client.get_metric_history(run, metric)
-        assert sorted((m.step, m.value) for m in scored) == [(r.step, r.metrics[metric]) for r in told]
+        assert sorted((m.step, m.value) for m in scored) == [(r.pairs, r.metrics[metric]) for r in told]
         for name in found:
             steps = Counter(each.step for each in client.get_metric_history(run, name))
             assert max(steps.values()) == 1, f"{name} has two values at one step: {steps.most_common(3)}"

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -687,6 +688,16 @@ def reports_of(sweep: SweepFolder):
     return [json.loads(line)["metrics"]["dev/everyday/accuracy"] for line in lines]
 
 
+def test_ui_refuses_a_port_that_is_taken(babeltune):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = babeltune("ui", "--port", str(port))
+    assert (code, out) == (1, "")
+    assert f"--port {port}: 127.0.0.1:{port} cannot be used" in err
+
+
 def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
     port = free_port()
     command = [sys.executable, "-m", "babeltune.cli", "ui", "--port", str(port), "--json"]
@@ -704,7 +715,9 @@ def test_ui_serves_the_runs_on_this_machine_only(home, loopback_only):
 
         wait_for(answers, process)
         said = "".join(iter(lambda: process.stdout.readline().rstrip(), "}")) + "}"
-        assert json.loads(said)["url"] == url
+        page = json.loads(said)["url"]
+        assert page.startswith(f"{url}/#/experiments/")
+        assert "workflowType=machine_learning&viewStateShareKey=" in page
         asked = urllib.request.Request(
             f"{url}/api/2.0/mlflow/experiments/search",
             data=json.dumps({"max_results": 10}).encode(),

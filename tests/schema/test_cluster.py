@@ -299,3 +299,14 @@ def test_a_uri_that_cannot_be_a_storage_is_refused(tmp_path, line, expected):
     mlflow = "" if "mlflow" in line else "mlflow: http://mlflow:5000\n"
     with pytest.raises(SpecError, match=re.escape(expected)):
         read_cluster(written(tmp_path, f"{line}\n{mlflow}"), environ={})
+
+
+@pytest.mark.parametrize(("given", "found"), [("all", "all"), ("12", 12), ("0", None), ("few", None)])
+def test_metrics_in_mlflow_are_a_number_from_one_or_all(tmp_path, given, found):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"mlflow_metrics: {given}\n", encoding="utf-8")
+    if found is not None:
+        assert read_cluster(file, environ={}).mlflow_metrics == found
+        return
+    with pytest.raises(SpecError, match="mlflow_metrics"):
+        read_cluster(file, environ={})

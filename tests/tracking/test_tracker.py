@@ -412,3 +412,36 @@ def test_the_environment_names_commit_and_versions():
 def test_importing_the_tracker_does_not_import_mlflow():
     code = "import sys, babeltune.tracking.tracker; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_of_an_earlier_version_keeps_its_steps_and_parameters(store, tmp_path, clients):
+    path = tmp_path / "spool.jsonl"
+    tracker = track.Tracker(store, path, "babeltune")
+    a_sweep(tracker)
+    tracker.start_trial(0, {"search.temperature": 0.05}, {})  # without a unit, as an earlier version began it
+    tracker.metrics(0, points(1, 3))
+    assert tracker.close(PATIENCE_S)
+    tracker = track.Tracker(store, path, "babeltune")
+    tracker.start_sweep("quick-1a2b", {"seed": 0}, {})
+    for number in (0, 1):
+        tracker.start_trial(number, {"temperature": 0.05, "more": 1}, {}, step_unit="pairs")
+        tracker.metrics(number, points(3, 5), per_step=64)
+    assert tracker.close(PATIENCE_S)
+    client = clients(store)
+    assert steps(client, tracker.run_id(0)) == [1, 2, 3, 4]
+    assert steps(client, tracker.run_id(1)) == [192, 256]
+    assert "more" not in client.get_run(tracker.run_id(0)).data.params
+    assert [client.get_run(tracker.run_id(n)).info.run_name for n in (0, 1)] == ["t0000", "t0001"]
+
+
+def test_a_file_that_the_store_refuses_holds_up_no_number(store, tmp_path, clients):
+    tracker = track.Tracker(store, tmp_path / "spool.jsonl", "babeltune")
+    a_sweep(tracker)
+    (tmp_path / "there.txt").write_text("x")
+    tracker.artifact(0, tmp_path / "gone.txt")
+    tracker.artifact(0, tmp_path / "there.txt")
+    tracker.metrics(0, points(1, 3))
+    assert tracker.close(PATIENCE_S)
+    assert tracker.refused == 1
+    assert steps(clients(store), tracker.run_id(0)) == [1, 2]
+    assert [f.path for f in clients(store).list_artifacts(tracker.run_id(0))] == ["there.txt"]

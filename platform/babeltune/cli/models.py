@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, app, cluster_of, err, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, warn
+
+if TYPE_CHECKING:
+    from babeltune.schema.cluster import Cluster
 
 
 @app.command()
@@ -117,22 +122,92 @@ def methods(
 
 @app.command()
 def ui(
+    name: SweepName = None,
     port: Annotated[int, typer.Option(help="The port on this machine.", min=1, max=65535)] = 5000,
+    open_: Annotated[
+        bool | None, typer.Option("--open/--no-open", help="Open the link in a browser; by default on a desktop.")
+    ] = None,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Serve the MLflow pages of the cluster's store on this machine only."""
+    """Serve the MLflow pages of the cluster's store on this machine only, and link to a sweep's trials, the best first.
+
+    Without a name it is the latest sweep.
+    """
     from babeltune.redaction import without_password
     from babeltune.tracking.mlflow_client import artifact_folder, serve_command
 
     chosen = cluster_of(cluster)
     uri, shown = chosen.mlflow, without_password(chosen.mlflow)
-    if uri.startswith(("http://", "https://")):
-        say({"url": shown}, as_json, lambda: out.print(f"the tracking server is at {shown}"))
-        return
-    artifacts = artifact_folder(uri) or chosen.folder / "artifacts"
-    url = f"http://127.0.0.1:{port}"
-    say({"url": url, "store": shown}, as_json, lambda: out.print(f"MLflow of {shown} at {url} (Ctrl-C ends it)"))
+    served = uri.startswith(("http://", "https://"))
+    if not served:
+        check_port(port)
+    page = page_of(name, cluster, chosen)
+    url = (shown.rstrip("/") if served else f"http://127.0.0.1:{port}") + page
+    there = "the tracking server is at" if served else f"MLflow of {shown} at"
+    end = "" if served else " (Ctrl-C ends it)"
+    words = f"{there} {url}{end}"
+    say(
+        {"url": url, "store": shown},
+        as_json,
+        lambda: out.print(words, markup=False, highlight=False, soft_wrap=True),
+    )
     sys.stdout.flush()
-    command, environment = serve_command(uri, artifacts, port)
-    os.execvpe(command[0], command, environment)
+    if open_ or (open_ is None and not as_json and has_desktop()):
+        open_later(url)
+    if not served:
+        command, environment = serve_command(uri, artifact_folder(uri) or chosen.folder / "artifacts", port)
+        os.execvpe(command[0], command, environment)
+
+
+def check_port(port: int) -> None:
+    """`SweepError` where another program listens on the port."""
+    from babeltune.errors import SweepError
+
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SweepError(
+                f"--port {port}: 127.0.0.1:{port} cannot be used ({error.strerror}); end what listens there, or give "
+                "another port"
+            ) from error
+
+
+def page_of(name: str | None, file: str | None, cluster: Cluster) -> str:
+    """The page of the sweep's trials; that of all experiments where nobody names a sweep and there is none, or where
+    MLflow has no run of the latest one."""
+    from babeltune.errors import BabeltuneError
+    from babeltune.tracking.view import EXPERIMENTS, trials_page
+
+    try:
+        folder = folder_of(name, file)
+        sweep = folder.sweep()
+        return trials_page(cluster.mlflow, sweep.name, folder.id, sweep.objectives[0], tuple(sweep.parameters))
+    except BabeltuneError as error:
+        if name is not None:
+            raise
+        warn([str(error)])
+        return EXPERIMENTS
+
+
+def has_desktop() -> bool:
+    """Whether a person at a desktop reads what is printed."""
+    shown = sys.platform in ("darwin", "win32") or any(os.environ.get(key) for key in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return shown and sys.stdout.isatty()
+
+
+def open_later(url: str) -> None:
+    """Opens the link in a browser once the server answers, from a process of its own: this one becomes the server."""
+    wait = (
+        "import sys, time, urllib.request, webbrowser\n"
+        "for _ in range(120):\n"
+        "    try:\n"
+        "        urllib.request.urlopen(sys.argv[1].partition('/#')[0] + '/health', timeout=5)\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        time.sleep(0.5)\n"
+        "webbrowser.open(sys.argv[1])\n"
+    )
+    subprocess.Popen([sys.executable, "-c", wait, url], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -427,7 +427,7 @@ def register_model(
         "babeltune.data": candidate.prepared.digest,
         **{f"metric.{k}": str(v) for k, v in {**decision.dev, **decision.test}.items() if k.count("/") == 2},
     }
-    log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step)
+    log_scores(cluster.mlflow, run_id, decision.test, candidate.report.step, candidate.report.pairs)
     replaces = None if champion is None else champion.version.version
     version = register(cluster.mlflow, name, folder, run_id, alias, tags, replaces=replaces)
     return f"models:/{name}@{alias} (version {version})"

@@ -33,6 +33,8 @@ OF_THE_HEAD = ("storage", "cache", "mlflow")
 DASHBOARD = ("http://", "https://")
 ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
 Isolation = Literal["lane", "process"]
+DEFAULT_METRICS = 40
+"""Metrics of a trial in MLflow: more of them hide those that decide."""
 FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
 SECRETS = ("token", "password", "secret", "api_key")
@@ -69,6 +71,9 @@ class Cluster(Strict):
     """Seconds for which the store behind a URI may be away before a sweep stops."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
+    mlflow_metrics: int | Literal["all"] = DEFAULT_METRICS
+    """Metrics that MLflow gets of a trial, the objectives first. All of them are in the run's `metrics.parquet` if some
+    are left out. `all` leaves out none."""
     workers: int = 1
     """Workers per trial, unless the sweep's budget says otherwise."""
     least_workers: int | None = None
@@ -255,6 +260,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("nodes_within", cluster.nodes_within, 0),
         ("silence", cluster.silence, 1),
         ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("mlflow_metrics", 1 if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
         if number < low:

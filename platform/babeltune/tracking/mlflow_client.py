@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 SWEEP, TRIAL, ROLE = "babeltune.sweep", "babeltune.trial", "babeltune.role"
 """The tags that a run is found by: the sweep's name, the key within it, and `sweep` or `trial`."""
+
+STEP_UNIT = "step_unit"
+"""The tag of a run whose metrics count steps in another unit than optimizer steps: `pairs`, or `compute ms`."""
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as the description of a run or an experiment, in Markdown."""
 
 METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
@@ -78,11 +84,34 @@ def serve_command(uri: str, artifacts: Path, port: int) -> tuple[list[str], dict
     return command, {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_BACKEND_STORE_URI": uri}
 
 
-def metrics_of(points: Sequence[Any]) -> list[Any]:
+@dataclass(frozen=True, kw_only=True)
+class DataInput:
+    """A data set that a run used: its name, the digest of its text, and `training`, `dev` or `test`."""
+
+    name: str
+    digest: str
+    context: str
+
+
+def inputs_of(inputs: Sequence[Mapping[str, str]]) -> list[Any]:
+    """The entities of MLflow for these fields of `DataInput`."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    return [
+        DatasetInput(
+            Dataset(each["name"], each["digest"][:36], "babeltune", json.dumps({"digest": each["digest"]})),
+            [InputTag("mlflow.data.context", each["context"])],
+        )
+        for each in inputs
+    ]
+
+
+def metrics_of(points: Sequence[Any], per_step: float = 1.0) -> list[Any]:
+    """The entities of MLflow for a spool's points; a step counts for `per_step` in the run's unit."""
     from mlflow.entities import Metric
 
     return [
-        Metric(name_of(name), float(value), time_ms, step)
+        Metric(name_of(name), float(value), time_ms, round(step * per_step))
         for step, time_ms, values in points
         for name, value in values.items()
     ]

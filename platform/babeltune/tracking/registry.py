@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.redaction import without_password
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
+    STEP_UNIT,
     SWEEP,
     TRIAL,
+    cut,
     experiment_id,
     name_of,
     open_client,
@@ -28,6 +34,10 @@ from babeltune.tracking.mlflow_client import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+EXAMPLE = "input_example.json"
+"""The file of sentences that MLflow shows as an example of a model's input."""
+CARD_CHARACTERS = 5000
+"""MLflow's limit for a version's description."""
 CLAIM_S = 300
 """Many times what it takes to move an alias, and more than clocks of different machines differ by."""
 
@@ -47,6 +57,8 @@ def register(
 ) -> str:
     """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
 
+    Its card is the version's description, and an `MLmodel` beside the files lets `mlflow.pyfunc` load them.
+
     The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
     that registering the same files again gives the same version. The alias moves only from the version `replaces`
     (None: there was none): MLflow has no compare-and-set, so it is read under a claim (`_claimed`) and once more after,
@@ -61,14 +73,62 @@ def register(
         known = [v for v in client.search_model_versions(f"name = '{quotable(name)}'") if v.source == source]
         if not known:
             client.log_artifacts(run_id, str(folder), path)
+            if (folder / "modules.json").is_file():
+                log_signature(client, run_id, path, folder)
             words = {name_of(key): text_of(value) for key, value in tags.items()}
-            known = [client.create_model_version(name, source, run_id=run_id, tags=words)]
+            card = card_of(folder)
+            known = [client.create_model_version(name, source, run_id=run_id, tags=words, description=card)]
         version = str(known[0].version)
         with _claimed(client, name, alias, version):
             _expect(uri, name, alias, replaces, version)
             client.set_registered_model_alias(name, alias, version)
         _expect(uri, name, alias, version, version)
         return version
+
+
+def card_of(folder: Path) -> str | None:
+    """The folder's model card without its header of YAML; None where there is none."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    text = card.read_text(encoding="utf-8")
+    _, mark, rest = text.removeprefix("---").partition("\n---\n")
+    return cut((rest if text.startswith("---") and mark else text).strip(), CARD_CHARACTERS)
+
+
+def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) -> None:
+    """Adds what MLflow reads of a model to the artifacts: flavor, signature and an input example.
+
+    MLflow then loads the sentence-transformers folder as it is. `mlflow.sentence_transformers.log_model` would load the
+    model first and write it anew, in another layout than the files that were scored.
+    """
+    import sentence_transformers
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+
+    model = Model(run_id=run_id, artifact_path=path)
+    output = TensorSpec(np.dtype("float32"), (-1, _width(folder)), "embedding")
+    model.signature = ModelSignature(Schema([ColSpec(DataType.string, "sentence")]), Schema([output]))
+    model.saved_input_example_info = {"artifact_path": EXAMPLE, "type": "dataframe", "pandas_orient": "split"}
+    model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
+    model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
+    example = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
+    with tempfile.TemporaryDirectory() as place:
+        model.save(str(Path(place) / "MLmodel"))
+        (Path(place) / EXAMPLE).write_text(json.dumps(example, ensure_ascii=False), encoding="utf-8")
+        client.log_artifacts(run_id, place, path)
+
+
+def _width(folder: Path) -> int:
+    """The dimension of the model's vectors, -1 where no file says it."""
+    width = -1
+    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+        config = folder / module["path"] / "config.json"
+        if config.is_file():
+            values = json.loads(config.read_text(encoding="utf-8"))
+            keys = ("out_features", "word_embedding_dimension", "embedding_dimension", "hidden_size")
+            width = next((int(values[key]) for key in keys if key in values), width)
+    return width
 
 
 @contextlib.contextmanager
@@ -144,15 +204,17 @@ def trial_of_run(uri: str, run_id: str) -> str:
     return f"{sweep}/t{int(trial):04d}"
 
 
-def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int) -> None:
-    """Adds the metrics of sealed tests to a trial's run; they exist only after a promotion."""
+def log_scores(uri: str, run_id: str, scores: Mapping[str, float], step: int, pairs: int) -> None:
+    """Adds the metrics of sealed tests to a trial's run, at the checkpoint's step or pairs, as the run counts steps."""
     from mlflow.entities import Metric
 
     with _promotion(uri, "log the test metrics"):
         now = time.time_ns() // 1_000_000
-        metrics = [Metric(name_of(name), float(value), now, step) for name, value in scores.items()]
+        client = open_client(uri)
+        at = pairs if client.get_run(run_id).data.tags.get(STEP_UNIT) == "pairs" else step
+        metrics = [Metric(name_of(name), float(value), now, at) for name, value in scores.items()]
         for part in slices(metrics, METRICS_PER_BATCH):
-            open_client(uri).log_batch(run_id, part)
+            client.log_batch(run_id, part)
 
 
 def fetch(uri: str, model: str, folder: Path) -> Path:
@@ -210,9 +272,10 @@ def _promotion(uri: str, what: str) -> Iterator[None]:
 
 
 def _digest(folder: Path) -> str:
-    """12 hexadecimal digits that name the folder's files and their content."""
+    """12 hexadecimal digits that name the folder's files and their content, but for what `log_signature` adds."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    of_mlflow = (folder / "MLmodel", folder / EXAMPLE)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
         with path.open("rb") as file:
             digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()[:12]

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -26,14 +26,18 @@ from babeltune.schema.records import Point
 from babeltune.tracking.mlflow_client import (
     ENTRIES_PER_BATCH,
     METRICS_PER_BATCH,
+    NOTE,
     ROLE,
+    STEP_UNIT,
     SWEEP,
     TAG_CHARACTERS,
     TRIAL,
+    DataInput,
     cut,
     experiment_id,
     first_line,
     flattened,
+    inputs_of,
     metrics_of,
     name_of,
     open_client,
@@ -101,16 +105,40 @@ class Tracker:
         """Opens the parent run, or goes on with the one of this name. Before any other event of a spool."""
         self._put({"do": "start", "sweep": quotable(name), "key": PARENT, "params": params, "tags": tags})
 
-    def start_trial(self, number: Key, params: Mapping[str, Any], tags: Mapping[str, Any]) -> None:
-        """Opens a child run, or goes on with it; nested `params` become dotted names."""
-        self._put({"do": "start", "key": _key(number), "params": params, "tags": tags})
+    def start_trial(
+        self, number: Key, params: Mapping[str, Any], tags: Mapping[str, Any], *, step_unit: str | None = None
+    ) -> None:
+        """Opens a child run, or goes on with it; nested `params` become dotted names.
 
-    def metrics(self, number: Key | None, points: Sequence[Point]) -> None:
-        """Adds points to a child run, or with None to the sweep's own run."""
-        self._put({"do": "metrics", "key": _key(number), "points": [[p.step, p.time_ms, p.values] for p in points]})
+        With a `step_unit` a new run counts steps in that unit, and its tag says so. A run that exists keeps its own.
+        """
+        unit = {} if step_unit is None else {"step_unit": step_unit}
+        self._put({"do": "start", "key": _key(number), "params": params, "tags": tags, **unit})
+
+    def metrics(self, number: Key | None, points: Sequence[Point], *, per_step: float = 1.0) -> None:
+        """Adds points to a child run, or with None to the sweep's own run. `per_step` is what one optimizer step counts
+        for in the run's unit of steps."""
+        found = [[p.step, p.time_ms, p.values] for p in points]
+        self._put({"do": "metrics", "key": _key(number), "points": found, "per_step": per_step})
+
+    def tags(self, number: Key | None, tags: Mapping[str, Any]) -> None:
+        """Sets tags of a child run, or with None of the sweep's own run."""
+        self._put({"do": "tags", "key": _key(number), "tags": tags})
+
+    def inputs(self, number: Key | None, inputs: Sequence[DataInput]) -> None:
+        """Names the data sets that a run used."""
+        self._put({"do": "inputs", "key": _key(number), "inputs": [asdict(each) for each in inputs]})
+
+    def artifact(self, number: Key | None, path: Path) -> None:
+        """Makes the file an artifact of a run, once the store answers. It must stay until then."""
+        self._put({"do": "artifact", "key": _key(number), "path": str(path)})
+
+    def experiment_note(self, text: str) -> None:
+        """The description of the experiment, in Markdown."""
+        self._put({"do": "note", "key": PARENT, "text": text})
 
     def end_trial(self, number: Key, status: Status, tags: Mapping[str, Any]) -> None:
-        """Ends a child run; a pruned trial is FINISHED with a tag that says so."""
+        """Ends a child run. The tag `state` tells a pruned trial from a stopped one; both are KILLED."""
         self._put({"do": "end", "key": _key(number), "status": status, "tags": tags})
 
     def end_sweep(self, status: Status, tags: Mapping[str, Any] | None = None) -> None:
@@ -204,11 +232,13 @@ class Tracker:
 
 
 class _Sender:
-    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name and its runs' ids."""
+    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name, its runs' ids and their
+    units of steps."""
 
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
         self.runs: dict[str, str] = memo.setdefault("runs", {})
+        self.units: dict[str, str] = memo.setdefault("units", {})
         self.experiment_id = experiment_id(client, experiment)
         self.pending: dict[str, list[Any]] = {}
         self.refused = 0
@@ -224,7 +254,10 @@ class _Sender:
         for line in lines:
             try:
                 event = json.loads(line)
-                key, metrics = event["key"], metrics_of(event.get("points", ()))
+                key = event["key"]
+                metrics = metrics_of(
+                    event.get("points", ()), event.get("per_step", 1.0) if self.units.get(key) else 1.0
+                )
                 STATUSES.index(event.get("status", "FINISHED"))
             except (ValueError, TypeError, KeyError) as error:
                 self._refuse(f"not an event ({error}): {line[:80]!r}")
@@ -235,6 +268,14 @@ class _Sender:
                 self._refuse(f"run {key!r} was never started")
             elif event["do"] == "metrics":
                 self.pending.setdefault(key, []).extend(metrics)
+            elif event["do"] == "tags":
+                self._send_tags(key, event["tags"])
+            elif event["do"] == "inputs":
+                self._try(self.client.log_inputs, self.runs[key], inputs_of(event["inputs"]))
+            elif event["do"] == "artifact":
+                self._send_artifact(key, Path(event["path"]))
+            elif event["do"] == "note":
+                self._try(self.client.set_experiment_tag, self.experiment_id, NOTE, event["text"])
             else:
                 self._end(key, event)
         for key in list(self.pending):
@@ -246,24 +287,22 @@ class _Sender:
         tags = {**event["tags"], SWEEP: sweep, ROLE: "trial" if key else "sweep"}
         if key:
             tags |= {TRIAL: key} | ({"mlflow.parentRunId": self.runs[PARENT]} if PARENT in self.runs else {})
-        name = sweep if not key else f"trial-{int(key):04d}" if key.isdecimal() else key
+        name = sweep if not key else f"t{int(key):04d}" if key.isdecimal() else key
         which = f"tags.`{TRIAL}` = '{key}'" if key else f"tags.`{ROLE}` = 'sweep'"
         found = self.client.search_runs([self.experiment_id], f"tags.`{SWEEP}` = '{sweep}' and {which}", max_results=1)
+        unit = {STEP_UNIT: event["step_unit"]} if "step_unit" in event else {}
+        first = {ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {}), **unit}
         run = (
             found[0]
             if found
-            else self.client.create_run(
-                self.experiment_id,
-                start_time=event["time_ms"],
-                tags={ROLE: tags.pop(ROLE), SWEEP: tags.pop(SWEEP), **({TRIAL: tags.pop(TRIAL)} if key else {})},
-                run_name=name,
-            )
+            else self.client.create_run(self.experiment_id, start_time=event["time_ms"], tags=first, run_name=name)
         )
         self.runs[key] = run.info.run_id
+        self.units[key] = run.data.tags.get(STEP_UNIT, "") if found else unit.get(STEP_UNIT, "")
         self._send_tags(key, tags)
         self._send_params(key, flattened(event["params"]), run.data.params)
         if found:
-            self._try(self.client.update_run, run.info.run_id, "RUNNING")
+            self._try(self.client.update_run, run.info.run_id, "RUNNING", name)
 
     def _end(self, key: str, event: dict[str, Any]) -> None:
         self._send_metrics(key)
@@ -278,7 +317,10 @@ class _Sender:
         """Adds the parameters. MLflow never changes one: a value that differs from the run's becomes a tag."""
         from mlflow.entities import Param
 
-        new = [Param(name, value) for name, value in values.items() if name not in known]
+        earlier = any(
+            name.startswith("search.") for name in known
+        )  # an earlier version's run has all under other names
+        new = [] if earlier else [Param(name, value) for name, value in values.items() if name not in known]
         for params in slices(new, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), params)
         changed = {name: value for name, value in values.items() if known.get(name, value) != value}
@@ -291,6 +333,14 @@ class _Sender:
         entries = [RunTag(name_of(name), cut(text_of(value), TAG_CHARACTERS)) for name, value in tags.items()]
         for part in slices(entries, ENTRIES_PER_BATCH):
             self._try(self.client.log_batch, self.runs[key], (), (), part)
+
+    def _send_artifact(self, key: str, path: Path) -> None:
+        """Uploads the file. A refusal is counted if the server answers, so that it holds up no number."""
+        try:
+            self.client.log_artifact(self.runs[key], str(path))
+        except Exception as error:  # a store of artifacts may fail in any way
+            self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
+            self._refuse(f"{path}: {first_line(error)}")
 
     def _try(self, request: Callable[..., Any], *arguments: Any) -> None:
         """Makes a request; what the store refuses for good is counted, not repeated for ever."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 import mlflow
 import optuna
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
@@ -34,7 +35,14 @@ from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.tracking.tracker import Tracker
-from babeltune.training.checkpoint import checkpoint_folder, read_state, save_checkpoint, stopped_folder, write_reports
+from babeltune.training.checkpoint import (
+    checkpoint_folder,
+    read_reports,
+    read_state,
+    save_checkpoint,
+    stopped_folder,
+    write_reports,
+)
 from waiting import PATIENCE_S, when
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -106,7 +114,39 @@ def test_mlflow_has_a_parent_with_a_child_per_trial_and_baseline(searched):
     assert {r.data.tags["mlflow.parentRunId"] for r in children.values()} == {parent.info.run_id}
     assert {children[k].info.status for k in ("0", "2", "3", "teacher", "untrained")} == {"FINISHED"}
     assert children["1"].info.status == "FAILED"
-    assert "loss is" in children["1"].data.tags["babeltune.reason"]
+    assert "loss is" in children["1"].data.tags["reason"]
+    assert [children[k].data.tags["state"] for k in ("0", "1", "teacher")] == ["finished", "failed", "baseline"]
+    assert {children[str(n)].info.run_name for n in range(4)} == {"t0000", "t0001", "t0002", "t0003"}
+
+
+def test_the_sweeps_run_has_the_best_value_counts_cost_description_and_data(searched):
+    sweep, folder = searched
+    _, parent, children = runs_of(folder)
+    best = next(row for row in leaderboard(folder) if row.name.startswith("t0"))
+    totals = parent.data.metrics
+    assert totals["objective"] == best.metrics[sweep.objectives[0].metric]
+    assert (totals["trials/finished"], totals["trials/failed"]) == (3, 1)
+    assert totals["cost/trial_seconds"] > 0
+    note = parent.data.tags["mlflow.note.content"]
+    assert f"**{best.name}** is the best trial" in note
+    assert f"babeltune promote {folder.id}" in note
+    assert parent.data.tags["state"] == "finished"
+    assert {"training", "dev"} <= {each.tags[0].value for each in parent.inputs.dataset_inputs}
+    assert children["0"].inputs.dataset_inputs
+
+
+def test_a_run_has_forty_metrics_and_a_file_with_all(searched):
+    _, folder = searched
+    client, _, children = runs_of(folder)
+    run = children["0"]
+    told, every = run.data.metrics, {n for r in read_reports(folder.trial(0)) for n in r.metrics}
+    assert len(told) <= 40
+    assert {"objective", "dev/everyday/accuracy", "train/loss"} <= set(told)
+    files = [f.path for f in client.list_artifacts(run.info.run_id)]
+    assert ("metrics.parquet" in files) == bool(every - set(told))
+    if "metrics.parquet" in files:
+        table = pq.read_table(client.download_artifacts(run.info.run_id, "metrics.parquet")).to_pylist()
+        assert {row["metric"] for row in table} >= every
 
 
 @pytest.mark.trap(7)
@@ -126,7 +166,10 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
     _, parent, children = runs_of(folder)
     prepared = folder.read("prepared.json")
     trial = json.loads((folder.trial(2) / "trial.json").read_text(encoding="utf-8"))
-    assert children["2"].data.params["search.temperature"] == "0.05"
+    assert children["2"].data.params["temperature"] == "0.05"
+    assert not [
+        name for name in children["2"].data.params if name.startswith("search.") or name == "config.temperature"
+    ]
     assert children["2"].data.params["training.learning_rate"] == "0.001"
     assert children["2"].data.params["seed"] == str(trial["seed"])
     assert children["2"].data.params["student.max_tokens"] == "32"
@@ -144,20 +187,21 @@ def test_the_runs_record_settings_data_digests_overlaps_and_versions(searched):
     assert sweep.name == "searched"
 
 
-def test_dev_metrics_stand_at_the_steps_of_their_reports(searched):
+def test_dev_metrics_stand_at_the_pairs_of_their_reports(searched):
     _, folder = searched
     client, _, children = runs_of(folder)
     run = children["0"].info.run_id
     reports = [json.loads(s) for s in (folder.trial(0) / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
     history = sorted(client.get_metric_history(run, "dev/everyday/accuracy"), key=lambda m: m.step)
-    expected = [(r["step"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
+    expected = [(r["pairs"], r["metrics"]["dev/everyday/accuracy"]) for r in reports]
     assert [(m.step, m.value) for m in history] == expected
-    assert [m.step for m in history] == [60, 120]
+    batch = reports[0]["pairs"] // reports[0]["step"]
+    assert [m.step for m in history] == [60 * batch, 120 * batch]
     losses = client.get_metric_history(run, "train/loss")
     assert len(losses) >= 20
     assert all(math.isfinite(m.value) for m in losses)
     memory = client.get_metric_history(run, "system/process_memory_usage_megabytes")
-    assert [m.step for m in memory] == [60, 120]
+    assert [m.step for m in memory] == [60 * batch, 120 * batch]
     assert all(100 < m.value < 100_000 for m in memory)
 
 
@@ -210,8 +254,9 @@ def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied,
     client = mlflow.MlflowClient(store)
     runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
     (run,) = [run for run in runs if run.data.tags.get("babeltune.trial") == "3"]
-    assert (run.info.status, run.data.tags["babeltune.state"]) == ("FINISHED", "finished")
-    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == [60, 120]
+    assert (run.info.status, run.data.tags["state"]) == ("FINISHED", "finished")
+    pairs = [r.pairs for r in read_reports(folder.trial(3))]
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "dev/everyday/accuracy")) == pairs
     size = spool.stat().st_size
     with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
         again.complete = True

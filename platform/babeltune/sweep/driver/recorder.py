@@ -5,25 +5,40 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
-from babeltune.errors import DamagedError
+from babeltune.errors import BabeltuneError, DamagedError
+from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain
 from babeltune.method import load_method, make_config
+from babeltune.schema.cluster import DEFAULT_METRICS
 from babeltune.schema.records import Point, Report, Scalar, Sweep, report_from
+from babeltune.sweep.driver.summary import (
+    data_inputs,
+    experiment_note,
+    params_once,
+    summary_of,
+    trial_note,
+    write_metrics,
+)
 from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.state.folder import State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.lease import OvertakenError
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
+from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
+from babeltune.tracking.mlflow_client import NOTE
 from babeltune.tracking.tracker import Status, Told, Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
 
+SUMMARY_EVERY_S = 30.0
+"""Seconds between two summaries of a running sweep: each reads all of its trials."""
 LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
 """Seconds that a sweep waits at its end for MLflow to take everything, and after Ctrl-C."""
 
@@ -58,14 +73,25 @@ class Recorder:
     """Writes what happens to MLflow and to the trials' outcome files."""
 
     def __init__(
-        self, sweep: Sweep, folder: SweepFolder, prepared: Prepared, tracker: Tracker, world: dict[str, Scalar]
+        self,
+        sweep: Sweep,
+        folder: SweepFolder,
+        prepared: Prepared,
+        tracker: Tracker,
+        world: dict[str, Scalar],
+        metrics: int | None = DEFAULT_METRICS,
     ) -> None:
-        """`world` holds the tags that say how every trial runs: its world size and backend."""
+        """`world` holds the tags that say how every trial runs: its world size and backend. `metrics` is how many of a
+        trial's metrics MLflow gets; None: all."""
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
-        self.world = world
+        self.world, self.metrics = world, metrics
         self.facts: dict[int, dict[str, Scalar]] = {}
         self.open: set[int] = set()
         """Trials that began and have not ended."""
+        self.choices: dict[int, MetricChoice] = {}
+        """Of the trials that began and have not ended."""
+        self.summarized = 0.0
+        """When the sweep's run was last given its summary, by the monotonic clock."""
         self.complete = False
         """Whether the sweep ended with all of its trials."""
 
@@ -97,11 +123,34 @@ class Recorder:
         if history := self.folder.accepted():
             spec[ACCEPTED] = json.dumps(history, ensure_ascii=False)
         self.tracker.start_sweep(self.folder.id, params, {**self.tags, **overlap, **rows, **texts, **spec})
+        self.tracker.experiment_note(experiment_note(self.sweep))
+        self.tracker.inputs(None, data_inputs(self.prepared.digests))
         for name, scores in self.folder.baselines().items():
-            self.tracker.start_trial(name, {}, {"babeltune.baseline": name, **self.tags})
-            self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=scores)])
-            self.tracker.end_trial(name, "FINISHED", {})
+            self._baseline(name, scores)
+        self.summarize("running")
         return self
+
+    def _baseline(self, name: str, scores: dict[str, float]) -> None:
+        aim = self.sweep.objectives[0].metric
+        values = {OBJECTIVE: scores[aim], **scores} if aim in scores else scores
+        choice = self._choice()
+        choice.see(values)
+        self.tracker.start_trial(name, {}, {"babeltune.baseline": name, "state": "baseline", **self.tags})
+        self.tracker.metrics(name, [Point(step=0, time_ms=int(time.time() * 1000), values=choice.of(values))])
+        self.tracker.end_trial(name, "FINISHED", {})
+
+    def _choice(self) -> MetricChoice:
+        return MetricChoice((o.metric for o in self.sweep.objectives), self.metrics)
+
+    def summarize(self, state: str) -> None:
+        """Gives the sweep's run its best values, counts, cost and description. A folder that cannot be read waits."""
+        self.summarized = time.monotonic()
+        with contextlib.suppress(OSError, BabeltuneError):
+            summary = summary_of(self.sweep, self.folder)
+            step = sum(n for name, n in summary.metrics.items() if name.startswith("trials/"))
+            point = Point(step=round(step), time_ms=int(time.time() * 1000), values=summary.metrics)
+            self.tracker.metrics(None, [point])
+            self.tracker.tags(None, {NOTE: summary.note, "state": state})
 
     def __exit__(self, *error: object) -> None:
         if isinstance(error[1], OvertakenError):  # the other driver says what becomes of the trials
@@ -113,6 +162,7 @@ class Recorder:
             self.catch_up()
         raised = error[1]
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
+        self.summarize("stopped" if stopped else "finished" if raised is None else "failed")
         self.tracker.end_sweep("KILLED" if stopped else "FINISHED" if raised is None else "FAILED")
         close_tracker(
             self.tracker, self.folder, INTERRUPTED_WAIT if isinstance(raised, KeyboardInterrupt) else LAST_WAIT
@@ -164,22 +214,50 @@ class Recorder:
             self.folder.note(f"{self.folder.trial(number).name} {_beginning(self.folder.trial(number))}")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
-        searched = {f"search.{key}": value for key, value in trial["params"].items()}
         method = load_method(trial["method"])
         config = make_config(method, trial["config"])
         negatives = self.prepared.negatives_seen(method, config, trial["training"]["global_batch"])
         history = self.folder.accepted()
         began = {"babeltune.condition": condition_of(number, history)} if history else {}
         tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
-        self.tracker.start_trial(number, {**settings, **searched}, {**tags, **began})
+        params = params_once(settings, trial["params"])
+        unit = "pairs" if trial["training"].get("compute") is None else "compute ms"
+        self.choices[number] = self._choice()
+        self.tracker.start_trial(number, params, {"state": "running", **tags, **began}, step_unit=unit)
+        digests = {name: digest for name, digest in self.prepared.digests.items() if not name.startswith("test/")}
+        self.tracker.inputs(number, data_inputs(digests))
         return None
 
     def report(self, number: int, report: Report) -> None:
         trained = [point.time_ms for point in report.points if "train/loss" in point.values]
         now = trained[-1] if trained else int(time.time() * 1000)  # whenever it is told, it is the same to MLflow
-        scores = Point(step=report.step, time_ms=now, values=report.metrics)
-        self.tracker.metrics(number, [*report.points, scores])
+        values = {**self._best_so_far(number, report), **report.metrics}
+        choice = self.choices.setdefault(number, self._choice())
+        choice.see((*values, *(name for point in report.points for name in point.values)))
+        points = [replace(point, values=choice.of(point.values)) for point in report.points]
+        scores = Point(step=report.step, time_ms=now, values=choice.of(values))
+        cost = 1000 * report.metrics[COMPUTE] if COMPUTE in report.metrics else report.pairs
+        self.tracker.metrics(number, [*points, scores], per_step=cost / max(report.step, 1))
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
+
+    def _best_so_far(self, number: int, report: Report) -> dict[str, float]:
+        """The best value of the first objective up to this report, by which MLflow sorts as the leaderboard does."""
+        aim = self.sweep.objectives[0]
+        known = [*read_reports(self.folder.trial(number)), report]
+        found = [r.metrics[aim.metric] for r in known if r.index <= report.index and aim.metric in r.metrics]
+        return {OBJECTIVE: (max if aim.goal == "maximize" else min)(found)} if found else {}
+
+    def _keep_left_out(self, number: int) -> None:
+        """An artifact with all of the trial's metrics, where MLflow did not get some."""
+        place = self.folder.trial(number)
+        choice, reports = self.choices.pop(number, None) or self._choice(), read_reports(place)
+        for report in reports:
+            choice.see((*report.metrics, *(name for point in report.points for name in point.values)))
+        if choice.left_out:
+            path = self.folder.path / "mlflow" / place.name / "metrics.parquet"
+            with contextlib.suppress(OSError):
+                write_metrics(path, reports)
+                self.tracker.artifact(number, path)
 
     def end(self, number: int, state: State, reason: str, *, again: bool = False) -> None:
         place = self.folder.trial(number)
@@ -193,9 +271,12 @@ class Recorder:
             self.folder.note(
                 f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}"
             )
-        status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
-        tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
+        status: Status = "FINISHED" if state == "finished" else "FAILED" if state == "failed" else "KILLED"
+        tags = {"state": state, "reason": reason, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
+        self._keep_left_out(number)
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
+        if time.monotonic() - self.summarized > SUMMARY_EVERY_S:
+            self.summarize("running")
 
 
 def _beginning(place: Path) -> str:

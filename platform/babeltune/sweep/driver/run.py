@@ -262,7 +262,8 @@ def _run(
         "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",  # until a trial's first report says which it was
     }
     ended = ended_trials(folder)
-    with Recorder(sweep, folder, prepared, tracker, world) as tracking, pool:
+    limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
+    with Recorder(sweep, folder, prepared, tracker, world, limit) as tracking, pool:
 
         def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
             driver_sync.see(kind, number, info)

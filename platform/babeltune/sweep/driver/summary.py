@@ -1,0 +1,128 @@
+"""What the runs of MLflow say of a sweep in words and totals: descriptions, the leaderboard, parameters, data sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.files import write_whole
+from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.tracking.metric_choice import OBJECTIVE
+from babeltune.tracking.mlflow_client import DataInput
+
+SHOWN = 10
+"""Rows of the leaderboard in a description."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What the sweep's own run shows: totals as metrics, and a description in Markdown."""
+
+    metrics: dict[str, float]
+    note: str
+
+
+def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
+    """The best values, counts by state and cost of the sweep as its folder is now."""
+    rows, baselines = leaderboard(folder), folder.baselines()
+    trials = [row for row in rows if row.name not in baselines and row.state != "damaged"]
+    scored = [row for row in trials if sweep.objectives[0].metric in row.metrics]
+    totals: dict[str, float] = {}
+    if scored:
+        totals[OBJECTIVE] = scored[0].metrics[sweep.objectives[0].metric]
+        totals |= {o.metric: scored[0].metrics[o.metric] for o in sweep.objectives if o.metric in scored[0].metrics}
+    totals |= {f"trials/{state}": float(n) for state, n in sorted(Counter(row.state for row in trials).items())}
+    totals["cost/trial_seconds"] = sum(row.seconds for row in trials)
+    totals["cost/pairs"] = float(sum(row.pairs for row in trials))
+    if any(COMPUTE in row.metrics for row in trials):
+        totals["cost/compute_seconds"] = sum(row.metrics.get(COMPUTE, 0.0) for row in trials)
+    return Summary(metrics=totals, note=_note(sweep, folder, rows, scored))
+
+
+def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequence[Row]) -> str:
+    aims, baselines = [o.metric for o in sweep.objectives], folder.baselines()
+    best = f"**{scored[0].name}** is the best trial: {aims[0]} {scored[0].metrics[aims[0]]:.4f}." if scored else ""
+    varied = list(sweep.parameters)
+    lines = [
+        sweep.description,
+        "",
+        best,
+        "",
+        _line("", "state", *aims, *varied),
+        _line(*["---"] * (2 + len(aims + varied))),
+    ]
+    for row in rows[:SHOWN]:
+        scores = [f"{row.metrics[aim]:.4f}" if aim in row.metrics else "" for aim in aims]
+        state = "baseline" if row.name in baselines else row.state
+        lines.append(_line(row.name, state, *scores, *(_value(row.params.get(name)) for name in varied)))
+    more = f"{len(rows) - SHOWN} more rows: `babeltune runs {folder.id}`" if len(rows) > SHOWN else ""
+    links = [
+        f"* All trials, the winner first: `babeltune ui {folder.id}`",
+        "* The report: `report.html` among this run's artifacts, once the sweep has finished",
+        f"* Take the winner: `babeltune promote {folder.id}`",
+    ]
+    return "\n".join([*lines, "", *([more, ""] if more else []), *links]).strip()
+
+
+def experiment_note(sweep: Sweep) -> str:
+    """The description of the experiment, which holds the sweeps of one name."""
+    return (
+        f"{sweep.description}\n\nEach run is a sweep of `{sweep.name}`, and its child runs are the trials. "
+        "`babeltune ui SWEEP` opens the trials of one sweep, the winner first. The metric `objective` is the best "
+        f"value so far of `{sweep.objectives[0].metric}`."
+    ).strip()
+
+
+def trial_note(sweep: str, row: Row) -> str:
+    """The description of a trial's run."""
+    best = (
+        f" Its best report is number {row.best}; `babeltune promote {sweep}/{row.name}` takes it." if row.best else ""
+    )
+    warning = f"\n\n{row.warning}" if row.warning else ""
+    return f"Trial `{sweep}/{row.name}` {row.state}{f': {row.reason}' if row.reason else ''}.{best}{warning}"
+
+
+def params_once(settings: Mapping[str, Any], searched: Mapping[str, Scalar]) -> dict[str, Any]:
+    """The parameters of a trial's run: searched ones by their names in the sweep file, and the others."""
+    config = {name: value for name, value in settings["config"].items() if name not in searched}
+    return {**settings, "config": config, **searched}
+
+
+def data_inputs(digests: Mapping[str, str]) -> list[DataInput]:
+    """The data sets behind these digests; names of evaluation sets begin with `dev/` or `test/`."""
+    kinds = {name: name.partition("/")[0] if name.startswith(("dev/", "test/")) else "training" for name in digests}
+    return [DataInput(name=name, digest=digest, context=kinds[name]) for name, digest in digests.items()]
+
+
+def write_metrics(path: Path, reports: Sequence[Report]) -> None:
+    """Every metric of the reports as rows of a Parquet file: step, pairs, time, name and value."""
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"report": r.index, "step": step, "pairs": r.pairs * step // max(r.step, 1), "time_ms": time_ms}
+        | {"metric": name, "value": value}
+        for r in reports
+        for step, time_ms, values in [*((p.step, p.time_ms, p.values) for p in r.points), (r.step, None, r.metrics)]
+        for name, value in values.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    write_whole(path, buffer.getvalue())
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _value(value: Scalar | None) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

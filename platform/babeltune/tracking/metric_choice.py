@@ -1,0 +1,43 @@
+"""Which of a trial's metrics become charts of MLflow, where hundreds hide the few that decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+OBJECTIVE = "objective"
+"""The metric that every run has: the best value so far of the sweep's first objective."""
+
+
+class MetricChoice:
+    """The first `limit` metrics of a run by rank; None: all. A metric that was chosen stays chosen."""
+
+    def __init__(self, objectives: Iterable[str], limit: int | None) -> None:
+        self.objectives, self.limit = (OBJECTIVE, *objectives), limit
+        self.kept: set[str] = set()
+        self.left_out: set[str] = set()
+
+    def see(self, names: Iterable[str]) -> None:
+        """Takes metrics of one report into account, the most important ones first."""
+        new = [name for name in dict.fromkeys(names) if name not in self.kept]
+        for name in sorted(new, key=self._rank):
+            full = self.limit is not None and len(self.kept) >= self.limit and name not in self.objectives
+            (self.left_out if full else self.kept).add(name)
+
+    def of(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Those values that MLflow gets."""
+        return {name: value for name, value in values.items() if name in self.kept}
+
+    def _rank(self, name: str) -> int:
+        """Objectives, the loss, scores over all languages, other training metrics, the machine's, single languages."""
+        kind, parts = name.partition("/")[0], name.count("/")
+        if name in self.objectives:
+            return 0
+        if name == "train/loss":
+            return 1
+        if kind == "dev" and parts <= 2:
+            return 2 if any(name.endswith(f"/{own.rpartition('/')[2]}") for own in self.objectives) else 3
+        if kind != "dev" and kind != "system":
+            return 4
+        if kind == "system":
+            return 6
+        return 5 if any(name.endswith(f"/{own.rpartition('/')[2]}") for own in self.objectives) else 7

@@ -1,0 +1,68 @@
+"""The link to the page of MLflow that shows one sweep: its trials, the best first, with what was varied.
+
+MLflow 3.17 keeps the state of such a page (filter, order, columns) in a tag of the experiment, and its address names
+that tag. Sorting by a metric makes one flat list of the runs, so that the trials need not be expanded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from babeltune.errors import SweepError
+from babeltune.redaction import without_password
+from babeltune.schema.records import Objective
+from babeltune.tracking.metric_choice import OBJECTIVE
+from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
+
+EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
+"""The page of all experiments, in the mode for training models."""
+VIEW = "mlflow.sharedViewState."
+"""Begins the tag of an experiment that holds a page's state."""
+WIDTHS = {"state": 95, OBJECTIVE: 110}
+"""Pixels of a column; others have `WIDTH`."""
+WIDTH = 120
+
+
+def trials_page(uri: str, experiment: str, sweep: str, objective: Objective, varied: Sequence[str]) -> str:
+    """The page's address below that of the server. Raises `SweepError` where MLflow has no run of the sweep."""
+    try:
+        client = open_client(uri)
+        number = experiment_id(client, experiment)
+        trials = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'trial'"
+        runs = client.search_runs([number], trials, max_results=200)
+        if runs:
+            state = _state(trials, runs, objective, varied)
+            client.set_experiment_tag(number, VIEW + sweep, json.dumps(state))
+    except Exception as error:  # a server may fail in any way
+        raise SweepError(f"{without_password(uri)} does not show sweep {sweep}: {why(error)}") from error
+    if not runs:
+        raise SweepError(
+            f"{without_password(uri)} has no trial of sweep {sweep}; `babeltune resume {sweep}` sends what is missing"
+        )
+    return f"/#/experiments/{number}/runs?workflowType=machine_learning&viewStateShareKey={sweep}"
+
+
+def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Sequence[str]) -> dict[str, Any]:
+    """What the page shows, in MLflow's words."""
+    metrics = {name for run in runs for name in run.data.metrics}
+    params = {name for run in runs for name in run.data.params}
+    tag = "state" if any("state" in run.data.tags for run in runs) else "babeltune.state"  # of an earlier version
+    aim = OBJECTIVE if OBJECTIVE in metrics else name_of(objective.metric)
+    searched = [next((n for n in (name_of(v), f"search.{name_of(v)}") if n in params), name_of(v)) for v in varied]
+    columns = {f"tags.`{tag}`": "state", f"metrics.`{aim}`": OBJECTIVE}
+    columns |= {f"params.`{name}`": name for name in searched}
+    return {
+        "searchFilter": trials,
+        "orderByKey": f"metrics.`{aim}`",
+        "orderByAsc": objective.goal == "minimize",
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": list(columns),
+        "columnOrder": list(columns),
+        "columnWidths": {column: WIDTHS.get(name, WIDTH) for column, name in columns.items()},
+        "runsHiddenMode": "SHOW_ALL",
+    }

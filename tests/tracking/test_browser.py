@@ -1,0 +1,165 @@
+"""MLflow's pages of a sweep as a person sees them: Debian's Chromium opens what `babeltune ui` links to."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from babeltune.errors import SweepError
+from babeltune.schema.records import Objective, Point
+from babeltune.tracking import registry
+from babeltune.tracking.mlflow_client import serve_command
+from babeltune.tracking.tracker import Tracker
+from babeltune.tracking.view import trials_page
+from ports import free_port
+from waiting import PATIENCE_S, wait_for_server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SHOTS = "BABELTUNE_SCREENSHOTS"
+"""The environment variable that names a folder for screenshots."""
+AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
+TRIALS = [
+    (0.8, "finished", "FINISHED"),
+    (0.9, "finished", "FINISHED"),
+    (0.7, "pruned", "KILLED"),
+    (None, "failed", "FAILED"),
+]
+CARD = "---\nlicense: mit\n---\n# quick\n\nA model of four languages.\n"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The store, its folder and the experiment's sweep: four trials, of which `t0001` is the best, and its model."""
+    folder = tmp_path_factory.mktemp("pages")
+    store = f"sqlite:///{folder}/mlflow.db"
+    tracker = Tracker(store, folder / "spool.jsonl", "quick")
+    tracker.start_sweep(
+        "quick-1a2b", {"method": "soft_contrastive"}, {"state": "finished", "mlflow.note.content": "Four."}
+    )
+    for number, (score, state, status) in enumerate(TRIALS):
+        rate = {"training": {"learning_rate": 0.001 * (number + 1)}}
+        tracker.start_trial(number, {"method": "soft_contrastive", **rate}, {"state": "running"}, step_unit="pairs")
+        if score is not None:
+            scores = {"objective": score, AIM.metric: score, "train/loss": 1 - score}
+            points = [
+                Point(step=s, time_ms=1000 + s, values={k: v * s / 8 for k, v in scores.items()}) for s in (2, 4, 8)
+            ]
+            tracker.metrics(number, points, per_step=64)
+        tracker.end_trial(number, status, {"state": state})
+    tracker.end_sweep("FINISHED")
+    assert tracker.close(PATIENCE_S)
+    model = folder / "model"
+    model.mkdir()
+    (model / "README.md").write_text(CARD)
+    (model / "modules.json").write_text("[]")
+    tags = {"babeltune.sweep": "quick-1a2b", "babeltune.trial": "t0001"}
+    registry.register(store, "quick", model, tracker.run_id(1), "champion", tags, replaces=None)
+    return store, folder, [tracker.run_id(number) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def server(told):
+    store, folder, _ = told
+    port = free_port()
+    command, environment = serve_command(store, folder / "artifacts", port)
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        wait_for_server(process, f"http://127.0.0.1:{port}", folder / "server.log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        window = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield window
+        window.close()
+
+
+@pytest.fixture
+def page(browser):
+    context = browser.new_context(viewport={"width": 1400, "height": 850})
+    context.set_default_timeout(1000 * PATIENCE_S)
+    yield context.new_page()
+    context.close()
+
+
+def kept(page, name):
+    """Keeps a screenshot where the environment asks for them."""
+    if folder := os.environ.get(SHOTS):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+def link(told, server):
+    return server + trials_page(told[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
+
+
+def test_the_link_shows_the_winner_first_with_state_objective_and_settings(told, server, page):
+    page.goto(link(told, server))
+    page.get_by_role("link", name="t0001").wait_for()
+    page.get_by_text("soft_contrastive").first.wait_for()
+    kept(page, "runs")
+    names = [name for name in page.get_by_role("link").all_inner_texts() if name.startswith("t0")]
+    assert names[:3] == ["t0001", "t0000", "t0002"], "the best is first, and no row hides the trials"
+    text = page.inner_text("body")
+    assert [word for word in ("finished", "pruned", "failed", "objective", "state", "method") if word not in text] == []
+    assert "training.learning_rate" in page.content()
+
+
+def test_two_trials_are_compared_over_pairs(told, server, page):
+    runs = json.dumps([told[2][0], told[2][1]])
+    page.goto(f'{server}/#/compare-runs?runs={runs}&experiments=["1"]')
+    page.get_by_text("t0001").first.wait_for()
+    kept(page, "compared")
+    assert "t0000" in page.inner_text("body")
+
+
+def test_a_run_shows_its_state_and_the_sweep_its_description(told, server, page):
+    page.goto(f"{server}/#/experiments/1/runs/{told[2][1]}?workflowType=machine_learning")
+    page.get_by_text("objective").first.wait_for()
+    kept(page, "trial")
+    assert "training.learning_rate" in page.inner_text("body")
+
+
+def test_the_registered_model_shows_its_card_and_where_it_comes_from(told, server, page):
+    page.goto(f"{server}/#/models/quick/versions/1")
+    page.get_by_text("A model of four languages").first.wait_for()
+    kept(page, "model")
+    text = page.inner_text("body")
+    assert "license: mit" not in text
+    assert "babeltune.sweep" in text
+
+
+def test_steps_are_pairs_and_the_run_says_so(told):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(told[0], told[0])
+    assert [m.step for m in client.get_metric_history(told[2][1], AIM.metric)] == [128, 256, 512]
+    assert client.get_run(told[2][1]).data.tags["step_unit"] == "pairs"
+
+
+def test_a_sweep_that_mlflow_does_not_know_is_an_error(told):
+    with pytest.raises(SweepError, match="has no trial of sweep other-1; `babeltune resume other-1` sends"):
+        trials_page(told[0], "quick", "other-1", AIM, ())
+
+
+def test_a_promoted_model_tells_mlflow_how_to_load_it_and_keeps_its_name(told, tmp_path):
+    folder = registry.fetch(told[0], "models:/quick@champion", tmp_path)
+    from mlflow.models import Model
+
+    model = Model.load(str(folder))
+    assert model.signature.inputs.input_names() == ["sentence"]
+    assert model.flavors["python_function"]["loader_module"] == "mlflow.sentence_transformers"
+    assert registry.registered_folder(folder) == folder.name

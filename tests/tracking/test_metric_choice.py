@@ -1,0 +1,22 @@
+from babeltune.tracking.metric_choice import MetricChoice
+
+NAMES = ["dev/mean_cosine", *(f"dev/ntrex/l{n}-eng/accuracy" for n in range(60)), "system/cpu", "train/loss"]
+
+
+def test_objectives_and_the_loss_come_before_single_languages():
+    choice = MetricChoice(["dev/ntrex/accuracy"], 5)
+    choice.see([*NAMES, "dev/ntrex/accuracy", "objective"])
+    assert {"objective", "dev/ntrex/accuracy", "train/loss", "dev/mean_cosine"} < choice.kept
+    assert len(choice.kept) == 5
+    assert "dev/ntrex/l59-eng/accuracy" in choice.left_out
+    kept = set(choice.kept)
+    choice.see(["train/another"])
+    assert choice.kept == kept, "what a run has shown so far stays, and nothing joins late"
+    choice.see(["dev/ntrex/accuracy"])
+    assert choice.of({"dev/ntrex/accuracy": 1.0, "train/another": 2.0}) == {"dev/ntrex/accuracy": 1.0}
+
+
+def test_all_metrics_are_kept_if_asked():
+    choice = MetricChoice(["dev/ntrex/accuracy"], None)
+    choice.see(NAMES)
+    assert (choice.kept, choice.left_out) == (set(NAMES), set())
