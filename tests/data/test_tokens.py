@@ -73,6 +73,12 @@ def test_text_is_compared_in_nfkc_and_keeps_its_case(tokenizer):
     assert ids("the") != ids("The")
 
 
+def test_a_lowercase_tokenizer_reads_no_case_and_its_model_does_so_with_plain_transformers(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 300, folder=tmp_path, lowercase=True))
+    assert tokenizer("THE Train")["input_ids"] == tokenizer("the train")["input_ids"]
+    assert not [token for token in tokenizer.get_vocab() if token != token.lower() and not token.startswith("[")]
+
+
 def test_punctuation_never_joins_a_word(tokenizer):
     assert not [t for t in tokenizer.get_vocab() if any(c in t for c in ".。、,") and any(c.isalpha() for c in t)
                 and not t.startswith("[")]  # fmt: skip
@@ -105,10 +111,11 @@ def test_tokenizer_keys_differ_where_tokens_would():
         tokenizer_key(Student(vocabulary=99), "corpus"),
         tokenizer_key(Student(prompt="query: "), "corpus"),
         tokenizer_key(Student(max_tokens=9), "corpus"),
+        tokenizer_key(Student(lowercase=True), "corpus"),
         tokenizer_key(Student(model="a/b"), "corpus"),
         tokenizer_key(Student(model="a/b", revision="1"), "corpus"),
     }
-    assert len(others | {base}) == 7
+    assert len(others | {base}) == 8
     assert tokenizer_key(Student(model="a/b"), "x") == tokenizer_key(Student(model="a/b"), "y")
 
 

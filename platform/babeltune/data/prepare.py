@@ -241,7 +241,9 @@ def build_tokens(
             elif student.vocabulary == "teacher":
                 trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
             else:
-                trained = build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed)
+                trained = build_tokenizer(
+                    stores, train_texts, student.vocabulary, seed=sweep.seed, lowercase=student.lowercase
+                )
             progress("making the tokenizer", 1, 1)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         tokenize = functools.partial(

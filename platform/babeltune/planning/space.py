@@ -38,6 +38,7 @@ TOKENIZED = (
     "student.embeddings_from",
     "student.trim",
     "student.vocabulary",
+    "student.lowercase",
     "student.max_tokens",
     "student.prompt",
 )

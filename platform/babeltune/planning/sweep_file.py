@@ -167,6 +167,7 @@ ADDED: dict[str, Any] = {
     "start": None,
     "embeddings_from": None,
     "ngrams": 0,
+    "lowercase": False,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

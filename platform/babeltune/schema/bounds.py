@@ -198,6 +198,11 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.ngrams and (named := student.model or student.start):
         yield (*key, "ngrams"), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"
+    if student.lowercase:
+        named = student.model or student.start or student.embeddings_from
+        named = named or ("student.vocabulary: teacher" if student.vocabulary == "teacher" else None)
+        if named is not None:
+            yield (*key, "lowercase"), f"true: the tokenizer is that of {named}, as it is; remove it"
     if student.model is None and student.revision is not None:
         yield (*key, "revision"), f"{student.revision!r} needs student.model; a student from scratch has no revision"
     if student.model is not None and student.preset is not None:

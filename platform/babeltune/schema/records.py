@@ -131,6 +131,8 @@ class Student(Strict):
     """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share
     letters share these vectors, so that rare words and endings learn from common ones. A step costs more; the export
     has one table of the sums. 0: none."""
+    lowercase: bool = False
+    """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
     dropout: float = 0.0
     """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
     max_tokens: int = 128
