@@ -70,7 +70,7 @@ test: $(DEVELOPED)
 chaos: $(DEVELOPED)
 	@BABELTUNE_FAULT_TABLE=docs/measured/faults.json $(BIN)/python -m pytest -m chaos --dist=worksteal
 
-# What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
+# What `make test` leaves out for its time: jobs, nodes that come and go, object stores, worker groups that are killed or leak.
 long: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m long
 

@@ -414,7 +414,7 @@ def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_
     from babeltune.sweep.search.tune_run import search
     from benchmarks import trial_start
 
-    with trial_start.open_group(tmp_path / "lanes") as pool:
+    with trial_start.open_group(tmp_path / "groups") as pool:
         starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, pool)
         assert 0 < starts.ours() < 10
         monkeypatch.setattr("babeltune.sweep.workers.pool.WorkerPool.offer", refuse)

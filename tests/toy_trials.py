@@ -1,4 +1,4 @@
-"""Small trial functions that lanes run in tests. Workers import this file by name."""
+"""Small trial functions that worker groups run in tests. Workers import this file by name."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _follow(orders, folder, rank, device):
 
 
 def _hang_after_the_next_answer():
-    """The lane's word that it has left the trial is heard; then it asks for none."""
+    """The worker group's word that it has left the trial is heard; then it asks for none."""
     get = ray.get
 
     def last(*arguments, **settings):
@@ -160,7 +160,7 @@ def train_for_real(assignment, dispatcher, rank, world, device):
 
 
 def wait_until_free(pool, count):
-    """As a search waits: a lane whose run ended is started again."""
+    """As a search waits: a worker group whose run ended is started again."""
     from waiting import wait_until
 
     free = pool.free  # how many

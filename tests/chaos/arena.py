@@ -234,7 +234,7 @@ def build(place: Path, tiny_file: Path, like: Arena | None, **changes: Any) -> A
     if like is not None:
         ignored = shutil.ignore_patterns("sweeps")
         shutil.copytree(like.cluster.storage, place / "storage", ignore=ignored, dirs_exist_ok=True)
-    document = {"name": "chaos", "storage": str(place / "storage"), "lanes": 1, **changes.pop("cluster", {})}
+    document = {"name": "chaos", "storage": str(place / "storage"), "worker_groups": 1, **changes.pop("cluster", {})}
     (place / CLUSTER).write_text(yaml.safe_dump(document), encoding="utf-8")
     values = yaml.safe_load(tiny_file.read_text(encoding="utf-8")) | yaml.safe_load(CHAOS)
     if like is not None:

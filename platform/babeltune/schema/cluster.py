@@ -21,6 +21,7 @@ from babeltune.redaction import holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
+from babeltune.schema.old_names import CLUSTER_KEYS, CLUSTER_VALUES, rename
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
 from babeltune.schema.storage_location import StorageLocation
@@ -32,7 +33,7 @@ OF_THE_HEAD = ("storage", "cache", "mlflow")
 """Those that the head of a cluster replaces where work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
 ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
-Isolation = Literal["lane", "process"]
+Isolation = Literal["worker_group", "process"]
 FINEST = 10_000
 """Parts of a CPU or GPU that Ray can tell apart."""
 SECRETS = ("token", "password", "secret", "api_key")
@@ -65,7 +66,7 @@ class Cluster(Strict):
     it in a folder of its own. Credentials are in the environment of each."""
     cache: str = ""
     """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
-    patience: float = 300.0
+    storage_timeout: float = 300.0
     """Seconds for which the store behind a URI may be away before a sweep stops."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
@@ -77,15 +78,15 @@ class Cluster(Strict):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
-    lanes: int | Literal["auto"] = "auto"
+    worker_groups: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
     nodes_within: float = 0.0
     """Of a cluster with an autoscaler (Ray does not say whether it has one), or whose nodes come after its head: those
-    of `lanes` lanes, of one with `auto`, are asked for, and the first's must come within so many seconds. 0: nothing is
-    asked for."""
-    isolation: Isolation = "lane"
-    """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
-    silence: float = 1800.0
+    of `worker groups` worker groups, of one with `auto`, are asked for, and the first's must come within so many
+    seconds. 0: nothing is asked for."""
+    isolation: Isolation = "worker_group"
+    """`process` gives every trial new workers, which takes seconds; in a worker group they are kept."""
+    progress_timeout: float = 1800.0
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
 
@@ -116,7 +117,7 @@ class Cluster(Strict):
         """The mirror of a storage behind a URI; None where the storage is a folder."""
         if not URI.fullmatch(self.storage):
             return None
-        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, patience=self.patience)
+        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, timeout=self.storage_timeout)
 
     @property
     def folder(self) -> Path:
@@ -191,6 +192,7 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
     document = read_document(file)
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
+    document = rename(document, CLUSTER_KEYS, CLUSTER_VALUES)
     wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
     for key in EXPANDED:
         value = document.values.get(key)
@@ -251,10 +253,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
-        ("patience", cluster.patience, 1),
+        ("storage_timeout", cluster.storage_timeout, 1),
         ("nodes_within", cluster.nodes_within, 0),
-        ("silence", cluster.silence, 1),
-        ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("progress_timeout", cluster.progress_timeout, 1),
+        ("worker_groups", 1 if cluster.worker_groups == "auto" else cluster.worker_groups, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
         if number < low:
@@ -273,10 +275,11 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
-    if uri and cluster.silence <= cluster.patience:
+    if uri and cluster.progress_timeout <= cluster.storage_timeout:
         yield (
-            ("silence",),
-            f"{cluster.silence:g} must be more than patience, {cluster.patience:g}: training may wait so long",
+            ("progress_timeout",),
+            f"{cluster.progress_timeout:g} must be more than storage_timeout, {cluster.storage_timeout:g}: "
+            "training may wait so long for the store",
         )
     if problem := _shared_gpu(cluster):
         yield ("gpus_per_worker",), problem

@@ -18,7 +18,7 @@ class StorageLocation:
     uri: str
     cache: str = ""
     """The folder for mirrors on each node; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
-    patience: float = STORAGE_TIMEOUT_S
+    timeout: float = STORAGE_TIMEOUT_S
     """Seconds in which a request is repeated."""
 
     @property

@@ -48,7 +48,7 @@ class Mirror:
     """The mirror of a bucket in a folder. Any number of processes may use one folder."""
 
     def __init__(self, where: StorageLocation) -> None:
-        self.store, self.folder = ObjectStore(where.uri, where.patience), where.folder
+        self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
         self._versions: dict[str, dict[str, Any]] = {}
 
     def key(self, path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the tracker and the registry know of MLflow: its client, its limits, and its alphabet of names and values."""
+"""What tracker and registry share about MLflow: its client, its limits, and the characters of names and values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""
 DAMAGED = ("file is not a database", "disk image is malformed")
-"""What SQLite says of a file that it cannot read."""
+"""Parts of SQLite's errors for a damaged file."""
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
-"""MLflow's own retries would take minutes; ours go on for ever. Set unless the environment sets them."""
+"""Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set
+already are kept."""
 
 
 def open_client(uri: str) -> MlflowClient:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 CLAIM_S = 300
-"""Many times what it takes to move an alias, and more than clocks of different machines differ by."""
+"""Seconds after which the claim of a dead process does not count. Moving an alias takes much less, and clocks of two
+machines differ by less."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,12 @@ def register(
 
 @contextlib.contextmanager
 def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Iterator[None]:
-    """Only one version at a time may move the alias, whichever storages and machines the promotions run on.
+    """Lets only one version at a time move the alias, whichever storages and machines the promotions run on.
 
-    Each writes its claim, a tag of its version, and then looks for those of others. Of two that overlap, the one that
-    looks last sees the other's claim, or it was taken back, and then the alias has moved already. So both may be turned
-    away, and never both succeed. The claim of one that died does not count after `CLAIM_S`; a process that stands
-    still for longer between two of its requests is what this does not guard against.
+    Each promotion writes its claim, a tag of its version, and then reads the claims of others. Of two that overlap, the
+    one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
+    both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
+    two requests is not guarded against.
     """
     tag = name_of(f"babeltune.claim.{alias}")
     now = time.time()

@@ -56,25 +56,25 @@ PARENT = ""
 """The key of the sweep's own run."""
 
 LINGER_S = 0.2
-"""How long the sender lets events gather."""
+"""Seconds that the sender lets events gather before it sends them."""
 RETRY_S = (0.5, 30.0)
-"""The first and the longest wait after a failure; it doubles in between."""
+"""Seconds of the first and the longest wait after a failure. The wait doubles in between."""
 READ_BYTES = 1 << 20
-"""Spool bytes that are sent before they are acknowledged."""
+"""Bytes of the spool that are sent in one piece before they are acknowledged."""
 _UNCLEAR = "BAD_REQUEST"
-"""What MLflow also says of a request in whose midst its database has gone."""
+"""MLflow's error code for a bad request, also if its database went away during the request."""
 _AGAIN_S = (0.5, 1.0, 2.0)
-"""The waits before such a request counts as refused."""
+"""Seconds of the waits before such a request counts as refused."""
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Told:
-    """What a spool has of one run."""
+class SpooledRun:
+    """The events of one run in a spool."""
 
     steps: set[int] = field(default_factory=set)
-    """That have points."""
+    """Steps that have points."""
     ended: bool = False
 
 
@@ -122,11 +122,11 @@ class Tracker:
         found: str | None = self._spool.memo.get("runs", {}).get(_key(number))
         return found
 
-    def told(self) -> dict[str, Told]:
+    def spooled(self) -> dict[str, SpooledRun]:
         """What was put of each run, by earlier trackers on this spool too."""
-        found: dict[str, Told] = {}
+        found: dict[str, SpooledRun] = {}
         for event in self._spool.events():
-            known = found.setdefault(event["key"], Told())
+            known = found.setdefault(event["key"], SpooledRun())
             known.ended = event["do"] == "end" or (known.ended and event["do"] != "start")
             known.steps.update(point[0] for point in event.get("points", ()))
         return found

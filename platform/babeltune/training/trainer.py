@@ -1,6 +1,6 @@
 """Trains one configuration on this rank's share of every global batch: the loop that all trials run.
 
-It needs only torch and transformers, so it runs in a lane's worker, under a profiler, or alone:
+It needs only torch and transformers, so it runs in a worker group's worker, under a profiler, or alone:
 `python -m babeltune.train FILE`. Randomness inside a step is a function of (seed, step, rank) and the
 batches are a function of (seed, step), so a trial resumes exactly from its tensors and its step number.
 """

@@ -434,7 +434,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
 
     here = mined("here.tsv", None)
     address = ray.get_runtime_context().gcs_address
-    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), lanes=1))
+    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
     assert there == here
     assert here[0]["pairs"] == len(here[1].splitlines()) > 10
 

@@ -1,4 +1,5 @@
-"""A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
+"""A real sweep on a worker group of two gloo workers: what it leaves, and how it is continued; and two worker groups of
+two."""
 
 import contextlib
 import functools
@@ -55,8 +56,8 @@ def ends(folder):
 
 
 def on_one_worker(sweep, cluster):
-    """The same sweep where lanes start fastest."""
-    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, lanes=1)
+    """The same sweep where worker groups start fastest."""
+    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, worker_groups=1)
 
 
 def with_trials(sweep, trials):
@@ -319,7 +320,7 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
 def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
     sweep, _, cluster = copied
     large = replace(sweep, seed=9, budget=replace(sweep.budget, workers=64))
-    with pytest.raises(ClusterError, match=r"a lane of 64 workers .* does not fit"):
+    with pytest.raises(ClusterError, match=r"a worker group of 64 workers .* does not fit"):
         submit(large, cluster)
     assert not SweepFolder(cluster.folder / "sweeps" / sweep_id(large)).prepared.exists()
 
@@ -384,7 +385,7 @@ class LeaseActor:
 
 @pytest.mark.long
 def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
-    """By the tasks of the preparation, and by the lanes that cannot open."""
+    """By the tasks of the preparation, and by the worker groups that cannot open."""
     monkeypatch.setattr("babeltune.sweep.workers.pool.NO_ROOM_NOTICE_S", 0.5)
     sweep, _, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
@@ -507,7 +508,7 @@ def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_kil
     places = {name: tmp_path / name for name in names}
     reports = {name: [] for name in names}
     run = "babeltune.sweep.workers.run_trial:run"
-    storage = tmp_path / "lanes"
+    storage = tmp_path / "groups"
     with WorkerPool(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
         for name in names:
             places[name].mkdir()

@@ -24,7 +24,7 @@ def babeltune(command, copied):
     """Runs a command on the copied sweep's storage: exit code, standard output, standard error."""
     _, folder, cluster = copied
     file = folder.path.parents[1] / "cluster.yaml"
-    file.write_text(f"storage: {cluster.storage}\nlanes: 1\n", encoding="utf-8")
+    file.write_text(f"storage: {cluster.storage}\nworker_groups: 1\n", encoding="utf-8")
     return lambda *arguments: command(*arguments, "--cluster", file)
 
 

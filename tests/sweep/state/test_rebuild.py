@@ -72,7 +72,9 @@ def rows_of(folder):
 def commands(command, folder, cluster, tmp_path):
     """Calls a command with the cluster's file; it must end well."""
     file = tmp_path / "cluster.yaml"
-    file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "lanes": 1}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "worker_groups": 1}), encoding="utf-8"
+    )
 
     def call(*words):
         code, said, words_ = command(*words, "--cluster", file, "--json")

@@ -40,7 +40,7 @@ def test_a_new_node_brings_a_lane_and_a_lost_one_leaves_its_trial_to_another(tmp
     assert saw["last"] == {"a": 60, "b": 60}
     assert saw["why"] == {"a": None, "b": None}
     assert sorted(saw["begun"].values()) == [1, 2], "one of them was begun again, from its checkpoint"
-    assert any("there is room for another lane" in note for note in saw["notes"])
+    assert any("there is room for another worker group" in note for note in saw["notes"])
     assert any("has lost its node" in note for note in saw["notes"])
 
 
@@ -64,7 +64,7 @@ def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp
     assert [begun[-1] for begun in saw["seen"].values()] == [2, 2, 2]
     assert any(1 in begun for begun in saw["seen"].values()), "and it did not wait for the second"
     one, two = (f"waiting for nodes: asked for {count} × {{CPU: 1}}" for count in (1, 2))
-    assert set(saw["asked"]["1"]) <= {one}, "none where the lane's own group asked before it was gone"
+    assert set(saw["asked"]["1"]) <= {one}, "none where the worker group's own group asked before it was gone"
     assert set(saw["asked"]["2"]) <= {one, two}
 
 
@@ -101,8 +101,8 @@ def test_a_lane_that_has_never_had_a_place_waits_for_one(tmp_path):
 def test_a_trial_whose_lane_has_no_node_any_more_stops_when_it_is_told_to(tmp_path):
     saw = play("stop_without_nodes", tmp_path)
     assert saw["why"] == {"a": None}
-    assert saw["notes"][0] == "no node holds a lane any more; waiting for one"
-    assert saw["notes"][-1] == "a cannot hear that it shall stop; it goes on from its last checkpoint"
+    assert saw["notes"][0] == "no node holds a worker group any more; waiting for one"
+    assert saw["notes"][-1] == "a does not react to the request to stop; it goes on from its last checkpoint"
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp
     saw = play("one_bad_node", tmp_path)
     assert (saw["last"], saw["why"], saw["count"]) == (5, {"a": None, "b": None, "c": None}, 1)
     note, *others = saw["notes"]
-    assert {other.partition(";")[0][1:] for other in others} <= {" lost a worker of its lane"}
+    assert {other.partition(";")[0][1:] for other in others} <= {" lost a worker process"}
     assert f" on 127.0.0.1 (node {saw['bad'][:8]}) cannot load toy_trials:on_one_node: ImportError: not on this" in note
     assert note.endswith("; the sweep goes on without it")
 

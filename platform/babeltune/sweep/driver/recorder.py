@@ -21,7 +21,7 @@ from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.lease import OvertakenError
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
-from babeltune.tracking.tracker import Status, Told, Tracker
+from babeltune.tracking.tracker import SpooledRun, Status, Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
 
 LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
@@ -120,7 +120,7 @@ class Recorder:
 
     def catch_up(self) -> None:
         """Tells what the ledger has and nobody has told: a driver died, or its disk was full, between the two."""
-        told = self.tracker.told()
+        spooled = self.tracker.spooled()
         recorded: dict[int, set[int]] = {}
         ended: dict[int, dict[str, Any]] = {}
         for line in Ledger(self.folder.path / "results.jsonl").lines:
@@ -130,7 +130,7 @@ class Recorder:
             elif line["event"] == "end":
                 ended[line["number"]] = line
         for number, indices in recorded.items():
-            known, place = told.get(str(number), Told()), self.folder.trial(number)
+            known, place = spooled.get(str(number), SpooledRun()), self.folder.trial(number)
             if read_of_trial(place, "trial.json") is None:  # its method refused it, or it is lost: nothing to tell
                 continue
             reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]

@@ -28,12 +28,13 @@ ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
 MEND_INTERVAL_S = 1.0
 PAUSE = 0.02
-"""Seconds between two questions whether a lane is free, while none has a trial."""
+"""Seconds between two questions whether a worker group is free, while none has a trial."""
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
-    """Tune's searcher: proposes while a lane is free, and keeps study, ledger and listeners true to what happened."""
+    """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
+    happened."""
 
     def __init__(
         self,
@@ -80,21 +81,22 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
+        """The next trial's configuration for Tune, None while no worker group is free, FINISHED when nothing is
+        left."""
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
                 self._tell("start", number, {})
                 self._prune(number)
             while not self._over() and not self._no_more() and (self._resumed or self._proposals.begun < self._budget):
-                # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
+                # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.free():
                     if (proposal := self._propose(trial_id)) is not None:
                         return proposal
                     continue
                 if self._numbers:
                     return None
-                self.poll()  # with nothing to run, Tune would wait for minutes, look at no lane, and ask every second
+                self.poll()  # Tune would wait for minutes without polling the worker groups
                 time.sleep(PAUSE)
         except Exception as error:
             self.trouble = error
@@ -104,7 +106,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None or self._stop()
 
     def poll(self) -> bool:
-        """Sees to the lanes, and to whether the search may go on, about once a second; True where it may not."""
+        """Sees to the worker groups, and to whether the search may go on, about once a second; True where it may
+        not."""
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
             try:

@@ -5,7 +5,7 @@ driver on the same machine keeps its own, and one on another takes the bucket's.
 that is and when it was last heard; a driver that finds another's name there stops.
 
 A store that does not answer stops nothing at once: what changes waits in the folder, is counted in the log, and is sent
-when the store is back. After the cluster's `patience` the sweep ends with an error, and nothing is lost.
+when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class DriverSync:
         except BaseException:
             self._lock.release()
             raise
-        self._mirror.store.patience = REQUEST_TIMEOUT_S
+        self._mirror.store.timeout = REQUEST_TIMEOUT_S
         self._stores = stores_from(self._fetch)
         self._stores.__enter__()
         self._thread.start()
@@ -109,7 +109,7 @@ class DriverSync:
         self._thread.join()
         try:
             if self.lost is None:
-                self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.patience)
+                self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.timeout)
         except SweepError as lost:
             if kind is None:
                 raise
@@ -201,7 +201,7 @@ class DriverSync:
     def _fetch(self, store: Path) -> None:
         """Brings a store that another sweep or machine has built already."""
         assert self.where is not None
-        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.patience)
+        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.timeout)
 
     # While the driver runs
 
@@ -213,7 +213,7 @@ class DriverSync:
         """Raises `ClusterError` when the store has been away for too long, `SweepError` when another driver came."""
         if self.lost is not None:
             raise self.lost
-        if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.patience:
+        if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.timeout:
             raise ClusterError(self._words(self.trouble))
 
     def publish(self, prepared: Prepared) -> None:
@@ -227,10 +227,10 @@ class DriverSync:
             for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
                 self._mirror.push(record)
 
-        self._insist(send, self.where.patience)
+        self._insist(send, self.where.timeout)
 
     def sent(self, assignment: dict[str, Any]) -> dict[str, Any]:
-        """A lane's payload for any node: its paths are relative to that node's mirror."""
+        """A worker group's payload for any node: its paths are relative to that node's mirror."""
         if self.where is None:
             return assignment
         paths = {name: self._mirror.key(Path(assignment[name])) for name in ("prepared", "folder")}

@@ -73,7 +73,7 @@ class StorageView:
         """Raises `ClusterError` for a URI whose protocol is unknown or not installed."""
         self.cluster, self.folder = cluster, cluster.folder
         where = cluster.mirrored
-        self.mirror = None if where is None else Mirror(replace(where, patience=min(where.patience, 30.0)))
+        self.mirror = None if where is None else Mirror(replace(where, timeout=min(where.timeout, 30.0)))
 
     def sweep(self, name: str | None) -> SweepFolder:
         """`find_sweep`, with everything but stores and checkpoints brought here; it stays in step while it is read."""
