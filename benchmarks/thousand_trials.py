@@ -1,10 +1,10 @@
 """A sweep of a thousand trials that do nothing, through the real Tune loop: does anything grow with their number?
 
-Trials make five reports each on two worker groups; proposals are Optuna's TPE, its storage and the ledger on disk, as a
-sweep has them; MLflow's share is what `benchmarks.tracker` measures. Printed, for each hundred trials: their wall
-seconds, the median and the slowest proposal, the same of the time from a trial's last report to its end, in which its
-state is saved, and this process's memory. The ratio is that of the second hundred's seconds, the first that TPE
-proposed throughout, to the last's; it is measured once."""
+Trials make five reports each on two worker groups. Proposals are Optuna's TPE; its storage and the ledger are on disk,
+as in a sweep. MLflow's share is what `benchmarks.tracker` measures. Printed, for each hundred trials: their wall
+seconds, the median and the slowest proposal, and this process's memory. So are the median and the longest time from a
+trial's last report to its end, in which its state is saved. The ratio is the second hundred's seconds by the last's,
+measured once. TPE proposed all trials of both."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Starts:
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""
         folder = self.folder()
-        given = {"payload": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
+        given = {"assignment": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
         proposals = Proposals(given)
         tune.Tuner(
             stock_trial,
@@ -140,7 +140,9 @@ def stock_trial(config: dict[str, Any]) -> None:
 def stock_loop(config: dict[str, Any]) -> None:
     """The same trial on one of its workers."""
     ranks = ProcessGroup()
-    run_trial(config["payload"], OneStep(Path(config["payload"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu")
+    run_trial(
+        config["assignment"], OneStep(Path(config["assignment"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu"
+    )
 
 
 @dataclass

@@ -285,7 +285,7 @@ def cluster_at(storage):
 
 @pytest.fixture(scope="session")
 def searched(request, tiny_file, tmp_path_factory):
-    """A finished sweep of four trials, of which t0001 cannot train, on a worker group of two gloo workers: (sweep,
+    """A finished sweep of four trials (t0001 cannot train) on a worker group of two gloo workers: (sweep,
     folder).
 
     It runs once, however many processes run the tests. Its storage is for reading; `copy_of` copies it.

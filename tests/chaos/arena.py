@@ -161,7 +161,7 @@ class Arena:
         return submit(self.sweep, self.cluster)
 
     def refusal(self) -> str:
-        """What a second driver in this process is told."""
+        """The error that a second driver in this process gets."""
         with pytest.raises(SweepError) as refused:
             self.submit()
         return str(refused.value)
@@ -214,7 +214,7 @@ class Arena:
             driver.process.wait(PATIENCE_S)
 
     def check(self, asked: int = 3, *, failed: int = 0, alike: bool = True, marked: str | None = None) -> None:
-        """All invariants. What a failed trial would have told the sampler is missing, so that others may follow."""
+        """All invariants. The sampler lacks the results of a failed trial, so others may follow."""
         like = self.like if alike and not failed else None
         check(self.folder, self.cluster, asked, failed=failed, like=like, marked=marked)
 

@@ -123,7 +123,7 @@ def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
     note(arena, "trial actor SIGKILL", seconds=arena.pause())
 
 
-def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note):
+def test_a_group_that_is_killed_between_trials_is_started_again(make_arena, note):
     """The worker that has ended a trial, before it has made a step of the next one."""
     arena = make_arena(pause=0.02)
     killed = []

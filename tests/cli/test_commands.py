@@ -322,11 +322,11 @@ def watching(monkeypatch):
     """Is set once a command watches a sweep that another driver has."""
     begun, attach = threading.Event(), render.attach
 
-    def told(*arguments):
+    def noted(*arguments):
         begun.set()
         return attach(*arguments)
 
-    monkeypatch.setattr(render, "attach", told)
+    monkeypatch.setattr(render, "attach", noted)
     return begun
 
 

@@ -30,7 +30,7 @@ DEFAULT = "clusters/local.yaml"
 EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 """Keys whose `${NAME:-default}` is replaced."""
 OF_THE_HEAD = ("storage", "cache", "mlflow")
-"""Those that the head of a cluster replaces where work goes there as Ray jobs."""
+"""Keys that the head of a cluster replaces if work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
 ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
 Isolation = Literal["worker_group", "process"]
@@ -54,12 +54,12 @@ class Cluster(Strict):
     version: Literal[1] = 1
     name: str = "local"
     address: str = "local"
-    """`local` starts Ray on this machine; `auto` and `host:port` join a cluster that runs, on whose nodes babeltune is
-    installed; to a dashboard's `http://…` or `https://…` the sweep goes as a Ray job, and babeltune with it."""
+    """`local` starts Ray on this machine. `auto` and `host:port` join a running cluster that has babeltune installed
+    on its nodes. A dashboard's `http://…` or `https://…` gets the sweep as a Ray job, and babeltune with it."""
     token_env: str | None = None
     """The environment variable that holds the cluster's token."""
     token_file: str | None = None
-    """Or the file that holds it, of the user or root, which nobody but its owner may read."""
+    """The file that holds the token instead: of the user or root, and readable by its owner only."""
     storage: str = ".babeltune"
     """The folder for stores, checkpoints and sweeps; every worker must see it. With a dashboard's address, a whole path
     on the cluster's nodes. Or a URI, `s3://bucket/prefix` or `gs://bucket/prefix`: each node mirrors what it needs of
@@ -81,9 +81,9 @@ class Cluster(Strict):
     worker_groups: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
     nodes_within: float = 0.0
-    """Of a cluster with an autoscaler (Ray does not say whether it has one), or whose nodes come after its head: those
-    of `worker groups` worker groups, of one with `auto`, are asked for, and the first's must come within so many
-    seconds. 0: nothing is asked for."""
+    """Seconds within which the first worker group's nodes must come. The nodes of all `worker_groups` groups are
+    requested (of one with `auto`). This is for a cluster with an autoscaler, which Ray does not report, or whose
+    nodes come after its head. 0: nothing is requested."""
     isolation: Isolation = "worker_group"
     """`process` gives every trial new workers, which takes seconds; in a worker group they are kept."""
     progress_timeout: float = 1800.0
@@ -178,7 +178,7 @@ class Cluster(Strict):
         return self._whole(token, f"token_file {path}")
 
     def _whole(self, token: str, place: str) -> str:
-        """The token where it can be one: what carries it would print another in its error."""
+        """The token if it can be one: an HTTP header would print a broken one in its error."""
         if not (token.isascii() and token.isprintable() and " " not in token):
             raise SpecError(
                 f"cluster {self.name!r}: {place} holds no token, which is one word of one line; put it there alone"

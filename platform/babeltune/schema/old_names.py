@@ -6,6 +6,7 @@ files was renamed so far. One that is must keep its old name in what `sweep_id` 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 
@@ -27,7 +28,8 @@ CLUSTER_VALUES: Mapping[tuple[str, str], str] = {("isolation", "lane"): "worker_
 def rename(
     document: Document, keys: Mapping[str, str], values: Mapping[tuple[str, str], str] | None = None
 ) -> Document:
-    """The document with new names only. Logs a warning for each old one. Raises `SpecError` for a key given twice."""
+    """The document with new names only. Logs a warning for each old one, once. Raises `SpecError` for a key given
+    twice."""
     renamed = Document({}, dict(document.places))
     for key, value in document.values.items():
         new = keys.get(key, key)
@@ -35,12 +37,18 @@ def rename(
             if new in document.values:
                 both = f"is the old name of {new!r}, which is given too at {document.place((new,))}; keep {new!r}"
                 raise SpecError(document.error((key,), both))
-            log.warning(document.error((key,), f"an old name that still works; write {new!r} instead"))
+            _warn(document.error((key,), f"an old name that still works; write {new!r} instead"))
             for place in [place for place in renamed.places if place[0] == key]:
                 renamed.places[(new, *place[1:])] = renamed.places.pop(place)
         renamed.values[new] = value
         newer = (values or {}).get((new, value)) if isinstance(value, str) else None
         if newer is not None:
-            log.warning(document.error((key,), f"{value!r} is an old name that still works; write {newer!r} instead"))
+            _warn(document.error((key,), f"{value!r} is an old name that still works; write {newer!r} instead"))
             renamed.values[new] = newer
     return renamed
+
+
+@functools.cache
+def _warn(line: str) -> None:
+    """Logs the line once in a process: a command may read its cluster file twice."""
+    log.warning(line)

@@ -122,8 +122,8 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """What the system or else the error's first line says, and what to do where a server did not take the login or
-    its own name, or where a file is damaged."""
+    """The error's first line, or the system's, and the next step: for a refused login, a refused host name, or a
+    damaged file."""
     if any(words in str(error) for words in DAMAGED):
         return (
             f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "

@@ -48,10 +48,10 @@ def register(
 ) -> str:
     """Makes the folder a version of the registered model `name`, moves `alias` to it, and returns the version.
 
-    The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
-    that registering the same files again gives the same version. The alias moves only from the version `replaces`
-    (None: there was none): MLflow has no compare-and-set, so it is read under a claim (`_claimed`) and once more after,
-    and `PromotionError` says who came in between, or what the store refused.
+    The files become artifacts of the run (a server accepts no other source). Their folder is named by their content,
+    so that registering the same files again gives the same version. The alias moves only from the version `replaces`
+    (None: there was none). MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once
+    more after. `PromotionError` names who came in between, or what the store refused.
     """
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"

@@ -1,14 +1,13 @@
 """The tracker: a sweep becomes a parent run of MLflow, its trials child runs.
 
-The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a
-local file, the *spool*; a background thread reads on from where the store last acknowledged it and sends what it
-finds, in batches. A dead server means that the spool grows and the thread tries again; opening a spool again replays
-what was not acknowledged. Memory stays bounded because the file is the queue.
+The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a local
+file, the *spool*. A background thread reads on from the last acknowledged line and sends what it finds, in batches. A
+dead server means that the spool grows and the thread tries again; opening a spool again replays what was not
+acknowledged. Memory stays bounded because the file is the queue.
 
-Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's
-SQL stores key a metric by (run, name, time, step, value), so a batch sent again adds nothing. Runs are looked up by
-their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)
-"""
+Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's SQL
+stores key a metric by (run, name, time, step, value). So a batch that is sent again adds nothing. Runs are looked up by
+their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)"""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_failures_before_a_stop_are_counted_when_the_sweep_goes_on(one_group, tm
         run(tmp_path, one_group, sweep, 12, assignment=broken)
 
 
-def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_group, tmp_path):
+def test_a_sweep_with_the_budgets_share_of_failures_fails_at_its_end_too(one_group, tmp_path):
     """Where there are too few trials to give up before."""
 
     def search_again():
@@ -300,7 +300,7 @@ def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp
     assert run(tmp_path, one_group, a_sweep(), 5, assignment=assignment)
 
 
-def test_a_lane_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
+def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []
     with WorkerPool(
@@ -399,7 +399,7 @@ def test_replaying_the_recorded_order_gives_the_same_proposals(one_group, tmp_pa
     assert replay(lines, other, suggest) != proposed
 
 
-def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_values(one_group, tmp_path):
+def test_objectives_are_recorded_at_the_end_and_a_pruned_trial_keeps_its_values(one_group, tmp_path):
     objectives = (Objective(metric="dev/score"), Objective(metric="dev/other", goal="minimize"))
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.1))
     sweep = a_sweep(
@@ -558,7 +558,7 @@ def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_gr
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-def test_very_short_trials_have_a_watcher_for_each_lane_and_no_more(pool, tmp_path):
+def test_very_short_trials_have_a_watcher_for_each_group_and_no_more(pool, tmp_path):
     def watchers():
         return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
 

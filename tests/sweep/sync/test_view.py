@@ -147,7 +147,7 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
     assert [next(first)["index"], next(first)["index"]] == [1, 2]
     first.close()
     second = standalone(on("node2"))
-    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it told its last report again, and went on"
+    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it sent its last report again, and went on"
     second.close()
     reports = read_reports(machine("node2").folder / at)
     kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
@@ -198,7 +198,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
         folder = places.sweep("chain")
         assert is_driven(folder)
         assert driven_folder(id_, machine("stopper")) is not None
-        with pytest.raises(SweepError, match=r"is being run on .*, which was heard \d+ s ago"):
+        with pytest.raises(SweepError, match=r"is being run on .*, whose last heartbeat was \d+ s ago"):
             submit(sweep, machine("stopper"))
         places.ask_to_stop(folder)
 

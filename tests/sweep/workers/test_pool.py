@@ -61,7 +61,7 @@ def starts(folder, name):
     return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
 
 
-def test_two_lanes_of_two_workers_run_six_trials(pool, tmp_path):
+def test_two_groups_of_two_workers_run_six_trials(pool, tmp_path):
     assert pool.count == 2
     wait_until_free(pool, 2)
     names = [f"six-{number}" for number in range(6)]
@@ -80,7 +80,7 @@ def processes(title="RayTrainWorker"):
     return found
 
 
-def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
+def test_a_warm_group_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
     wait_until_free(pool, 2)
     warm = processes()
     assert len(warm) == 4
@@ -92,13 +92,13 @@ def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(pool, tmp_pa
     assert processes() == warm
 
 
-def test_a_lane_has_no_process_that_it_does_not_need(pool):
+def test_a_group_has_no_process_that_it_does_not_need(pool):
     """Ray Train's own barrier is one, and what asks an autoscaler for it another."""
     assert processes()
     assert not processes("SynchronizationActor") | processes("AutoscalingCoordinator")
 
 
-def test_a_used_lane_draws_what_a_fresh_lane_draws(pool, tmp_path):
+def test_a_used_group_draws_what_a_fresh_group_draws(pool, tmp_path):
     wait_until_free(pool, 2)
     draws = []
     for name in ("one", "two", "three"):
@@ -119,7 +119,7 @@ def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
 
 
-def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(pool, tmp_path):
+def test_a_refused_trial_ends_with_its_reason_and_its_group_goes_on(pool, tmp_path):
     wait_until_free(pool, 2)
     before = processes()
     offer(pool, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
@@ -141,7 +141,7 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_its_worker_group(po
 
 
 @pytest.mark.long
-def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(pool, tmp_path):
+def test_a_group_whose_own_process_dies_is_started_again_and_its_trial_goes_on(pool, tmp_path):
     wait_until_free(pool, 2)
     for name in ("bereft", "other"):
         offer(pool, tmp_path, name, steps=40, seconds=0.05)
@@ -176,7 +176,7 @@ def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp
     assert process_of(pool._dispatcher) != first
 
 
-def test_a_lane_is_left_as_it_was_found(pool, tmp_path):
+def test_a_group_is_left_as_it_was_found(pool, tmp_path):
     """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
     wait_until_free(pool, 2)
     for name in ("untidy-1", "untidy-2"):
@@ -190,7 +190,7 @@ def test_a_lane_is_left_as_it_was_found(pool, tmp_path):
         assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
 
 
-def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
+def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
     with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*has 4 CPUs and 0 GPUs in all"):
         worker_groups_that_fit(8, 1, 0)
     with pytest.raises(ClusterError, match="0 GPUs in all"):
@@ -302,7 +302,7 @@ def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
     assert in_dispatcher(steps) == (False, False)
 
 
-def test_a_lane_hangs_that_has_no_trial_and_asks_for_none():
+def test_a_group_hangs_that_has_no_trial_and_asks_for_none():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
         await dispatcher.next("group", "group")
@@ -335,7 +335,7 @@ def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
     assert in_dispatcher(steps) == (False, False, True, {"ended": None})
 
 
-def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
+def test_a_trial_offered_to_a_group_that_dies_before_taking_it_is_not_lost():
     async def steps(dispatcher):
         dead = asyncio.ensure_future(dispatcher.next("group", "group-1"))
         await others_go_on()
@@ -347,7 +347,7 @@ def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
     assert in_dispatcher(steps) == ({}, {"trial": "t", "assignment": {}})
 
 
-def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports():
+def test_the_trial_of_a_retired_group_goes_to_the_next_free_one_with_its_reports():
     async def steps(dispatcher):
         await dispatcher.offer("t", {"a": 1})
         await dispatcher.next("gone", "group")
@@ -469,8 +469,8 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
 
 
 @pytest.mark.long
-def test_nothing_is_left_of_a_lane_that_was_starting_again(room, tmp_path):
-    """Its controller had a new placement group, of which no rank had told yet."""
+def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
+    """Its controller had a new placement group that no rank had reported yet."""
     before = groups_held()
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
@@ -523,7 +523,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     assert [note.split(";")[0] for note in notes] == ["hung makes no progress for 3 s"]
 
 
-def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_cluster, tmp_path):
+def test_the_place_of_an_abandoned_group_is_back_once_another_node_has_come(ray_cluster, tmp_path):
     pool = WorkerPool(**TWO_WORKERS, storage=tmp_path)
     room = pool._room()
     pool._given_up.append(set(nodes_there()))
@@ -532,7 +532,7 @@ def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_c
     assert pool._room() == room
 
 
-def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
+def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.STOP_TIMEOUT_S", 3.0)
     notes = []
     settings = {**TWO_WORKERS, "workers": 1, "count": 1, "progress_timeout": 3.0, "note": notes.append}
@@ -547,7 +547,7 @@ def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, m
 
 
 @pytest.mark.long
-def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(room, tmp_path, monkeypatch):
+def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.RESPAWNS", 1)
 
     def kill(pool):
@@ -575,7 +575,7 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
     assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
 
 
-def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
+def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):

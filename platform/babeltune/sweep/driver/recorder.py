@@ -1,4 +1,4 @@
-"""What happens in a sweep, told to MLflow and to the trials' outcome files."""
+"""Records what happens in a sweep, in MLflow and in the trials' outcome files."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ class Recorder:
         )
 
     def catch_up(self) -> None:
-        """Tells what the ledger has and nobody has told: a driver died, or its disk was full, between the two."""
+        """Records what the ledger has and MLflow or a trial's folder lacks, because a driver died or its disk was
+        full."""
         spooled = self.tracker.spooled()
         recorded: dict[int, set[int]] = {}
         ended: dict[int, dict[str, Any]] = {}
@@ -137,7 +138,7 @@ class Recorder:
             state = ENDS[ended[number]["state"]] if number in ended else None
             late = state is not None and (not known.ended or state != read_outcome(place))
             if reports or late:
-                self.folder.note(f"MLflow is told again of {place.name}")
+                self.folder.note(f"MLflow is sent again what it lacks of {place.name}")
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
@@ -176,7 +177,7 @@ class Recorder:
 
     def report(self, number: int, report: Report) -> None:
         trained = [point.time_ms for point in report.points if "train/loss" in point.values]
-        now = trained[-1] if trained else int(time.time() * 1000)  # whenever it is told, it is the same to MLflow
+        now = trained[-1] if trained else int(time.time() * 1000)  # the same whenever it is sent
         scores = Point(step=report.step, time_ms=now, values=report.metrics)
         self.tracker.metrics(number, [*report.points, scores])
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}

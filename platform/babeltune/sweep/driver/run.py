@@ -110,7 +110,7 @@ def submit(
             if insecure and (danger := open_to_all(cluster.named, ray_at)):
                 folder.note(danger)
                 log.warning(danger)
-        if driver_sync.where is None:  # or else the courier says and hears it in the bucket
+        if driver_sync.where is None:  # else `driver_sync` does this in the bucket
             refuse_if_driven(folder, ray_at)
             check = shared.enter_context(heartbeats(folder, ray_at))
         mend(folder)

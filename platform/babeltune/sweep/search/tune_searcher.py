@@ -21,8 +21,8 @@ from babeltune.sweep.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
-"""Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
-`stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
+"""Called at a trial's start (with its assignment), its reports, and its end: `state` (`finished`, `pruned`, `failed`
+or `stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
@@ -54,7 +54,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
         self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
-        self._make_payload, self._on_event = make_assignment, on_event
+        self._make_assignment, self._on_event = make_assignment, on_event
         self._budget, self._stop, self._no_more, self._check = trials, stop, no_more, check
         self._polled = time.monotonic()
         self._judged = sorted(judged)
@@ -128,7 +128,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             number, params = self._proposals.ask()
             self._ledger.add("propose", number, params=params)
         try:
-            assignment = self._make_payload(number, params)
+            assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
             self._record_end(number, TrialState.FAIL, None, str(error))
@@ -224,9 +224,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def _record_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
         if reason:
             self._proposals.note(number, {"reason": reason})
-        told = values if state == TrialState.COMPLETE else None
-        self._proposals.tell(number, state, told)
-        self._ledger.add_end(number, state.name, told, reason)
+        final = values if state == TrialState.COMPLETE else None
+        self._proposals.tell(number, state, final)
+        self._ledger.add_end(number, state.name, final, reason)
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says

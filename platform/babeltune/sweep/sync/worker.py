@@ -47,7 +47,7 @@ and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
 SIGN_EVERY = 1.0
-"""Seconds between two signs of life while something is brought or sent."""
+"""Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
 
 
@@ -103,7 +103,7 @@ def with_retries(errand: Callable[[], object], seconds: float, alive: Callable[[
 
 def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
     while not done.wait(SIGN_EVERY):
-        with suppress(Exception):  # whoever hears it is away, and is told again
+        with suppress(Exception):  # the receiver is away; the next heartbeat may arrive
             alive()
 
 
@@ -111,9 +111,10 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
 def on_this_node(
     assignment: dict[str, Any], reports: Reports, rank: int, world: int, device: str
 ) -> Iterator[tuple[dict[str, Any], Reports]]:
-    """The payload with this node's paths, and the line to the dispatcher that sends checkpoints first.
+    """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
-    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
+    Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is downloaded or made.
+    """
     where = StorageLocation(**assignment["mirror"])
     try:
         mirror = Mirror(replace(where, timeout=min(SHORTLY, where.timeout)))

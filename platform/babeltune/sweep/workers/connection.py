@@ -101,7 +101,7 @@ def _found(address: str) -> str:
 def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
-    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    It has the machine's CPUs by default. Ray's token authentication stays on, unless the environment says
     `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so. Raises
     `ClusterError` where it does not start.
     """

@@ -229,8 +229,8 @@ class TrialDispatcher:
         return self._made.get(worker_group, 0)
 
     async def stalled(self, seconds: float, idle: float) -> dict[str, str | None]:
-        """The worker groups whose trial (the value) has sent no heartbeat for `seconds`, and those that have neither
-        had a trial nor asked for one for `idle` seconds (the value is None). Each is returned once per start of its
+        """The worker groups whose trial (the value) has sent no heartbeat for `seconds`. The value is None for those
+        that have neither had a trial nor asked for one for `idle` seconds. Each is returned once per start of its
         ranks."""
         bound = time.monotonic() - seconds
         busy = {
