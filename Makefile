@@ -79,6 +79,7 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tests/prose.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The site, with the reference that is generated from the code, in build/site.

