@@ -70,7 +70,7 @@ test: $(DEVELOPED)
 chaos: $(DEVELOPED)
 	@BABELTUNE_FAULT_TABLE=docs/measured/faults.json $(BIN)/python -m pytest -m chaos --dist=worksteal
 
-# What `make test` leaves out for its time: jobs, nodes that come and go, buckets, lanes that are killed or leak.
+# What `make test` leaves out for its time: jobs, nodes that come and go, object stores, worker groups that are killed or leak.
 long: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m long
 
@@ -79,6 +79,7 @@ lint: $(DEVELOPED)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python tests/prose.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The site, with the reference that is generated from the code, in build/site.

@@ -49,10 +49,10 @@ SETTINGS = {
     "training.learning_rate": 0.0015,
     "training.embedding_learning_rate": 10,
 }
-"""Of ours: what the sweep searches, about the middle of each range."""
+"""Settings of our runs: the middle of each range that the sweep searches."""
 RATES = (0.05, 0.1, 0.2, 0.4)
 GOALS = {"Tatoeba": 0.02, "NTREX": 0.02, "STS-B": 0.04}
-"""By so much ours is to be above the best of the others."""
+"""The least margin by which ours is to beat the best of the others."""
 
 
 def ours(work: Work, seconds: float, seed: int, folder: Path) -> int:
@@ -146,7 +146,7 @@ TRAINED: dict[str, Callable[[Work, float, int, Path], int]] = {
     **{f"static {rate:g}": functools.partial(static, rate=rate) for rate in RATES},
     "mse": distilled,
 }
-"""Who trains, by name."""
+"""The function that trains each model, by the model's name."""
 
 
 def contestants(storage: Path) -> Mapping[str, Contestant]:

@@ -72,7 +72,7 @@ def tasks_of(languages: int, rows: int) -> list[TextTask]:
 
 
 def loaded(folder: str) -> SentenceTransformer:
-    """The model, told where sentences are cut."""
+    """The model, with the length at which it cuts sentences."""
     model = SentenceTransformer(folder, device="cpu")
     model.max_seq_length = min(MAX_TOKENS, model.max_seq_length or MAX_TOKENS)
     return model

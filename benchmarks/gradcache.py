@@ -39,7 +39,7 @@ GOAL = 2.2
 BATCH, CHUNK = 4096, 64
 LARGE = 8192
 MEMORY_SHARE = 0.25
-"""Of the memory of a step in one piece, what a cached one may take."""
+"""The largest share of the memory of a step in one piece that a cached step may take."""
 STUDENT = {"width": 128, "feed_forward": 512}
 
 

@@ -1,12 +1,11 @@
 """Neighbours of both directions against two faiss searches, margins against LASER's loop, memory, and real text.
 
 16,384 x 32,768 unit vectors of 384 dimensions, k = 4, fp32: ours is `both_ways`, which multiplies each pair once; the
-peer is `faiss.IndexFlatIP` (filled beforehand) searched in either direction. Both get the same threads, and CPU
-seconds are compared. Then: the neighbours must be the same, ties aside; margins are scored again at least 100 times
-faster than by LASER's loop over candidates (which takes each dot product again, where ours has the search's cosines);
-anonymous memory above the results, of vectors that are mapped from disk, must not grow with n; and of `--sentences`
-real translations that are mined end to end, as many must be found as by LASER's steps with faiss.
-"""
+peer is `faiss.IndexFlatIP` (filled beforehand) searched in either direction. Both get the same threads, and CPU seconds
+are compared. Then: the neighbours must be the same, ties aside; margins are scored again at least 100 times faster than
+by LASER's loop over candidates. (The loop takes each dot product again; ours has the search's cosines.) Vectors are
+mapped from disk, and anonymous memory above the results must not grow with n. Last, `--sentences` real translations are
+mined end to end: as many must be found as by LASER's steps with faiss."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ MORE = ("wmt_news/*-eng.tsv.gz", "tatoeba_challenge/*-eng.tsv.gz")
 
 
 def make_vectors(left: int, right: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Unit vectors, of which the first on the right lie near those on the left."""
+    """Unit vectors; the first on the right lie near those on the left."""
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=(count, dim)).astype(np.float32) for count in (left, right))
     both = min(left, right)

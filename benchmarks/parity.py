@@ -43,7 +43,7 @@ SPREAD, STARTED = 2, 0.05
 """Standard deviations of the reference's seeds that k-means may be off, and at least: ten starts of two programs end in
 different optima of one inertia more often than ten starts of one."""
 MINED = 3
-"""Of so many rows of a mining set one is a pair of translations."""
+"""One row in this many of a mining set is a pair of translations."""
 
 
 @dataclass(frozen=True)

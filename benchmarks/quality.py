@@ -55,7 +55,7 @@ class Row:
     spent: float
     """CPU seconds from its first batch to the end of its export, the trial of its speed included."""
     scores: dict[str, float]
-    """By the titles in `SHOWN`."""
+    """Scores by their titles in `SHOWN`."""
 
     @property
     def file(self) -> str:

@@ -33,7 +33,7 @@ TRANSFORMER = {
 }
 """A Transformer's settings, where they differ from the static student's."""
 SHARE = 0.2
-"""Of the seconds of `transformer from static`: for the static student."""
+"""The static student's share of the seconds of `transformer from static`."""
 
 
 def static(storage: Path) -> Contestant:

@@ -1,11 +1,10 @@
 """The filtered loss over a queue of negatives, in tiles, against full logits: seconds, and ours in bytes.
 
 One step of LASER3-CO-Filter's loss (Algorithm 1 with the pre-filter): value, gradient and enqueueing for 32 pairs of
-384 dimensions and a full queue of 65,536. Ours is the method's `loss`, called as a training step calls it with the
-vectors where the student would be; the peer writes out the logits of batch x queue, fills those that the teacher finds
-too close with -inf, and leaves the gradient to autograd. Nothing of batch x queue x dim may be built: what ours
-takes, its queue included, must be far less.
-"""
+384 dimensions and a full queue of 65,536. Ours is the method's `loss`, called as a training step calls it, with the
+vectors in place of a student. The peer writes out the logits of batch x queue, fills those that the teacher finds too
+close with -inf, and leaves the gradient to autograd. Nothing of batch x queue x dim may be built: what ours takes, its
+queue included, must be far less."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ TEMPERATURE, SIGMA = 0.05, 0.9
 TOLERANCE = 1e-4
 """Largest difference of value and gradient, relative to the largest value and gradient."""
 MEMORY_SHARE = 0.1
-"""Of the bytes of batch x queue x dim, those that ours may take."""
+"""The largest share of the bytes of batch x queue x dim that ours may take."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Vectors:
 
 
 def make_vectors(pairs: int, entries: int, dim: int) -> Vectors:
-    """Vectors of which the queue's first entries lie near the positives, the same at every call."""
+    """Vectors whose first queue entries lie near the positives, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     teacher, noise = (torch.randn(pairs, dim, generator=generator) for _ in range(2))
     queue = torch.randn(entries, dim, generator=generator)

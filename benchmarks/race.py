@@ -29,7 +29,7 @@ a benchmark of wall time gives its own."""
 
 @dataclass(frozen=True)
 class Options:
-    """What every benchmark can be told."""
+    """The options of every benchmark."""
 
     rounds: int = 5
     json: Path | None = None

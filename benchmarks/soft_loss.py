@@ -1,10 +1,9 @@
 """The soft contrastive loss in tiles against the full-matrix formula: seconds, and peak memory.
 
 Value and gradient of L_cross (rows and columns, teacher's labels, `fixed` reading) for 8192 pairs of 384 dimensions.
-Ours is the method's `loss`, called as a training step calls it with the vectors where the student would be; the peer
-writes out both N × N matrices and leaves the gradient to autograd. Memory is the peak of a fresh process that
-evaluates one of them once, less the peak of a fresh process that has only made the inputs.
-"""
+Ours is the method's `loss`, called as a training step calls it, with the vectors in place of a student. The peer writes
+out both N × N matrices and leaves the gradient to autograd. Memory is the peak of a fresh process that evaluates one of
+them once, less the peak of a fresh process that has only made the inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 PAIRS, DIM = 8192, 384
 GOAL, MEMORY_GOAL = 1.5, 20.0
 TEMPERATURE = 0.1
-"""Of the student's similarities and of the labels: the paper's."""
+"""Temperature of the student's similarities and of the labels: the paper's."""
 TOLERANCE = 1e-4
 """Largest difference of value and gradient, relative to the largest value and gradient."""
 
@@ -39,7 +38,7 @@ class Vectors:
 
 
 def make_vectors(pairs: int, dim: int) -> Vectors:
-    """Vectors of which pairs lie closer than others, the same at every call."""
+    """Vectors in which pairs lie closer than others, the same at every call."""
     generator = torch.Generator().manual_seed(0)
     meaning, *noise = (torch.randn(pairs, dim, generator=generator) for _ in range(4))
     source, target, teacher = (normalize(meaning + part, dim=1) for part in noise)

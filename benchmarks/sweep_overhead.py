@@ -1,8 +1,8 @@
-"""Seconds of a sweep of sixteen trials of five seconds of work on two warm lanes, against the work's own time.
+"""Seconds of a sweep of sixteen trials of five seconds of work on two warm worker groups, against the work's own time.
 
 The unit is wall time. The work sleeps, so that the figure is what the engine adds: proposals, hand-over, reports,
-verdicts, the ledger and Optuna's storage, from the first proposal to the last trial's end. The time that lanes take to
-open, once in a sweep, is printed beside. `ratio` is the work's own time (40 s) by ours; 1 / 1.2 is asked for.
+verdicts, the ledger and Optuna's storage, from the first proposal to the last trial's end. The time that worker groups
+take to open, once in a sweep, is printed beside. `ratio` is the work's own time (40 s) by ours; 1 / 1.2 is asked for.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from babeltune.sweep.workers.worker import Reporter
 from benchmarks.race import Row, options, verdict
 
 GOAL = 1 / 1.2
-LANES, TRIALS, SECONDS, REPORTS = 2, 16, 5.0, 5
+WORKER_GROUPS, TRIALS, SECONDS, REPORTS = 2, 16, 5.0, 5
 ROOT = Path(__file__).resolve().parents[1]
 METRIC = "dev/score"
 
 
 def work(assignment: dict[str, Any], dispatcher: Reporter, rank: int, world: int, device: str) -> None:
-    """What a lane runs as a trial: `assignment["reports"]` reports over `assignment["seconds"]` of sleep."""
+    """What a worker group runs as a trial: `assignment["reports"]` reports over `assignment["seconds"]` of sleep."""
     for index in range(1, assignment["reports"] + 1):
         time.sleep(assignment["seconds"] / assignment["reports"])
         metrics = {METRIC: assignment["value"] * index}
@@ -54,9 +54,9 @@ def sweep_of(trials: int, reports: int, sampler: Literal["random", "tpe"]) -> Sw
 
 
 def open_pool(storage: Path) -> WorkerPool:
-    """Two lanes of one worker."""
+    """Two worker groups of one worker."""
     return WorkerPool(
-        count=LANES,
+        count=WORKER_GROUPS,
         workers=1,
         cpus_per_worker=1,
         gpus_per_worker=0,
@@ -66,7 +66,7 @@ def open_pool(storage: Path) -> WorkerPool:
 
 
 def wait_for(pool: WorkerPool) -> None:
-    """Until every lane waits for a trial."""
+    """Until every worker group waits for a trial."""
     while pool.free() < pool.count:
         time.sleep(0.1)
 
@@ -92,11 +92,11 @@ def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: 
 def main() -> None:
     """Runs the benchmark."""
     given = options(__doc__)
-    own, sweep = TRIALS * SECONDS / LANES, sweep_of(TRIALS, REPORTS, "random")
-    with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
+    own, sweep = TRIALS * SECONDS / WORKER_GROUPS, sweep_of(TRIALS, REPORTS, "random")
+    with TemporaryDirectory() as temporary, local_ray(num_cpus=WORKER_GROUPS + 1, env={"PYTHONPATH": str(ROOT)}):
         place, started = Path(temporary), time.perf_counter()
-        with open_pool(place / "lanes") as pool:
-            print(f"{LANES} lanes opened in {time.perf_counter() - started:.1f} s", flush=True)
+        with open_pool(place / "groups") as pool:
+            print(f"{WORKER_GROUPS} worker groups opened in {time.perf_counter() - started:.1f} s", flush=True)
             wait_for(pool)
             rows = []
             for number in range(given.rounds):

@@ -1,9 +1,8 @@
 """The papers' tables on real text, each by one command: `python -m benchmarks.tables paper1`.
 
-It submits the sweeps of `search_spaces/reproduce/` that a table needs, trains and promotes the models that they start
-from where these are not registered yet, and prints mean and standard deviation over seeds. What is finished already is
-not run again.
-"""
+It submits the sweeps of `search_spaces/reproduce/` that a table needs and prints mean and standard deviation over
+seeds. Models that the sweeps start from are trained and promoted first, unless they are registered. What is finished
+already is not run again."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Part:
     """One sweep of a table."""
 
     sweep: str
-    """Its name."""
+    """The sweep's name."""
     file: str
     more: tuple[str, ...] = ()
     """Options of `submit`."""

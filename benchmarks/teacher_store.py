@@ -2,7 +2,7 @@
 
 Trials are the quickstart's student with random proposals, each seeing as many pairs as there are; the teacher is the
 real all-MiniLM-L6-v2. Both run `TrialTrainer.one_step`, as a trial does. Ours builds the store first, which counts, and
-reads it; the peer forwards each batch's distinct anchors through the same loaded teacher, by the same code in batches
+reads it. The peer forwards each batch's distinct anchors through the same loaded teacher, by the same code in batches
 of equal length. CPU seconds of the whole sweep."""
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Work:
 
     sweep: Sweep
     prepared: Prepared
-    """Without a teacher store."""
+    """What is prepared for the sweep, without a teacher store."""
     asked: list[str]
     trials: list[Trial]
     scratch: Path

@@ -1,11 +1,10 @@
 """A sweep of a thousand trials that do nothing, through the real Tune loop: does anything grow with their number?
 
-Trials make five reports each on two lanes; proposals are Optuna's TPE, its storage and the ledger on disk, as a sweep
-has them; MLflow's share is what `benchmarks.tracker` measures. Printed, for each hundred trials: their wall seconds,
-the median and the slowest proposal, the same of the time from a trial's last report to its end, in which its state is
-saved, and this process's memory. The ratio is that of the second hundred's seconds, the first that TPE proposed
-throughout, to the last's; it is measured once.
-"""
+Trials make five reports each on two worker groups. Proposals are Optuna's TPE; its storage and the ledger are on disk,
+as in a sweep. MLflow's share is what `benchmarks.tracker` measures. Printed, for each hundred trials: their wall
+seconds, the median and the slowest proposal, and this process's memory. So are the median and the longest time from a
+trial's last report to its end, in which its state is saved. The ratio is the second hundred's seconds by the last's,
+measured once. TPE proposed all trials of both."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ import psutil
 from babeltune.sweep.search.study import Proposals
 from babeltune.sweep.workers.connection import local_ray
 from benchmarks.race import Row, options, verdict
-from benchmarks.sweep_overhead import LANES, ROOT, open_pool, run, sweep_of, wait_for
+from benchmarks.sweep_overhead import ROOT, WORKER_GROUPS, open_pool, run, sweep_of, wait_for
 
 TRIALS, PART, REPORTS = 1000, 100, 5
 GROWTH_MIB = 40
@@ -104,9 +103,9 @@ def main() -> None:
     given = options(__doc__)
     watch = Watch()
     Proposals.ask = watch.timed(Proposals.ask)  # type: ignore[method-assign, assignment]
-    with TemporaryDirectory() as temporary, local_ray(num_cpus=LANES + 1, env={"PYTHONPATH": str(ROOT)}):
+    with TemporaryDirectory() as temporary, local_ray(num_cpus=WORKER_GROUPS + 1, env={"PYTHONPATH": str(ROOT)}):
         place = Path(temporary)
-        with open_pool(place / "lanes") as pool:
+        with open_pool(place / "groups") as pool:
             wait_for(pool)
             took = run(sweep_of(TRIALS, REPORTS, "tpe"), pool, place / "sweep", 0.0, watch)
     print(f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, allowed {GROWTH_MIB}")

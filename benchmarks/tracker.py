@@ -1,11 +1,10 @@
 """Eight processes write metrics through trackers: how many a second arrive, and how long does a step wait for them?
 
 Each process has a tracker of its own, as eight drivers have, and writes what a training step does, ten values at a
-time; the clock runs from the first value until the store has acknowledged the last. Once the store is a real MLflow
+time. The clock runs from the first value until the store has acknowledged the last. Once the store is a real MLflow
 server with one worker, once the sqlite database itself. Then a step's waits in `Tracker.metrics` are timed while the
 server that takes them is stopped in mid-request (it answers nobody) and while it is killed. Goals: 2,000 metrics a
-second, and no wait of more than 50 ms. `ratio` is the rate of the slower store by those 2,000.
-"""
+second, and no wait of more than 50 ms. `ratio` is the rate of the slower store by those 2,000."""
 
 from __future__ import annotations
 

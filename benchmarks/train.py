@@ -1,11 +1,10 @@
 """Pairs per CPU-second of a training step against sentence-transformers' trainer.
 
-Both train the same weights on the same batches of 64 pairs in the same order, in fp32 on one thread, with the loss that
-sentence-transformers calls MultipleNegativesRankingLoss (scale 20) and fused AdamW with the same settings. Ours is
-`TrialTrainer.one_step`, as a trial calls it: the sampler's rows, the token store, and `TrainStep.step`. The peer is
+Both train the same weights on the same batches of 64 pairs in the same order, in fp32 on one thread. The loss is
+sentence-transformers' MultipleNegativesRankingLoss (scale 20), the optimizer fused AdamW with the same settings. Ours
+is `TrialTrainer.one_step`, as a trial calls it: the sampler's rows, the token store, and `TrainStep.step`. The peer is
 `SentenceTransformerTrainer.train` on our exported student, from its first batch to its last update: no logging, no
-saving, no evaluation. Its tokenization is in its time, as it is in every run of it; ours is done once per sweep.
-"""
+saving, no evaluation. Its tokenization is in its time, as it is in every run of it; ours is done once per sweep."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Seconds from a trial's proposal to the end of its first optimizer step: a warm lane against stock Ray.
+"""Seconds from a trial's proposal to the end of its first optimizer step: a warm worker group against stock Ray.
 
 The unit is wall time, for most of it is waiting. Both train one batch of 32 pairs of the quickstart's student on two
-gloo workers. Ours is `search` on one open lane, as a sweep runs it: our searcher proposes to Tune, the desk hands
-over, and `babeltune.sweep.workers.run_trial:run` trains. The first trial of each round also starts Tune's own process
-for the sweep; the median of the others counts. The peer is a Tune function that fits a stock `TorchTrainer`, whose
-train function takes the same step. The clock starts when the searcher makes the proposal and stops when rank 0 has made
-the step."""
+gloo workers. Ours is `search` on one open worker group, as a sweep runs it: our searcher proposes to Tune, the
+dispatcher hands over, and `babeltune.sweep.workers.run_trial:run` trains. The first trial of each round also starts
+Tune's own process for the sweep; the median of the others counts. The peer is a Tune function that fits a stock
+`TorchTrainer`, whose train function takes the same step. The clock starts when the searcher makes the proposal and
+stops when rank 0 has made the step."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Starts:
         return folder
 
     def ours(self) -> float:
-        """Seconds of a trial on the warm lane."""
+        """Seconds of a trial on the warm worker group."""
         folder = self.folder()
         proposed: dict[int, float] = {}
         stepped: dict[int, float] = {}
@@ -100,7 +100,7 @@ class Starts:
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""
         folder = self.folder()
-        given = {"payload": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
+        given = {"assignment": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
         proposals = Proposals(given)
         tune.Tuner(
             stock_trial,
@@ -140,7 +140,9 @@ def stock_trial(config: dict[str, Any]) -> None:
 def stock_loop(config: dict[str, Any]) -> None:
     """The same trial on one of its workers."""
     ranks = ProcessGroup()
-    run_trial(config["payload"], OneStep(Path(config["payload"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu")
+    run_trial(
+        config["assignment"], OneStep(Path(config["assignment"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu"
+    )
 
 
 @dataclass
@@ -169,7 +171,7 @@ def one_step_sweep(file: str | Path) -> Sweep:
 
 
 def open_group(storage: Path) -> WorkerPool:
-    """One lane of two workers."""
+    """One worker group of two workers."""
     return WorkerPool(
         count=1,
         workers=WORKERS,
@@ -195,7 +197,7 @@ def main() -> None:
     with (
         TemporaryDirectory() as temporary,
         local_ray(num_cpus=2 * WORKERS + 2),
-        open_group(Path(temporary) / "lanes") as pool,
+        open_group(Path(temporary) / "groups") as pool,
     ):
         starts = Starts(one_step_sweep("search_spaces/quickstart.yaml"), Path(temporary), pool)
         rows = race(starts.ours, starts.peer, given.rounds)

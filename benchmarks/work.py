@@ -1,8 +1,7 @@
 """The text, the sweep and the runs that the training benchmarks share.
 
-Pairs are real ones of mixed lengths from `../shared/data` (or `BABELTUNE_DATA`) where it is, else the bundled corpus,
-whose sentences are short and of like length, so that there is less padding to save.
-"""
+Pairs are real ones of mixed lengths from `../shared/data` (or `BABELTUNE_DATA`) if it exists. Else they are the bundled
+corpus: its sentences are short and of like length, so there is less padding to save."""
 
 from __future__ import annotations
 

@@ -277,15 +277,16 @@ budget: {trials: 4, workers: 2}
 
 
 def cluster_at(storage):
-    """One lane, which is half of what two cost to open, and everything that it writes in one folder."""
+    """One worker group, which is half of what two cost to open, and everything that it writes in one folder."""
     from babeltune.schema.cluster import Cluster
 
-    return Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db", lanes=1)
+    return Cluster(storage=str(storage), mlflow=f"sqlite:///{storage}/mlflow.db", worker_groups=1)
 
 
 @pytest.fixture(scope="session")
 def searched(request, tiny_file, tmp_path_factory):
-    """A finished sweep of four trials, of which t0001 cannot train, on a lane of two gloo workers: (sweep, folder).
+    """A finished sweep of four trials (t0001 cannot train) on a worker group of two gloo workers: (sweep,
+    folder).
 
     It runs once, however many processes run the tests. Its storage is for reading; `copy_of` copies it.
     """

@@ -57,7 +57,7 @@ def until(pool, ready):
 
 
 def look_again_and_again(pool):
-    """Lets the lanes look at the nodes so often that whatever they would do has begun."""
+    """Lets the worker groups look at the nodes so often that whatever they would do has begun."""
     looks = set()
     until(pool, lambda: looks.add(pool._surveyed) or len(looks) > 6)
 
@@ -90,7 +90,7 @@ def worlds(folder, name):
 
 
 def come_and_go(folder):
-    """A node comes and brings a lane; it goes, and the trial that its lane had goes on in the other."""
+    """A node comes and brings a worker group; it goes, and the trial that its worker group had goes on in the other."""
     notes = []
     with nodes(1) as (cluster, _), WorkerPool(**settings(folder, workers=1), note=notes.append) as pool:
         counts = [pool.count]
@@ -134,7 +134,7 @@ def shrink_and_grow(folder):
 
 
 def lose_one_of_two(folder):
-    """Two elastic lanes fill a node each; one node goes, and the other lane ends both trials."""
+    """Two elastic worker groups fill a node each; one node goes, and the other worker group ends both trials."""
     notes, elastic = [], {"workers": 2, "least_workers": 1}
     with nodes(2, 2) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic), note=notes.append) as pool:
         until(pool, lambda: pool.free() == 2)
@@ -151,7 +151,8 @@ class LeaseActor:
 
 
 def wait_for_room(folder):
-    """Two lanes where something else holds one of two nodes: one trains, and the other waits, the same all the time."""
+    """Two worker groups where something else holds one of two nodes: one trains, and the other waits, the same all the
+    time."""
     notes = []
     with nodes(1, 1):
         held = ray.remote(num_cpus=1)(LeaseActor).remote()
@@ -179,8 +180,8 @@ def stop_without_nodes(folder):
 
 
 def one_bad_node(folder):
-    """Of two nodes one cannot load what its lane shall run. The other's lane starts again, and not there; later a good
-    node comes in its place."""
+    """Of two nodes one cannot load what its worker group shall run. The other's worker group starts again, and not
+    there; later a good node comes in its place."""
     notes, good = [], folder / "good"
     os.environ["ONE_NODE"] = str(good)
     with (
@@ -223,8 +224,8 @@ def one_blind_node(folder):
 
 
 def share_a_gpu(folder):
-    """For each share of one GPU, how many lanes open on it, what is left of it, why a trial there ended, and what is
-    said."""
+    """For each share of one GPU, how many worker groups open on it, what is left of it, why a trial there ended, and
+    what is said."""
     with nodes(8, gpus=1):
         return {share: on_shares(folder / str(share), share) for share in (0.25, 0.5)}
 
@@ -246,7 +247,7 @@ def here_as_named():
 
 
 def two_gpus(folder):
-    """Which GPUs a rank sees of a lane that has two on one node, a rank each."""
+    """Which GPUs a rank sees of a worker group that has two on one node, a rank each."""
     with nodes(2, gpus=2), WorkerPool(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as pool:
         offer(pool, folder, "a", steps=2)
         return {"why": ended(pool, "a")[1], "visible": json.loads((folder / "a/starts.jsonl").read_text())["visible"]}
@@ -290,11 +291,12 @@ def autoscaling(folder, most=3, every=1):
 
 
 def from_none(folder):
-    """Nodes come only because lanes ask for them, and go when the lanes are gone; what cannot come is given up."""
+    """Nodes come only because worker groups ask for them, and go when the worker groups are gone; what cannot come is
+    given up."""
     notes, began = [], []
 
     def asked(within=PATIENCE_S, workers=1, progress=lambda *_: None):
-        cluster = ClusterFile(lanes=2, nodes_within=within, workers=workers)
+        cluster = ClusterFile(worker_groups=2, nodes_within=within, workers=workers)
         return nodes_asked(cluster, trials=9, note=notes.append, progress=progress)
 
     def stop(*_):
@@ -318,11 +320,11 @@ def from_none(folder):
 
 
 def regrow(folder):
-    """An elastic lane whose nodes an autoscaler starts, two at most and slowly, loses one of them and has both again,
-    then both at once."""
+    """An elastic worker group whose nodes an autoscaler starts, two at most and slowly, loses one of them and has both
+    again, then both at once."""
     seen, notes, asked, elastic = {}, [], {}, {"workers": 2, "least_workers": 1}
     os.environ["AUTOSCALER_HEARTBEAT_TIMEOUT_S"] = "5"
-    cluster = ClusterFile(lanes=1, nodes_within=PATIENCE_S, **elastic)
+    cluster = ClusterFile(worker_groups=1, nodes_within=PATIENCE_S, **elastic)
     with (
         nodes(**autoscaling(folder, most=2, every=25)),
         nodes_asked(cluster, trials=9, note=notes.append, progress=lambda *_: None) as surveyed,

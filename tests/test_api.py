@@ -52,7 +52,7 @@ def test_a_trial_has_its_settings_and_its_curve(sweep):
     assert found.curve["dev/everyday/accuracy"].max() == found.metrics["dev/everyday/accuracy"]
 
 
-def test_a_trial_of_an_unknown_sweep_or_number_is_told(sweep):
+def test_a_trial_of_an_unknown_sweep_or_number_is_refused(sweep):
     with pytest.raises(UnknownNameError):
         bt.trial(f"{sweep}/t9999")
     with pytest.raises(SpecError, match="name one of its trials"):

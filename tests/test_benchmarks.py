@@ -235,11 +235,11 @@ def test_make_bench_runs_every_benchmark_that_gives_a_verdict(capsys):
     assert "no benchmark nothing; there are soft_loss," in capsys.readouterr().err
 
 
-def test_the_start_of_a_trial_is_told_in_seconds_of_ours_and_of_stock_ray():
+def test_the_start_of_a_trial_is_printed_in_seconds_of_ours_and_of_stock_ray():
     from benchmarks import trial_start
 
-    told = trial_start.seconds([Row(0.2, 13.7), Row(0.25, 13.9), Row(0.3, 14.0)], [1.5])
-    assert "ours 0.25 s, stock Ray 13.9 s" in told
+    noted = trial_start.seconds([Row(0.2, 13.7), Row(0.25, 13.9), Row(0.3, 14.0)], [1.5])
+    assert "ours 0.25 s, stock Ray 13.9 s" in noted
     assert trial_start.GOAL == 60
 
 
@@ -410,11 +410,11 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 
 
 @pytest.mark.long
-def test_a_warm_lane_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
+def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
     from babeltune.sweep.search.tune_run import search
     from benchmarks import trial_start
 
-    with trial_start.open_group(tmp_path / "lanes") as pool:
+    with trial_start.open_group(tmp_path / "groups") as pool:
         starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, pool)
         assert 0 < starts.ours() < 10
         monkeypatch.setattr("babeltune.sweep.workers.pool.WorkerPool.offer", refuse)
@@ -442,7 +442,7 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     sweep, prepared = tiny
     folder = SweepFolder(tmp_path)
     write_prepared(prepared, folder.prepared)
-    trial_start.stock_loop({"payload": assignment(sweep, folder, 0, {})})
+    trial_start.stock_loop({"assignment": assignment(sweep, folder, 0, {})})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
 
 

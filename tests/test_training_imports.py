@@ -92,7 +92,7 @@ ACTORS = (
 
 
 def test_a_sweeps_actors_that_do_not_train_start_without_torch():
-    """The first lane waits for them, and torch is half of what a process imports."""
+    """The first worker group waits for them, and torch is half of what a process imports."""
     program = f"""
 import importlib, sys
 for name in {ACTORS!r}: importlib.import_module(name)

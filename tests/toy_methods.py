@@ -16,7 +16,7 @@ from babeltune.method import GROUP, Loss, Method, Needs
 
 
 class Toy(Method):
-    """A method of which only the settings matter."""
+    """A method whose settings alone matter."""
 
     def loss(self, encode, batch, gather):
         return Loss(encode(batch.source).sum())

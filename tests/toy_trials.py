@@ -1,4 +1,4 @@
-"""Small trial functions that lanes run in tests. Workers import this file by name."""
+"""Small trial functions that worker groups run in tests. Workers import this file by name."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _follow(orders, folder, rank, device):
 
 
 def _hang_after_the_next_answer():
-    """The lane's word that it has left the trial is heard; then it asks for none."""
+    """The dispatcher records that the worker group left the trial; then the group asks for none."""
     get = ray.get
 
     def last(*arguments, **settings):
@@ -150,7 +150,7 @@ def _change_whatever_a_process_shares():
 
 
 def train_for_real(assignment, dispatcher, rank, world, device):
-    """`babeltune.sweep.workers.run_trial:run`, after which it may be `untidy`; a payload without a trial is for
+    """`babeltune.sweep.workers.run_trial:run`, after which it may be `untidy`; an assignment without a trial is for
     `train`."""
     from babeltune.sweep.workers.run_trial import run
 
@@ -160,7 +160,7 @@ def train_for_real(assignment, dispatcher, rank, world, device):
 
 
 def wait_until_free(pool, count):
-    """As a search waits: a lane whose run ended is started again."""
+    """As a search waits: a worker group whose run ended is started again."""
     from waiting import wait_until
 
     free = pool.free  # how many

@@ -24,7 +24,7 @@ from benchmarks.search_replay.table import FIRST, TABLE, Corpus, Surrogate, port
 
 SEEDS = 100
 SLOW_SEEDS = 10
-"""Of the Gaussian process."""
+"""Seeds of searches with the Gaussian process, which is slow."""
 GOALS = {"today": 3.0, "random": 10.0}
 """The winner is to spend at most this part of what these spend."""
 

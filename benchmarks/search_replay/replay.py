@@ -18,7 +18,7 @@ from babeltune.sweep.search.tune_run import scheduler_for
 from benchmarks.search_replay.table import Surrogate
 
 MOST_TRIALS = 40
-"""After so many a search that has found nothing ends."""
+"""A search that has found nothing after this many trials ends."""
 
 
 @dataclass(frozen=True)

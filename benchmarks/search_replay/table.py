@@ -34,7 +34,7 @@ FOLDS = 10
 FIRST = 4
 """Points of a portfolio."""
 DRAWN = 2000
-"""Random settings by which it is told how rare good ones are."""
+"""Random settings that measure how rare good ones are."""
 
 Floats = NDArray[np.float64]
 
@@ -50,11 +50,11 @@ class Setting:
     pairs: tuple[int, ...]
     """Seen at each report."""
     operations: float
-    """Of training on one pair."""
+    """Operations of training on one pair."""
     bytes: float
     """Moved by training on one pair."""
     cpu_seconds: float
-    """Of its training, reports included."""
+    """CPU seconds of the training, reports included."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A contrastive aligner of bilingual text embeddings.
 
 Li, "Contrastive Bilingual Text Embedding Alignment: A Technical Report", with the author's code. The encoder is
-frozen and need not be aligned: it has read both languages and was never told that two sentences say the same. Each
+frozen and need not be aligned: it has read both languages, but never saw which sentences are translations. Each
 language has a small network on top of it, and the two are trained to put translations in one place.
 
     N           pairs in the global batch; n of them on this rank
@@ -44,13 +44,14 @@ class Config:
     output: int = 768
     """D_o of section 5.4 (the authors' code: 768, and 512 by its class's default)."""
     dropout: float = 0.5
-    """After each inner layer (the authors' code: 0.5)."""
+    """Dropout after each inner layer (the authors' code: 0.5)."""
     temperature: float = 0.05
     """tau of section 5.1 (the authors' code: 0.05)."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where section 5.1 and the authors' code differ. `paper`: NT-Xent, with `intra`; `authors_code`: without. `fixed`
-    is ours: without, and candidates with the text of a row's positive are no negatives; with `intra`, where a row's own
-    side is among the candidates, nor are those with its own text, which would be pushed off a copy of itself."""
+    """Which side to take if section 5.1 and the authors' code differ. `paper`: NT-Xent, with `intra`;
+    `authors_code`: without. `fixed` is ours: without, and candidates with the text of a row's positive are no
+    negatives. With `intra`, a row's own side is among the candidates; those with the row's own text, which would be
+    pushed off a copy of itself, are no negatives either."""
     intra: bool | None = None
     """Whether the other sentences of a row's own side are negatives too; absent: as the reading has it. Section 5.1
     names NT-Xent, which has them; the authors' code has not."""

@@ -1,10 +1,10 @@
 """Multilingual representation distillation with contrastive learning (LASER3, LASER3-CO, LASER3-CO-Filter).
 
-Tan, Heffernan, Schwenk and Koehn 2023, "Multilingual Representation Distillation with Contrastive Learning", EACL;
-no code was released, the base is fairseq's LASER3. Stage one (`laser3`) pulls the student's vector of a sentence to
-the frozen teacher's vector of its translation. Stage two (`co`) also pushes it away from a queue of the teacher's
-vectors of earlier targets; `co_filter` keeps those out that the teacher finds too close to the positive, and takes the
-text sorted by length, so that the queue holds sentences of a like length. `in_batch` is the ablation without a queue.
+Tan, Heffernan, Schwenk and Koehn 2023, "Multilingual Representation Distillation with Contrastive Learning", EACL; no
+code was released, the base is fairseq's LASER3. Stage one (`laser3`) pulls the student's vector of a sentence to the
+frozen teacher's vector of its translation. Stage two (`co`) also pushes it away from a queue of the teacher's vectors
+of earlier targets; `co_filter` leaves out entries that the teacher finds too close to the positive. It takes the text
+sorted by length, so that the queue holds sentences of similar length. `in_batch` is the ablation without a queue.
 
 The paper translates x into y, and its teacher knows y: here y is the source, that is the anchor side, of a pair.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 QUEUED = ("co", "co_filter")
 MASKED = 0.15
-"""fairseq's share of masked tokens."""
+"""The share of tokens that fairseq masks."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Config:
     """LASER3's `self` task: y through the student to the teacher's y (fairseq: 1.0). Section 2.1 compares student(x)
     with teacher(y), so 0 is the paper's stage two; a student that is used alone needs both."""
     mask_weight: float = 0.0
-    """LASER3's `mask` task: masked language modelling of x, of which 15 % of the tokens are chosen (fairseq: 0.09, of
-    sums; see `distil`). The paper does not say whether it kept it, so it is off, a choice of ours."""
+    """LASER3's `mask` task: masked language modelling of x, with 15 % of the tokens chosen (fairseq: 0.09, of sums;
+    see `distil`). The paper does not say whether it kept it, so it is off, a choice of ours."""
     mask_duplicates: bool = True
     """Candidates with the positive's own text are no negatives: ours. The paper does not say; `paper()` masks none."""
 

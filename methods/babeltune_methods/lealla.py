@@ -61,8 +61,8 @@ class Config:
     scale: float = 20.0
     """s of AMS, ours: equation 2 has none. At 1 and N = 8192 a perfect student's loss is still 8.3 of at most 9.0."""
     reduction: Literal["mean", "sum"] = "mean"
-    """Of FD over the teacher's dimensions. Equation 3 prints the squared norm, a sum. The mean is ours: with it
-    beta = 1e3 is of AMS's size."""
+    """How FD is reduced over the teacher's dimensions. Equation 3 prints the squared norm, a sum. The mean is ours:
+    with it beta = 1e3 makes FD as large as AMS."""
     temperature: float = 100.0
     """T of equation 4 (appendix B: 100)."""
     temperature_mode: Literal["multiply", "divide"] = "multiply"

@@ -52,13 +52,14 @@ class Config:
     sentences. Table 1 has `info_snt`, `cz_snt` and `ml_ctl_cz`; `ml_ctl_info` is equation 3. `mlm` is ours: masked
     language modelling alone, which aligns nothing."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where the poster and the authors' code differ, for the next three settings, unless these are given. `fixed` is
-    ours: the poster, and candidates with the text of either side of an anchor's pair are no negatives: those with the
-    text of its positive, as elsewhere, and, since both sides are candidates, also those with its own, which would be
-    pushed off a copy of itself. (The code's decoder is not tied to the word embeddings; here it always is.)"""
+    """Which side to take for the next three settings, unless they are given, if the poster and the authors' code
+    differ. `fixed` is ours: the poster, and candidates with the text of either side of an anchor's pair are no
+    negatives. Candidates with the text of its positive are left out elsewhere, too. Here both sides are candidates,
+    so those with its own text are left out as well: it would be pushed off a copy of itself. (The code's decoder is
+    not tied to the word embeddings; here it always is.)"""
     pool_scale: float | None = None
-    """Of the sum of first and last state. 0.5 is the average of the section "Concatenated Contextual Embedding
-    Encoder"; the sum of the authors' code is 1."""
+    """Factor of the sum of first and last state. 0.5 is the average of the section "Concatenated Contextual
+    Embedding Encoder"; the sum of the authors' code is 1."""
     both_directions: bool | None = None
     """Equation 2: the mean over x and y as anchors; the authors' code has x alone."""
     cl_input: Literal["clean", "masked"] | None = None

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 FLAT = 0.9
-"""Of log N: labels of a higher entropy say hardly which sentences are alike."""
+"""Labels with an entropy above this share of log N hardly say which sentences are alike."""
 HARD = 0.1
-"""Of log N: labels of a lower entropy are hard ones in all but name."""
+"""Labels with an entropy below this share of log N are hard ones in all but name."""
 OWN = 0.9
 """Weight of a row's own pair: above it, too."""
 
@@ -52,10 +52,10 @@ class Config:
     """`priority`: the anchor side's similarities (equation 4). `average`: the mean of both sides' (equation 5), from a
     teacher that knows both. `hard`: 0 and 1 (equation 3)."""
     reading: Literal["paper", "authors_code", "fixed"] = "fixed"
-    """Where the equations and the authors' code differ. `paper`: the columns of equation 2 and the monolingual terms of
-    equation 6 take a softmax over i of labels that sum to one over j. `authors_code`: proper cross-entropies, the
-    monolingual ones twice and no lambda; hard labels are softmax(identity / tau). `fixed` is ours: proper
-    cross-entropies once, with lambda; with hard labels, repeats of a row's positive are no negatives."""
+    """Which side to take if the equations and the authors' code differ. `paper`: the columns of equation 2 and the
+    monolingual terms of equation 6 take a softmax over i of labels that sum to one over j. `authors_code`: proper
+    cross-entropies, the monolingual ones twice and no lambda; hard labels are softmax(identity / tau). `fixed` is
+    ours: proper cross-entropies once, with lambda; with hard labels, repeats of a row's positive are no negatives."""
     tcm: bool = True
     """Adds the monolingual terms of both languages (equation 6)."""
     lambda_cross: float = 0.1

@@ -36,7 +36,8 @@ class Config:
     temperature: float = 0.05
     """phi = cos / temperature. Not printed; 0.05 is the scale of 20 of sentence-transformers."""
     direction: Literal["forward", "both"] = "both"
-    """Not printed. `forward` ranks targets for each source; `both`, ours, is the mean with its mirror image."""
+    """Which side is ranked; not printed. `forward` ranks targets for each source; `both`, ours, is the mean with its
+    mirror image."""
     hard_negatives: int = 3
     """Per pair (section 5.2 of Park et al.: three). They stand in the forward direction's denominator, of their own row
     only."""

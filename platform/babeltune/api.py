@@ -46,7 +46,7 @@ class SubmittedSweep:
     best: str | None
     """The best trial, `SWEEP/t0003`; None before one has reported."""
     folder: Path
-    """Its records."""
+    """The folder of the sweep's records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class TrialView:
     config: dict[str, Any]
     """All settings of the method."""
     metrics: dict[str, float]
-    """Of its best report by the sweep's first objective."""
+    """Dev scores of its best report by the sweep's first objective."""
     curve: pd.DataFrame = field(repr=False)
     """A row for each report: `step`, `pairs`, `seconds` and its metrics."""
 

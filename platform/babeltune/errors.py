@@ -122,7 +122,7 @@ class SweepError(BabeltuneError):
 
 
 class DamagedError(SweepError):
-    """A file of a sweep's folder that is damaged, and of which no other record has what it held."""
+    """A file of a sweep's folder is damaged, and no other record has what it held."""
 
 
 class UnknownNameError(SweepError):

@@ -52,9 +52,11 @@ def acknowledged() -> Iterator[None]:
 
 
 @contextmanager
-def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request, of which `heard` is told and which the
-    yielded function knows; the second raises `KeyboardInterrupt`."""
+def interrupts(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Makes a request of the first Ctrl-C (or SIGTERM, SIGHUP) within the block; the second raises `KeyboardInterrupt`.
+
+    The first calls `on_first`, and from then on the yielded function returns True.
+    """
     asked = False
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -63,7 +65,7 @@ def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
             signal.default_int_handler(number, frame)
         asked = True
         with suppress(OSError):  # such as a full disk, on which nothing can be noted
-            heard()
+            on_first()
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}

@@ -161,7 +161,7 @@ class Arena:
         return submit(self.sweep, self.cluster)
 
     def refusal(self) -> str:
-        """What a second driver in this process is told."""
+        """The error that a second driver in this process gets."""
         with pytest.raises(SweepError) as refused:
             self.submit()
         return str(refused.value)
@@ -214,7 +214,7 @@ class Arena:
             driver.process.wait(PATIENCE_S)
 
     def check(self, asked: int = 3, *, failed: int = 0, alike: bool = True, marked: str | None = None) -> None:
-        """All invariants. What a failed trial would have told the sampler is missing, so that others may follow."""
+        """All invariants. The sampler lacks the results of a failed trial, so others may follow."""
         like = self.like if alike and not failed else None
         check(self.folder, self.cluster, asked, failed=failed, like=like, marked=marked)
 
@@ -234,7 +234,7 @@ def build(place: Path, tiny_file: Path, like: Arena | None, **changes: Any) -> A
     if like is not None:
         ignored = shutil.ignore_patterns("sweeps")
         shutil.copytree(like.cluster.storage, place / "storage", ignore=ignored, dirs_exist_ok=True)
-    document = {"name": "chaos", "storage": str(place / "storage"), "lanes": 1, **changes.pop("cluster", {})}
+    document = {"name": "chaos", "storage": str(place / "storage"), "worker_groups": 1, **changes.pop("cluster", {})}
     (place / CLUSTER).write_text(yaml.safe_dump(document), encoding="utf-8")
     values = yaml.safe_load(tiny_file.read_text(encoding="utf-8")) | yaml.safe_load(CHAOS)
     if like is not None:

@@ -123,7 +123,7 @@ def short_place():
 
 @pytest.fixture
 def arena(make_arena):
-    """One lane of one worker, three trials."""
+    """One worker group of one worker, three trials."""
     return make_arena()
 
 

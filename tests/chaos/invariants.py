@@ -42,7 +42,7 @@ def check(
     marked: str | None = None,
     state: str = "finished",
 ) -> None:
-    """Everything that a sweep of `asked` trials must be after a fault, of which `failed` ones failed by it.
+    """Everything that a sweep of `asked` trials must be after a fault that failed `failed` of them.
 
     `like` is the folder of the same sweep undisturbed: proposals and scores must equal it. `marked` names the
     environment variable's value by which the processes of a driver of its own are known.
@@ -83,12 +83,12 @@ def nothing_twice(folder: SweepFolder, trials: dict[int, optuna.trial.FrozenTria
     configurations = Counter(json.dumps(trial.params, sort_keys=True) for trial in trials.values())
     assert max(configurations.values()) == 1, configurations
     for number in trials:
-        told = [line["index"] for line in lines if line["event"] == "report" and line["number"] == number]
-        assert told == list(range(1, len(told) + 1))
+        noted = [line["index"] for line in lines if line["event"] == "report" and line["number"] == number]
+        assert noted == list(range(1, len(noted) + 1))
 
 
 def runs_of(folder: SweepFolder, cluster: Cluster) -> tuple[mlflow.MlflowClient, Any, dict[str, Any]]:
-    """The MLflow runs of the sweep: the parent, and the children by their keys, of which no two have the same."""
+    """The MLflow runs of the sweep: the parent, and the children by their keys, which differ."""
     client = mlflow.MlflowClient(cluster.mlflow)
     experiments = [each.experiment_id for each in client.search_experiments()]
     runs = list(client.search_runs(experiments, f"tags.`babeltune.sweep` = '{folder.id}'"))
@@ -125,13 +125,13 @@ def steps_are_contiguous(folder: SweepFolder, cluster: Cluster, trials: dict[int
     for number, trial in trials.items():
         found, run = children[str(number)].data.metrics, children[str(number)].info.run_id
         reports = read_reports(folder.trial(number))
-        told = reports if trial.state.name != "FAIL" else reports[: trial.user_attrs.get("reports", 0)]
+        noted = reports if trial.state.name != "FAIL" else reports[: trial.user_attrs.get("reports", 0)]
         batch = folder.read(f"trials/{folder.trial(number).name}/trial.json")["training"]["global_batch"]
         trained = sorted(each.step // batch for each in client.get_metric_history(run, "train/loss"))
-        assert trained == [point.step for report in told for point in report.points]
+        assert trained == [point.step for report in noted for point in report.points]
         assert trained == list(range(1, len(trained) + 1))
         scored = client.get_metric_history(run, metric)
-        assert sorted((m.step, m.value) for m in scored) == [(r.pairs, r.metrics[metric]) for r in told]
+        assert sorted((m.step, m.value) for m in scored) == [(r.pairs, r.metrics[metric]) for r in noted]
         for name in found:
             steps = Counter(each.step for each in client.get_metric_history(run, name))
             assert max(steps.values()) == 1, f"{name} has two values at one step: {steps.most_common(3)}"

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own that breaks it when it is told to.
+"""A Ray cluster of several nodes on this machine, in a process of its own that breaks it on request.
 
 `python -m chaos.nodes` prints the address; each line that it then reads is a command, answered by one line of JSON:
 

@@ -1,5 +1,5 @@
-"""A lane's trial function: the next trial's second report has its objective as an order's next line says, or not at all
-(`null`)."""
+"""A worker group's trial function: the next trial's second report has its objective as an order's next line says, or
+not at all (`null`)."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver
 
 
 def test_a_sweep_runs_on_two_nodes_and_records_in_mlflow_on_postgresql(prepared, tiny_file, tmp_path, short_place):
-    """A head and two nodes, tokens on, half of a logical GPU for each of two lanes."""
+    """A head and two nodes, tokens on, half of a logical GPU for each of two worker groups."""
     with Postgres(wheel=True) as postgres, Mlflow(postgres.uri, tmp_path / "mlflow") as server:
         with nodes(environment(short_place)) as running:
             there = {"address": running.address, "token_env": "CHAOS_TOKEN", "mlflow": server.url}
-            shares = {"lanes": 2, "cpus_per_worker": 1, "gpus_per_worker": 0.5}
+            shares = {"worker_groups": 2, "cpus_per_worker": 1, "gpus_per_worker": 0.5}
             arena = build(tmp_path / "arena", tiny_file, prepared, pause=0.05, cluster={**there, **shares})
             arena.environment["CHAOS_TOKEN"] = TOKEN
             driver = arena.start("submit", file=True)

@@ -115,7 +115,7 @@ def test_a_store_that_is_cut_off_while_trials_read_it_stops_the_sweep_and_fails_
     note(arena, "teacher store truncated in mid-run, then resume", seconds=arena.recovered(began), most=20)
 
 
-def test_a_spool_that_was_cut_off_is_told_again(interrupted, note):
+def test_a_spool_that_was_cut_off_is_sent_again(interrupted, note):
     arena = interrupted
     truncate(arena.folder.path / "spool.jsonl")
     arena.submit()

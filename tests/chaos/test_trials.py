@@ -36,7 +36,7 @@ def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, no
 
 
 def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
-    """The lanes, two of whose trials have lost their objective at their second report."""
+    """The worker groups, two of whose trials have lost their objective at their second report."""
     assert run_trial == "babeltune.sweep.workers.run_trial:run"
     return kind(run_trial="chaos.silent:run", **settings)
 

@@ -1,4 +1,4 @@
-"""Faults of the processes that train: killed, hanging, out of memory, and their lane lost."""
+"""Faults of the processes that train: killed, hanging, out of memory, and their worker group lost."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from babeltune.sweep.workers import ray_train
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
 
 
-TWO_LANES = {"cluster": {"lanes": 2}}
+TWO_GROUPS = {"cluster": {"worker_groups": 2}}
 ASHA = {"scheduler": {"kind": "asha", "grace": 1, "reduction": 2}}
 
 
@@ -72,20 +72,20 @@ def test_a_worker_that_hangs_is_replaced(make_arena, note, monkeypatch):
 
 
 def test_a_training_thread_that_hangs_is_replaced(make_arena, note):
-    arena = make_arena(cluster={"silence": 15.0})
+    arena = make_arena(cluster={"progress_timeout": 15.0})
     arena.order("stall", at=50)
     arena.submit()
     arena.check()
     seconds = arena.recovered(arena.injected()[0])
     assert arena.repeated() == 10, "since the report at step 40"
-    note(arena, "training hangs (`silence: 15`; 1800 by default)", seconds=seconds, most=20)
+    note(arena, "training hangs (`progress_timeout: 15`; 1800 by default)", seconds=seconds, most=20)
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "words", "more"),
     [
         ("gpu_memory", "out of memory on the device", "OutOfMemoryError: CUDA out of memory", {}),
-        ("host_memory", "out of memory on the host (RLIMIT_AS), two lanes", "DefaultCPUAllocator", TWO_LANES),
+        ("host_memory", "out of memory on the host (RLIMIT_AS), two worker groups", "DefaultCPUAllocator", TWO_GROUPS),
         ("raise", "a bug of the method, under ASHA", "ValueError: a bug of the method", ASHA),
     ],
 )
@@ -123,7 +123,7 @@ def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
     note(arena, "trial actor SIGKILL", seconds=arena.pause())
 
 
-def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note):
+def test_a_group_that_is_killed_between_trials_is_started_again(make_arena, note):
     """The worker that has ended a trial, before it has made a step of the next one."""
     arena = make_arena(pause=0.02)
     killed = []
@@ -140,4 +140,4 @@ def test_a_lane_that_is_killed_between_trials_is_started_again(make_arena, note)
         "one whole trial"
     )
     assert arena.repeated() == 0
-    note(arena, "lane crash between trials", seconds=arena.recovered(at))
+    note(arena, "worker group crash between trials", seconds=arena.recovered(at))

@@ -338,11 +338,11 @@ def watching(monkeypatch):
     """Is set once a command watches a sweep that another driver has."""
     begun, attach = threading.Event(), render.attach
 
-    def told(*arguments):
+    def noted(*arguments):
         begun.set()
         return attach(*arguments)
 
-    monkeypatch.setattr(render, "attach", told)
+    monkeypatch.setattr(render, "attach", noted)
     return begun
 
 
@@ -663,7 +663,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
     before = reports_of(sweep)
     assert 1 <= len(before) < 10
     there, held = tmp_path / "there.yaml", groups_held()
-    there.write_text(f"address: {ray.get_runtime_context().gcs_address}\nstorage: {storage}\nlanes: 1\n")
+    there.write_text(f"address: {ray.get_runtime_context().gcs_address}\nstorage: {storage}\nworker_groups: 1\n")
     done = subprocess.run(
         [sys.executable, "-m", "babeltune.cli", "resume", sweep.id, "--cluster", str(there), "--json"],
         env=environment,

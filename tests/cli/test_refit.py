@@ -18,7 +18,9 @@ METRIC = "dev/everyday/accuracy"
 
 def cluster_file(cluster, tmp_path):
     file = tmp_path / "cluster.yaml"
-    file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "lanes": 1}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "worker_groups": 1}), encoding="utf-8"
+    )
     return str(file)
 
 

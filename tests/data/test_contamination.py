@@ -1,4 +1,4 @@
-"""The contamination ledger: near-duplicates against brute force, and what is counted, kept and told."""
+"""The contamination ledger: near-duplicates against brute force, and what is counted, kept and shown."""
 
 import json
 import random
@@ -123,7 +123,7 @@ def corpus_of(sweep, tmp_path, *assignments, **more):
 
 
 @pytest.mark.trap(35)
-def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_told(sweep, tmp_path):
+def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_shown(sweep, tmp_path):
     near = lambda digests: find_near_once(tmp_path / "stores", digests)  # noqa: E731
     corpus = corpus_of(sweep, tmp_path, near=near)
     ledger = corpus.contamination
@@ -131,9 +131,9 @@ def test_every_side_is_counted_the_pivots_english_too_and_a_sealed_text_is_not_t
         assert ledger.sources[source]["test/sealed"]["eng"] == {"near": 1}
         assert ledger.sources[source]["dev/seen"]["eng"]["exact"] == 1
     assert ledger.sets["test/sealed"] == {"texts": 2, "near": 1, "share": 0.5}
-    told = json.dumps(ledger.plain())
-    assert NEAR in told
-    assert SEALED not in told
+    noted = json.dumps(ledger.plain())
+    assert NEAR in noted
+    assert SEALED not in noted
     assert (NEAR, 0) in {(e["text"], e["row"]) for e in ledger.examples}
     counts = {"contamination": ledger.plain()}
     assert list(contaminated(counts)) == ["sealed"]

@@ -224,7 +224,7 @@ def test_the_metrics_that_a_sweep_may_seek_are_those_that_evaluation_gives(bucc,
         ({"task": "transfer", "gold": None, "fit": None}, "None is not a language of 'test', to learn from"),
     ],
 )
-def test_what_a_task_cannot_say_is_told(bucc, changes, words):
+def test_what_a_task_cannot_have_is_refused(bucc, changes, words):
     problems = list(data_problems(sweep_of(replace(bucc, **changes)).data))
     assert any(words in problem for _, problem in problems), problems
 

@@ -186,10 +186,10 @@ def test_a_progress_listener_hears_of_every_stage(tiny, tmp_path):
     sweep, _ = tiny
     source = replace(sweep.data.train[0], cap=40)
     small = replace(sweep, data=replace(sweep.data, train=(source,)))
-    heard = []
-    prepare(small, tmp_path, progress=lambda what, done, total: heard.append((what, done, total)))
-    stages = list(dict.fromkeys(what for what, _, _ in heard))
+    noticed = []
+    prepare(small, tmp_path, progress=lambda what, done, total: noticed.append((what, done, total)))
+    stages = list(dict.fromkeys(what for what, _, _ in noticed))
     training = "making the tokenizer"
     assert stages == ["reading and cleaning the corpus", training, "tokenizing", "encoding with the teacher"]
-    assert all(0 <= done <= total for _, done, total in heard)
-    assert {what: done == total for what, done, total in heard} == dict.fromkeys(stages, True)
+    assert all(0 <= done <= total for _, done, total in noticed)
+    assert {what: done == total for what, done, total in noticed} == dict.fromkeys(stages, True)

@@ -109,7 +109,7 @@ def test_two_sweeps_from_other_starts_read_their_own_tokens(tiny_file, tiny_stor
 
 def test_a_node_that_shares_no_folder_gets_the_start_with_the_stores(s3, tiny_file, exported, tmp_path):
     where = [
-        StorageLocation(uri=f"s3://{BUCKET}/starts", cache=str(tmp_path / name), patience=20)
+        StorageLocation(uri=f"s3://{BUCKET}/starts", cache=str(tmp_path / name), timeout=20)
         for name in ("one", "other")
     ]
     one, other = map(Mirror, where)

@@ -145,7 +145,7 @@ def test_no_sentences_give_no_vectors(tiny):
     assert load_teacher(tiny_teacher(tiny)).encode([]).shape == (0, 16)
 
 
-def test_a_teacher_without_pooling_must_be_told_how(tiny):
+def test_a_teacher_without_pooling_needs_a_setting(tiny):
     with pytest.raises(TeacherError, match=r"set teacher\.pooling to mean, cls, max or pooler"):
         load_teacher(tiny_teacher(tiny, pooling="model"))
 

@@ -225,7 +225,7 @@ def test_translations_are_training_pairs_marked_synthetic_and_counted(how, root)
 
 
 @pytest.mark.trap(35)
-def test_a_pair_of_which_a_dev_set_has_either_side_is_removed(how, root):
+def test_a_pair_with_a_side_in_a_dev_set_is_removed(how, root):
     made = translator(root / "stores")(source(how), TEXTS)
     rows = [(made.originals[0], "unseen"), ("nowhere", made.translations[1])]
     (root / "dev.tsv").write_text("xxx\teng\n" + "".join(f"{a}\t{b}\n" for a, b in rows), "utf-8")
@@ -288,10 +288,10 @@ def test_plan_counts_what_is_to_be_translated_and_translates_nothing(how, tiny_f
 def test_a_sweep_reads_translations_from_its_storage(how, tiny_file, tmp_path):
     sweep = read_sweep(tiny_file, assignments=file_of(tmp_path, how, prefix="friend "))
     assert sweep.data.train[1].synthetic
-    told = []
-    corpus = read_corpus(sweep, tmp_path, lambda *what: told.append(what))
+    noted = []
+    corpus = read_corpus(sweep, tmp_path, lambda *what: noted.append(what))
     assert corpus.digests["back"].startswith("synthetic:")
-    assert ("translating back", 30, 30) in told
+    assert ("translating back", 30, 30) in noted
     assert any(path.name.startswith("translations-") for path in (tmp_path / "stores").iterdir())
 
 

@@ -249,7 +249,7 @@ def test_contrastive_accuracy_is_that_of_a_fixed_pool():
     assert small["dev/ntrex/accuracy"] > large["dev/ntrex/accuracy"]
 
 
-def test_the_encoder_of_texts_is_told_their_languages():
+def test_the_encoder_of_texts_gets_their_languages():
     said = {}
 
     def encode(texts, languages):

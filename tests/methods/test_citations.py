@@ -150,9 +150,9 @@ def strangers(text, rows):
 def settings():
     """Method, field, default, and what the field's docstring says."""
     for name in METHODS:
-        told = {setting["name"]: setting["source"] for setting in method_document(name)["settings"]}
+        noted = {setting["name"]: setting["source"] for setting in method_document(name)["settings"]}
         for field in fields(load_method(name).Config):
-            yield name, field.name, field.default, told[field.name]
+            yield name, field.name, field.default, noted[field.name]
 
 
 def comments(text):
@@ -181,8 +181,8 @@ def code_texts(text):
 
 
 def test_each_number_of_a_settings_docstring_is_of_its_place_in_the_table():
-    for name, field, _, told in settings():
-        assert not strangers(told, table(f"{name}.{field}")), (name, field)
+    for name, field, _, noted in settings():
+        assert not strangers(noted, table(f"{name}.{field}")), (name, field)
 
 
 def test_each_numeric_default_and_preset_is_in_the_table():

@@ -492,7 +492,7 @@ def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(
     method, needs = build(name, values)
     ids = {"source_ids": torch.tensor([0, 1, 0, 2, 3, 11, 12]), "target_ids": torch.tensor([7, 8, 9, 6, 7, 7, 5])}
     batch = dataclasses.replace(share(7, needs.hard_negatives), **ids)
-    if needs.hard_negatives:  # row 0, of which the most are repeats, found none
+    if needs.hard_negatives:  # row 0 found none: most candidates are its repeats
         batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
     kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
     student = Student()

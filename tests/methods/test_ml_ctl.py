@@ -244,7 +244,7 @@ def test_a_single_pair_has_no_negatives():
     assert method_of(Config(variant="mlm")).loss(Table(), batch_of(1), ProcessGroup()).total.isfinite()
 
 
-def test_a_pair_of_which_all_others_are_repeats_counts_nothing():
+def test_a_pair_whose_others_are_all_repeats_counts_nothing():
     batch = batch_of(3, source_ids=[5, 5, 5], target_ids=[105, 105, 105])
     encode = Table()
     loss = method_of(Config(alpha=0.0)).loss(encode, batch, ProcessGroup())

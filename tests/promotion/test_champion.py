@@ -106,8 +106,8 @@ def test_a_worse_challenger_is_refused_with_exit_code_3(copied, models, monkeypa
     (place / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     name = f"{folder.id}/{best.name}"
     honest = {k: v for k, v in promote(name, cluster).dev.items() if not k.endswith("xsim_flipped")}
-    told = [replace(r, metrics=honest if r.index == best.best else {}) for r in read_reports(trial)]
-    write_reports(trial, told)
+    noted = [replace(r, metrics=honest if r.index == best.best else {}) for r in read_reports(trial)]
+    write_reports(trial, noted)
     before = crown(cluster, folder, models["whole"])
     result = CliRunner().invoke(app, ["promote", name, "--json"])
     assert result.exit_code == 3, result.output

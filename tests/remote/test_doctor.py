@@ -22,7 +22,7 @@ def test_a_machine_that_is_whole_is_good_in_every_line(tmp_path, monkeypatch):
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     findings = examine(here(tmp_path))
     assert not [finding for finding in findings if not finding.ok]
-    assert {"babeltune", "python", "ray", "torch", "storage", "tracking", "address", "token", "lanes"} <= {
+    assert {"babeltune", "python", "ray", "torch", "storage", "tracking", "address", "token", "worker groups"} <= {
         finding.name for finding in findings
     }
     assert python().ok
@@ -80,12 +80,18 @@ def test_an_mlflow_that_does_not_answer_is_found_and_its_password_is_not_shown(t
 def test_too_few_cpus_and_gpus_and_tokens_that_are_off_are_found(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     found = {f.name: f for f in ray_cluster(here(tmp_path, workers=4096, gpus_per_worker=1.0))}
-    assert {name for name, finding in found.items() if not finding.ok} == {"token", "lanes"}
-    assert "a lane of 4096 workers with 1 CPUs and 1 GPUs each does not fit: the cluster has " in found["lanes"].text
+    assert {name for name, finding in found.items() if not finding.ok} == {"token", "worker groups"}
+    assert (
+        "a worker group of 4096 workers with 1 CPUs and 1 GPUs each does not fit: the cluster has "
+        in found["worker groups"].text
+    )
     assert "unset it" in found["token"].text
     scales = {f.name: f for f in ray_cluster(here(tmp_path, workers=4096, nodes_within=60.0))}
-    assert (scales["lanes"].ok, "none fits now; `nodes_within` asks" in scales["lanes"].text) == (True, True)
-    (fewer,) = (f for f in ray_cluster(here(tmp_path, workers=4096, least_workers=1)) if f.name == "lanes")
+    assert (scales["worker groups"].ok, "none fits now; `nodes_within` asks" in scales["worker groups"].text) == (
+        True,
+        True,
+    )
+    (fewer,) = (f for f in ray_cluster(here(tmp_path, workers=4096, least_workers=1)) if f.name == "worker groups")
     assert (fewer.ok, fewer.text) == (True, "room for 1; workers in each: 4096"), "as a sweep would, with fewer of them"
 
 

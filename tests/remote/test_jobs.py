@@ -88,7 +88,7 @@ def cluster_file(head, place):
     """The cluster file of that head, its token in a variable."""
     path = place / "there.yaml"
     path.write_text(
-        f"name: there\naddress: {head}\ntoken_env: TEST_RAY_TOKEN\nstorage: {place}/storage\nlanes: 1\n",
+        f"name: there\naddress: {head}\ntoken_env: TEST_RAY_TOKEN\nstorage: {place}/storage\nworker_groups: 1\n",
         encoding="utf-8",
     )
     return path
@@ -384,7 +384,9 @@ def test_the_doctor_looks_here_and_at_the_head(babeltune, place):
     code, out, err = babeltune("doctor", "--json")
     findings = {one["name"]: one for one in json.loads(out)}
     assert code == 0, out + err
-    assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: lanes"} <= set(findings)
+    assert {"python", "ray", "address", "token", "head: storage", "head: tracking", "head: worker groups"} <= set(
+        findings
+    )
     assert findings["babeltune"]["text"] == f"from {Path(imported.__file__).parent}"
     assert "/runtime_resources/py_modules_files/" in findings["head: babeltune"]["text"], "the wheel that was sent"
     assert findings["token"]["text"] == "is accepted"

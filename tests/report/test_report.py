@@ -201,7 +201,7 @@ def test_the_sweep_file_in_the_report_makes_the_same_sweep(searched, report, tre
 
 
 def hostile(copied):
-    """The copied sweep, of which one trial's settings and another's reason are markup."""
+    """The copied sweep; one trial's settings and another's reason are markup."""
     _, folder, _ = copied
     words = '<script>alert("1")</script> $\\frac{ | `x` "onload=1'
     place = folder.trial(0) / "trial.json"

@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> Path:
 
 def test_without_a_file_the_sweep_runs_here(tmp_path):
     cluster = read_cluster(environ={"BABELTUNE_HOME": str(tmp_path)})
-    assert (cluster.address, cluster.workers, cluster.lanes) == ("local", 1, "auto")
+    assert (cluster.address, cluster.workers, cluster.worker_groups) == ("local", 1, "auto")
     assert cluster.storage == str(tmp_path)
     assert cluster.mlflow == f"sqlite:///{tmp_path}/mlflow.db"
     assert read_cluster(environ={}).storage == ".babeltune"
@@ -33,11 +33,11 @@ def test_without_a_file_the_sweep_runs_here(tmp_path):
 
 
 def test_a_file_says_where_and_how_much(tmp_path):
-    text = "name: lab\naddress: ${HEAD:-10.0.0.1}:6379\nmlflow: http://mlflow:5000\nlanes: 3\ngpus_per_worker: 0.5\n"
+    text = "name: lab\naddress: ${HEAD:-10.0.0.1}:6379\nmlflow: http://m:5000\nworker_groups: 3\ngpus_per_worker: 0.5\n"
     cluster = read_cluster(written(tmp_path, text), environ={"HEAD": "head"})
     assert cluster.address == "head:6379"
-    assert cluster.mlflow == "http://mlflow:5000"
-    assert (cluster.lanes, cluster.gpus_per_worker) == (3, 0.5)
+    assert cluster.mlflow == "http://m:5000"
+    assert (cluster.worker_groups, cluster.gpus_per_worker) == (3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,11 @@ def test_a_file_says_where_and_how_much(tmp_path):
     [
         ("name: x\nadress: local\n", "c.yaml:2: adress: unknown key 'adress' with value 'local'"),
         ("name: x\nadress: local\n", "did you mean 'address'?"),
-        ("name: x\nlanes: many\n", "c.yaml:2: lanes: 'many' is not possible; allowed: a whole number or 'auto'"),
-        ("name: x\nlanes: 0\n", "c.yaml:2: lanes: 0 must be at least 1"),
+        (
+            "name: x\nworker_groups: many\n",
+            "c.yaml:2: worker_groups: 'many' is not possible; allowed: a whole number or 'auto'",
+        ),
+        ("name: x\nworker_groups: 0\n", "c.yaml:2: worker_groups: 0 must be at least 1"),
         ("name: x\nnodes_within: -1\n", "c.yaml:2: nodes_within: -1.0 must be at least 0"),
         ("name: x\nworkers: 0\n", "c.yaml:2: workers: 0 must be at least 1"),
         ("name: x\nworkers: 1.5\n", "c.yaml:2: workers: 1.5 is not possible; allowed: a whole number"),
@@ -103,14 +106,24 @@ def test_a_sweeps_own_number_of_workers_is_checked_as_the_clusters(tmp_path):
 
 
 def test_mistakes_of_several_kinds_are_named_at_once(tmp_path):
-    text = "token: hunter2\nmlflow: https://me:hunter2@${NOWHERE}\nstorage: ${NOWHERE}/x\nlanes: many\n"
+    text = "token: hunter2\nmlflow: https://me:hunter2@${NOWHERE}\nstorage: ${NOWHERE}/x\nworker_groups: many\n"
     with pytest.raises(SpecError) as caught:
         read_cluster(written(tmp_path, text), environ={})
-    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == [
+        "token",
+        "mlflow",
+        "storage",
+        "worker_groups",
+    ]
     assert "hunter2" not in str(caught.value)
     with pytest.raises(SpecError) as caught:
-        read_cluster(written(tmp_path, text.replace("lanes: many", "lanes: 0")), environ={})
-    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["token", "mlflow", "storage", "lanes"]
+        read_cluster(written(tmp_path, text.replace("worker_groups: many", "worker_groups: 0")), environ={})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == [
+        "token",
+        "mlflow",
+        "storage",
+        "worker_groups",
+    ]
 
 
 def test_a_sweep_file_is_no_cluster_file(tmp_path):
@@ -242,10 +255,12 @@ def test_a_dashboard_needs_a_whole_path_for_its_storage(tmp_path):
 
 
 def test_a_storage_may_be_behind_a_uri_with_a_mirror_on_each_machine(tmp_path):
-    text = "storage: s3://bucket/${TEAM:-us}/x/\ncache: ${SCRATCH}/mirrors\nmlflow: http://mlflow:5000\npatience: 60\n"
+    text = (
+        "storage: s3://bucket/${TEAM:-us}/x/\ncache: ${SCRATCH}/mirrors\nmlflow: http://m:5000\nstorage_timeout: 60\n"
+    )
     cluster = read_cluster(written(tmp_path, text), environ={"SCRATCH": str(tmp_path)})
     where = cluster.mirrored
-    assert where == StorageLocation(uri="s3://bucket/us/x", cache=f"{tmp_path}/mirrors", patience=60)
+    assert where == StorageLocation(uri="s3://bucket/us/x", cache=f"{tmp_path}/mirrors", timeout=60)
     assert cluster.folder == where.folder
     assert cluster.folder.parent == tmp_path / "mirrors"
     other = replace(cluster, storage="s3://bucket/them/x")
@@ -284,15 +299,18 @@ def test_jobs_may_have_a_storage_behind_a_uri(tmp_path):
         ("storage: simplecache::s3://bucket/x", "storage: must begin with one protocol in small letters"),
         ("storage: memory://x", "storage: memory:// ends with its process"),
         ("storage: s3://bucket/x\nmlflow: ''", "storage: `mlflow` must be given with a storage URI"),
-        ("storage: s3://bucket/x\npatience: 0", "patience: 0.0 must be at least 1"),
+        ("storage: s3://bucket/x\nstorage_timeout: 0", "storage_timeout: 0.0 must be at least 1"),
         ("mlflow: ftp://me:${NAME:-pw}@host", "mlflow: 'ftp://…@host' must be a server, http://… or https://…, or a"),
         (f"address: http://head:{'1' * 5000}", f"has port {'1' * 20}, and ports are 1 to 65535"),
         ("address: http://head:99999", "address: 'http://head:99999' has port 99999, and ports are 1 to 65535"),
         ("storage: s3:/bucket", "storage: 's3:/bucket' must be a folder, or a URI such as s3://bucket/prefix"),
         ("storage: ${HOME", "storage: '${HOME' must be a folder, or a URI such as s3://bucket/prefix"),
         ("mlflow: mlruns", "mlflow: 'mlruns' must be a server, http://… or https://…, or a database: sqlite:///…"),
-        ("storage: s3://bucket/x\nsilence: 0", "silence: 0.0 must be at least 1"),
-        ("storage: s3://bucket/x\nsilence: 300", "silence: 300 must be more than patience, 300"),
+        ("storage: s3://bucket/x\nprogress_timeout: 0", "progress_timeout: 0.0 must be at least 1"),
+        (
+            "storage: s3://bucket/x\nprogress_timeout: 300",
+            "progress_timeout: 300 must be more than storage_timeout, 300",
+        ),
     ],
 )
 def test_a_uri_that_cannot_be_a_storage_is_refused(tmp_path, line, expected):

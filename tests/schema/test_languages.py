@@ -38,7 +38,7 @@ def test_codes_of_two_and_three_letters_with_their_script_are_one_language(codes
 
 
 @pytest.mark.parametrize("codes", APART)
-def test_another_script_region_or_language_is_told_apart(codes):
+def test_another_script_region_or_language_is_another_one(codes):
     assert not same_variety(*codes.split())
 
 

@@ -102,7 +102,7 @@ def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
 
 
 def test_the_papers_sizes_come_out():
-    """Table 1: 69, 107 and 147 million weights, of which the encoder's are 5, 11 and 19."""
+    """Table 1: 69, 107 and 147 million weights; the encoder's are 5, 11 and 19."""
     for (name, (_, width, *_)), whole, encoder in zip(PRINTED.items(), (69, 107, 147), (5, 11, 19), strict=True):
         student = Student(preset=f"lealla-{name}", vocabulary=501_153)
         size = student_parameters(student, Teacher()) / 1e6

@@ -16,7 +16,7 @@ from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
 def mirrors(bucket_server, request, tmp_path):
     """Of one machine and of another."""
     uri = f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}"
-    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
+    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), timeout=20)) for name in ("one", "other")]
 
 
 def planted(mirror, key):

@@ -15,12 +15,12 @@ from babeltune.storage.object_store import ObjectStore
 
 @pytest.fixture
 def store(bucket_server, request):
-    return ObjectStore(f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}", patience=20)
+    return ObjectStore(f"{bucket_server.uri}/{request.node.name.partition('[')[0][:60]}", timeout=20)
 
 
 @pytest.fixture
 def s3_bucket(s3):
-    return ObjectStore(f"{s3.uri}/x", patience=20)
+    return ObjectStore(f"{s3.uri}/x", timeout=20)
 
 
 def test_objects_are_written_listed_read_and_removed(store, tmp_path):
@@ -77,7 +77,7 @@ def test_a_server_that_comes_back_is_used_again(s3_bucket, s3):
 def test_a_server_that_stays_away_is_named_with_what_to_do(s3_bucket, s3):
     store = s3_bucket
     s3.door.shut()
-    store.patience = 0.5
+    store.timeout = 0.5
     with pytest.raises(
         ObjectStoreError, match=rf"{store.uri} cannot be written at a \(.*; start it, or check its address"
     ):

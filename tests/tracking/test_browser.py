@@ -32,8 +32,8 @@ CARD = "---\nlicense: mit\n---\n# quick\n\nA model of four languages.\n"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    """The store, its folder and the experiment's sweep: four trials, of which `t0001` is the best, and its model."""
+def logged(tmp_path_factory):
+    """The store, its folder and the experiment's sweep: four trials, the best is `t0001`, and its model."""
     folder = tmp_path_factory.mktemp("pages")
     store = f"sqlite:///{folder}/mlflow.db"
     tracker = Tracker(store, folder / "spool.jsonl", "quick")
@@ -62,8 +62,8 @@ def told(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(told):
-    store, folder, _ = told
+def server(logged):
+    store, folder, _ = logged
     port = free_port()
     command, environment = serve_command(store, folder / "artifacts", port)
     with (folder / "server.log").open("wb") as log:
@@ -102,12 +102,12 @@ def kept(page, name):
         page.screenshot(path=f"{folder}/{name}.png")
 
 
-def link(told, server):
-    return server + trials_page(told[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
+def link(logged, server):
+    return server + trials_page(logged[0], "quick", "quick-1a2b", AIM, ("method", "training.learning_rate"))
 
 
-def test_the_link_shows_the_winner_first_with_state_objective_and_settings(told, server, page):
-    page.goto(link(told, server))
+def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logged, server, page):
+    page.goto(link(logged, server))
     page.get_by_role("link", name="t0001").wait_for()
     page.get_by_text("soft_contrastive").first.wait_for()
     kept(page, "runs")
@@ -118,22 +118,22 @@ def test_the_link_shows_the_winner_first_with_state_objective_and_settings(told,
     assert "training.learning_rate" in page.content()
 
 
-def test_two_trials_are_compared_over_pairs(told, server, page):
-    runs = json.dumps([told[2][0], told[2][1]])
+def test_two_trials_are_compared_over_pairs(logged, server, page):
+    runs = json.dumps([logged[2][0], logged[2][1]])
     page.goto(f'{server}/#/compare-runs?runs={runs}&experiments=["1"]')
     page.get_by_text("t0001").first.wait_for()
     kept(page, "compared")
     assert "t0000" in page.inner_text("body")
 
 
-def test_a_run_shows_its_state_and_the_sweep_its_description(told, server, page):
-    page.goto(f"{server}/#/experiments/1/runs/{told[2][1]}?workflowType=machine_learning")
+def test_a_run_shows_its_state_and_the_sweep_its_description(logged, server, page):
+    page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
     page.get_by_text("objective").first.wait_for()
     kept(page, "trial")
     assert "training.learning_rate" in page.inner_text("body")
 
 
-def test_the_registered_model_shows_its_card_and_where_it_comes_from(told, server, page):
+def test_the_registered_model_shows_its_card_and_where_it_comes_from(logged, server, page):
     page.goto(f"{server}/#/models/quick/versions/1")
     page.get_by_text("A model of four languages").first.wait_for()
     kept(page, "model")
@@ -142,21 +142,21 @@ def test_the_registered_model_shows_its_card_and_where_it_comes_from(told, serve
     assert "babeltune.sweep" in text
 
 
-def test_steps_are_pairs_and_the_run_says_so(told):
+def test_steps_are_pairs_and_the_run_says_so(logged):
     from mlflow import MlflowClient
 
-    client = MlflowClient(told[0], told[0])
-    assert [m.step for m in client.get_metric_history(told[2][1], AIM.metric)] == [128, 256, 512]
-    assert client.get_run(told[2][1]).data.tags["step_unit"] == "pairs"
+    client = MlflowClient(logged[0], logged[0])
+    assert [m.step for m in client.get_metric_history(logged[2][1], AIM.metric)] == [128, 256, 512]
+    assert client.get_run(logged[2][1]).data.tags["step_unit"] == "pairs"
 
 
-def test_a_sweep_that_mlflow_does_not_know_is_an_error(told):
+def test_a_sweep_that_mlflow_does_not_know_is_an_error(logged):
     with pytest.raises(SweepError, match="has no trial of sweep other-1; `babeltune resume other-1` sends"):
-        trials_page(told[0], "quick", "other-1", AIM, ())
+        trials_page(logged[0], "quick", "other-1", AIM, ())
 
 
-def test_a_promoted_model_tells_mlflow_how_to_load_it_and_keeps_its_name(told, tmp_path):
-    folder = registry.fetch(told[0], "models:/quick@champion", tmp_path)
+def test_a_promoted_model_tells_mlflow_how_to_load_it_and_keeps_its_name(logged, tmp_path):
+    folder = registry.fetch(logged[0], "models:/quick@champion", tmp_path)
     from mlflow.models import Model
 
     model = Model.load(str(folder))

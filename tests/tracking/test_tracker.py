@@ -268,7 +268,7 @@ def test_a_half_written_line_is_cut_off_and_a_broken_one_skipped(store, tmp_path
     assert steps(clients(store), tracker.run_id(0)) == [1, 2]
 
 
-def test_disk_trouble_is_told_and_not_raised(tmp_path, caplog):
+def test_disk_trouble_is_logged_and_not_raised(tmp_path, caplog):
     tracker = track.Tracker(DEAD, tmp_path / "spool.jsonl", "babeltune")
     tracker._spool.close()
     tracker.metrics(0, points(1, 2))

@@ -76,7 +76,7 @@ def test_the_best_report_is_the_earliest_of_equals_and_obeys_the_goal():
     assert checkpoint.best_report(reports, "dev/other", "maximize") is None
 
 
-def test_pruning_keeps_what_it_is_told_and_removes_what_crashed_writers_left(tmp_path):
+def test_pruning_keeps_what_it_must_and_removes_what_crashed_writers_left(tmp_path):
     for index in (1, 2, 3):
         write(tmp_path, index)
     (tmp_path / "checkpoints" / ".000004.99").mkdir()

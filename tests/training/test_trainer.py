@@ -156,9 +156,9 @@ def test_labels_that_are_nearly_flat_are_warned_of(tiny, tmp_path):
 
 def test_labels_that_are_nearly_hard_are_warned_of(tiny, tmp_path):
     sweep, prepared = tiny
-    told = run(replace(sweep, config={"teacher_temperature": 0.1}), prepared, tmp_path / "soft")[-1]["facts"]
-    assert "% of their weight is on the own pair" in told["warning"]
-    assert told["warning"].endswith("raise teacher_temperature, or set labels: hard")
+    noted = run(replace(sweep, config={"teacher_temperature": 0.1}), prepared, tmp_path / "soft")[-1]["facts"]
+    assert "% of their weight is on the own pair" in noted["warning"]
+    assert noted["warning"].endswith("raise teacher_temperature, or set labels: hard")
     meant = replace(sweep, config={"labels": "hard"})
     assert "warning" not in run(meant, prepared, tmp_path / "hard")[-1]["facts"]
 
@@ -202,7 +202,9 @@ def test_a_resumed_trial_equals_an_uninterrupted_one_bit_for_bit(tiny_file, tiny
     run(sweep, prepared, tmp_path / "whole", pairs=320)
     run(sweep, prepared, tmp_path / "cut", Collect(most=1), pairs=320)
     resumed = run(sweep, prepared, tmp_path / "cut", pairs=320)
-    assert [r["index"] for r in resumed] == [1, 2], "its last report is made again: who cut it may not have heard it"
+    assert [r["index"] for r in resumed] == [1, 2], (
+        "its last report is made again: the process that cut it may not have read it"
+    )
     whole, cut = weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2)
     assert cut["optimizer"]
     assert same(whole, cut)
@@ -374,7 +376,7 @@ def test_a_trial_stopped_between_reports_goes_on_at_that_step_bit_for_bit(tiny, 
         assert [(p["step"], p["values"]) for p in one["points"]] == [(p["step"], p["values"]) for p in other["points"]]
 
 
-def test_a_long_evaluation_gives_signs_of_life(tiny, tmp_path, monkeypatch):
+def test_a_long_evaluation_sends_heartbeats(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.training.trainer.PROGRESS_INTERVAL_S", 0.0)
     monkeypatch.setattr("babeltune.training.trainer.STOP_POLL_INTERVAL_S", math.inf)
     run(*tiny, tmp_path, seen := Collect())
@@ -479,13 +481,13 @@ WORLDS = {
 CHUNKED = ("lealla", "translation_ranking")
 """Over several workers, in chunks: gradient caching changes nothing either."""
 LEFT = {"left as it encodes": 1, "left as it scores": 3}
-"""At which look of its first evaluation rank 0 is told to stop."""
+"""The poll of its first evaluation at which rank 0 gets a stop request."""
 
 
 @pytest.mark.trap(1, 37)
 def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_storage, tmp_path):
     """Nor does a resume at four workers, of a queue that is smaller than a batch, bit for bit: after a report, or after
-    a stop in an evaluation, of which rank 0 alone hears and which all leave."""
+    a stop in an evaluation, that rank 0 alone notices and that all leave."""
     jobs, changes = [], {"pairs": 190, "reports": 2, "global_batch": 31, "epsilon": 1e-4}
     more = {"laser3_co co": ("config.variant=co",), "bilingual_aligner": ("config.dropout=0",)}
     more["soft_contrastive static"] = (STATIC,)

@@ -34,7 +34,7 @@ def filter_(
     tokens: Annotated[str, typer.Option(help="Sizes in target tokens, such as 1000000,2000000.")],
     columns: Columns = None,
     languages: Annotated[
-        str | None, typer.Option(help="ISO 639-1 codes among which a source's language is told, and en; else all.")
+        str | None, typer.Option(help="ISO 639-1 codes, besides en, that a source's language may be; else all.")
     ] = None,
     k: Neighbours = 4,
     margin: MarginName = "ratio",
@@ -86,7 +86,7 @@ def filter_(
         drop=on_error == "drop",
         recipe=recipe or None,
         test=test,
-        told=told,
+        on_step=on_step,
     )
     warn(
         f"{row['asked']} target tokens were asked for and all that is left has {row['tokens']}"
@@ -108,7 +108,7 @@ def sizes_of(text: str) -> list[int]:
     return sorted(set(map(int, parts)))
 
 
-def told(asked: int, step: int, of: int, loss: float) -> None:
+def on_step(asked: int, step: int, of: int, loss: float) -> None:
     """Says how far the training on a subset is."""
     err.print(f"top {asked}: step {step}/{of}, loss {loss:.3f}")
 

@@ -34,12 +34,12 @@ def init(
         str | None, typer.Option("--teacher-languages", help="What the teacher knows, such as eng,fra.")
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="CODE=COLUMN for each language, such as fra=french,eng=2; told when left out.")
+        str | None, typer.Option(help="CODE=COLUMN for each language, such as fra=french,eng=2; found when left out.")
     ] = None,
     header: Annotated[
         bool | None, typer.Option("--header/--no-header", help="Whether the first row names the columns.")
     ] = None,
-    encoding: Annotated[str | None, typer.Option(help="Of all files, such as cp1252; told when left out.")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Of all files, such as cp1252; found when left out.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a sweep file from your own files, with train, dev and sealed test rows that share no text.
@@ -65,7 +65,7 @@ def init(
 
 @app.command()
 def schema(
-    kind: Annotated[Literal["sweep", "cluster"], typer.Argument(help="Of which kind of file.")],
+    kind: Annotated[Literal["sweep", "cluster"], typer.Argument(help="The kind of file.")],
     out_: Annotated[Path | None, typer.Option("--out", help="The file; standard output when left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As every command; a schema is JSON in any case.")] = True,
 ) -> None:

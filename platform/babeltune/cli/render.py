@@ -39,7 +39,7 @@ COLORS = {
     "damaged": "red",
 }
 SETTLED = 0.25
-"""Trials of which at least so much is done before the time left is guessed."""
+"""Share of the trials that must be done before the remaining time is estimated."""
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
@@ -160,13 +160,13 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
     boards: list[SweepProgress] = []
 
     def work() -> None:
-        last, told = ("", -1.0), 0
+        last, logged = ("", -1.0), 0
         while not ended.wait(0.5):
             for progress in boards:
                 now = time.monotonic()
-                for text in progress.messages[told:]:
+                for text in progress.messages[logged:]:
                     console.print(f"[{minutes(now - progress.started)}] {text}", markup=False, soft_wrap=True)
-                    told += 1
+                    logged += 1
                 if progress.stage != last[0] or now - last[1] > LINES_EVERY:
                     last = (progress.stage, now)
                     head = f"[{minutes(now - progress.started)}] {progress.stage} {progress.done}/{progress.of}"
@@ -270,7 +270,7 @@ def show_status(folder: SweepFolder, state: str, reason: str, console: Console) 
 
 
 def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
-    """The sets of which texts have near-duplicates in the training text, and where these come from."""
+    """The sets with texts that have near-duplicates in the training text, and where these come from."""
     found = counts.get("contamination", {})
     for name, facts in found.get("seen", {}).items():
         yield f"{name}: {facts['dev']} of {facts['texts']} texts ({facts['share']:.1%}) are in dev sets too"

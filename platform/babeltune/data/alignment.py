@@ -275,7 +275,7 @@ def build_spans(
 ) -> Path:
     """The folder of `spans.npy` [samples, 5]: pair, first token and end of a word, the same of its translation.
 
-    Samples of which a word is cut off at `max_tokens` are left out; the fact `cut off` counts them.
+    Samples with a word that is cut off at `max_tokens` are left out; the fact `cut off` counts them.
     """
     backend = bare_tokenizer(tokenizer)
     description = {

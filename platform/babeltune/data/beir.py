@@ -54,7 +54,7 @@ class Judged:
     queries: Texts
     """In the order of the file."""
     documents: Texts
-    """By descending id: if cosines are equal, trec_eval puts the larger id first."""
+    """Documents by descending id: if cosines are equal, trec_eval puts the larger id first."""
     pairs: list[tuple[int, int]]
     """The judged pairs: numbers of a query and of a document."""
     grades: list[float]
@@ -100,8 +100,9 @@ def find_files(task: Task, root: Path) -> Files:
 def read_beir(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:
     """All that the task's folder holds.
 
-    Raises `DataError` for a file that is missing or empty, for a set without a relevant document and, unless the
-    source drops these, for the first line that is broken, repeats an id, or judges an unknown id.
+    Raises `DataError` for a file that is missing or empty, and for a set without a relevant document. Unless the
+    source drops broken lines, it also raises `DataError` for the first line that is broken, repeats an id, or judges
+    an unknown id.
     """
     assert task.source is not None
     files, dropped = find_files(task, root), Counter[str]()

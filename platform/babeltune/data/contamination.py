@@ -1,11 +1,11 @@
 """The contamination ledger: which training texts are equal or nearly equal to a text of a dev or test set.
 
-Texts are compared by their `text_key` (no case, punctuation, blanks). Equal ones are removed before training. Nearly
-equal are two whose sets of character trigrams have a Jaccard similarity of at least `THRESHOLD`: candidates share a
-band of their MinHash signatures (Broder 1997; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4),
-which rensa computes and indexes, and then the exact similarity is computed, so that what is counted is never an
-estimate. 20 bands of 6 find 99.8 % of the pairs at the threshold. 506,344 training texts against 103,811 evaluation
-texts take 22 CPU seconds.
+Texts are compared by their `text_key` (no case, punctuation, blanks). Equal ones are removed before training. Two
+texts are nearly equal if their sets of character trigrams have a Jaccard similarity of at least `THRESHOLD`.
+Candidates share a band of their MinHash signatures, which rensa computes and indexes (Broder 1997; Leskovec,
+Rajaraman and Ullman, Mining of Massive Datasets, section 3.4). Then the exact similarity is computed, so no count is
+an estimate. 20 bands of 6 find 99.8 % of the pairs at the threshold. 506,344 training texts against 103,811
+evaluation texts take 22 CPU seconds.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ GRAM = 3
 BANDS, ROWS = 20, 6
 THRESHOLD = 0.8
 CONTAMINATED = 0.05
-"""A set of which more than this share of the texts has a near-duplicate in the training text cannot gate."""
+"""A set cannot gate if more than this share of its texts has a near-duplicate in the training text."""
 EXAMPLES = 3
-"""Of each source, set and side."""
+"""Examples that are kept for each source, set and side."""
 BLOCK = 4096
 """Texts whose signatures are held at once."""
 
@@ -68,7 +68,7 @@ class Near:
 
     rows: NDArray[np.int64]
     texts: NDArray[np.int64]
-    """Which of `EvalIndex.texts`."""
+    """The indices into `EvalIndex.texts`."""
 
 
 class EvalIndex:
@@ -81,7 +81,7 @@ class EvalIndex:
         self.keys, first = np.unique(keys, return_index=True)
         self.texts = [texts[i] for i in first]
         self.sets = {name: np.unique(np.searchsorted(self.keys, sentence_keys(some))) for name, some in sets.items()}
-        """Which texts each set has."""
+        """The indices of each set's texts."""
 
     @functools.cached_property
     def _bands(self) -> RMinHashLSH:
@@ -111,7 +111,7 @@ class EvalIndex:
 FindNear = Callable[[EvalIndex, Rows], dict[str, Near]]
 """The near-duplicates of every column of a source."""
 MakeFindNear = Callable[[Mapping[str, str]], FindNear]
-"""From the digest of every set."""
+"""Makes a `FindNear` from the digest of every set."""
 
 
 def find_near_anew(_: Mapping[str, str]) -> FindNear:

@@ -1,10 +1,9 @@
 """Cleans the sources of a sweep into one corpus: numbered texts, pairs of them, and dev tasks.
 
-The steps, in order and each counted per source: rows are read, long texts, pairs with equal sides and repeated pairs
-go, then every pair that shares a sentence with a dev or test set (and, with `overlap: near`, a nearly equal one), then
-what is above a source's cap; last, some
-components of pairs that share sentences are held out. Sealed test texts are read for the comparison only.
-"""
+The steps, in order and each counted per source: rows are read; long texts, pairs with equal sides and repeated pairs
+are removed. So is every pair that shares a sentence with a dev or test set (and, with `overlap: near`, a nearly equal
+one). Then a source is cut to its cap, and some components of pairs that share sentences are held out. Sealed test texts
+are read for the comparison only."""
 
 from __future__ import annotations
 
@@ -68,12 +67,13 @@ class Corpus:
 def build_corpus(
     data: Data, root: Path, seed: int, translate: Translate | None = None, near: MakeFindNear | None = None
 ) -> Corpus:
-    """Reads and cleans all training sources and dev sets; relative paths start at `root`, `translate` makes the sources
-    that are translations, and `near`, given the sets' digests, finds near-duplicates of the sets' texts. Without it
-    they are looked for only if the data say that they go.
+    """Reads and cleans all training sources and dev sets; relative paths start at `root`.
+
+    `translate` makes the sources that are translations. `near`, given the sets' digests, finds near-duplicates of the
+    sets' texts. Without it they are searched for only if the data section removes them.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
-    its source says, and when no pair is left, saying which step removed what.
+    its source says, and, when no pair is left, with the step that removed what.
     """
     dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}

@@ -20,7 +20,7 @@ from babeltune.errors import DataError, nearest
 from babeltune.schema.records import Data, Mined, Source, Task
 
 MIXED_SEED = 42
-"""Of the draw of a clustering set's `mixed` subset, which is the same in every sweep."""
+"""Seed of a clustering set's `mixed` subset, which is the same in every sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,8 @@ class EvalRows:
 
     task: Task
     columns: dict[str, list[str]]
-    """By language, all equally long but for mining. STS: by the names of the two columns. Retrieval in a folder:
-    `queries` and `documents`."""
+    """Texts by language, all equally long but for mining. STS: by the names of the two columns. Retrieval in a
+    folder: `queries` and `documents`."""
     languages: dict[str, list[str]] = field(default_factory=dict)
     """Retrieval in a folder: of each query and document, by the names of the two columns."""
     grades: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class EvalRows:
         yield from self.columns["queries"] if self.languages else self.texts()
 
     def texts(self) -> Iterator[str]:
-        """All sentences, none of which may be trained on."""
+        """All sentences; training on any of them is refused."""
         yield from itertools.chain(*self.columns.values(), *self.augmented.values())
         if self.fit is not None:
             yield from self.fit.texts()

@@ -2,7 +2,7 @@
 
 Park et al. 2024, section 5.2, train their mUSE baseline with three hard negatives per pair and leave the miner open.
 Here candidates are the targets of other pairs of the same language pair, ranked by the teacher's cosine between
-anchors; a candidate at or above a cosine limit is taken for an unlabelled translation and left out."""
+anchors. A candidate at or above a cosine limit counts as an unlabelled translation and is left out."""
 
 from __future__ import annotations
 
@@ -36,10 +36,9 @@ def mine_negatives(
     similarity is the largest cosine of any of its anchors in the pool. Every known translation of the pair's anchor
     text is left out, and every candidate whose similarity is `below` or more. Ties go to the pair that comes first.
 
-    A group of more than `pool` pairs is searched within random pools of about that size (seeded; pairs with the same
-    anchor text stay together), so that the cost grows linearly with the corpus: n * pool * dim multiplications.
-    Memory: one pool's vectors and `TILE` cosines.
-    """
+    A group of more than `pool` pairs is searched within random pools of about that size, seeded; pairs with the same
+    anchor text stay together. So the cost grows linearly with the corpus: n * pool * dim multiplications. Memory: one
+    pool's vectors and `TILE` cosines."""
     found = np.full((len(target_ids), k), -1, np.int32)
     for members in _pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
         found[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)

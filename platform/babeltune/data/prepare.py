@@ -214,6 +214,15 @@ def digest_of(array: NDArray[Any]) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
+def _own_tokenizer(sweep: Sweep, student: Student, train_texts: Sequence[str], stores: Path) -> Path:
+    """The folder of the tokenizer of a student without a named model: its start's, the teacher's, or a trained one."""
+    if (start := start_name(student)) is not None:
+        return keep_start(stores.parent, start)
+    if student.vocabulary == "teacher":
+        return take_tokenizer(stores, teacher_folder(sweep.teacher))
+    return build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed, lowercase=student.lowercase)
+
+
 def build_tokens(
     inputs: PreparationInputs,
     corpus: Corpus,
@@ -236,14 +245,7 @@ def build_tokens(
         trained = None
         if student.model is None:
             progress("making the tokenizer", 0, 1)
-            if (start := start_name(student)) is not None:
-                trained = keep_start(stores.parent, start)
-            elif student.vocabulary == "teacher":
-                trained = take_tokenizer(stores, teacher_folder(sweep.teacher))
-            else:
-                trained = build_tokenizer(
-                    stores, train_texts, student.vocabulary, seed=sweep.seed, lowercase=student.lowercase
-                )
+            trained = _own_tokenizer(sweep, student, train_texts, stores)
             progress("making the tokenizer", 1, 1)
         prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
         tokenize = functools.partial(

@@ -93,9 +93,9 @@ class EvalTask(Generic[Text]):
 
 
 IdTask = EvalTask[int]
-"""Its texts are numbers: those of a corpus."""
+"""A task whose texts are numbers: those of a corpus."""
 TextTask = EvalTask[str]
-"""Its texts are plain, for models that are given sentences."""
+"""A task whose texts are plain, for models that are given sentences."""
 
 
 def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
@@ -149,11 +149,11 @@ class Prepared:
     group_languages: tuple[tuple[str, str], ...]
     """The two languages of each group."""
     languages: tuple[str, ...]
-    """Of all texts, those of the training pairs first; `languages.npy` numbers them."""
+    """The languages of all texts, those of the training pairs first; `languages.npy` numbers them."""
     text_digest: str
     """Digest of all texts; part of the keys of `tokens`."""
     tokens: dict[str, TokenSet]
-    """By `tokenizer_key` (see `tokens.py`)."""
+    """Token sets by `tokenizer_key` (see `tokens.py`)."""
     teacher: str | None
     """Teacher store folder: one row per entry of `teacher_rows.npy`'s text ids."""
     teacher_dim: int

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from babeltune.errors import StoreError
 
 Count = Callable[[int, int], None]
-"""Told how many of how many texts are done."""
+"""Called with the number of texts that are done and their total."""
 
 
 class RunShards(Protocol):

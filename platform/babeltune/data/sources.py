@@ -176,7 +176,7 @@ def read_file(source: Source, path: Path, names: Sequence[str], content: Digest,
 QUOTED = re.compile(r'"(?:[^"]|"")*"')
 """A field as spreadsheets quote it: quotation marks around it, and doubled within."""
 QUOTED_LEAST = 3
-"""So many quoted fields of a column are no chance. A spreadsheet quotes all, or each with a comma or a mark."""
+"""This many quoted fields of a column are no chance. A spreadsheet quotes all, or each with a comma or a mark."""
 QUOTED_SHARE = 0.5
 """More of a column's fields than this are not quoted by chance. In text with quotations it is a few in a hundred."""
 
@@ -305,9 +305,9 @@ def join_ids(
 def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     """Rows of two sources that agree in a language's text (by `text_key`) or in their id.
 
-    A key that occurs m times on the left and n times on the right gives max(m, n) rows, the i-th with the i-th and the
-    shorter side starting over, so that every row is used and common sentences do not explode; the other combinations
-    are counted as left out. Where both sources hold a language, its text is the left one's.
+    A key that occurs m times on the left and n times on the right gives max(m, n) rows. The i-th is joined with the
+    i-th, and the shorter side starts over. So every row is used, and common sentences do not explode; the other
+    combinations are counted as left out. If both sources hold a language, its text is the left one's.
     """
     for name in (source.left or "", source.right or ""):
         if name not in others:
@@ -437,7 +437,7 @@ def language_pairs(
 ) -> tuple[tuple[str, str], ...]:
     """The language pairs (anchor, other) that a source is read for.
 
-    The anchor is the language that comes first in `anchor_priority`; languages that are not in it come last, in
+    The anchor is the language that comes first in `anchor_priority`. Languages that are not in it come last, in
     alphabetical order, so that a pair has the same anchor in every source. Raises `DataError` for a listed pair that
     is not two of the source's languages.
     """

@@ -1,7 +1,7 @@
 """The frozen teacher, and its store: every unique sentence is forwarded once per sweep, whatever trials read it.
 
-sentence-transformers loads the model; the forward pass is ours, so that a prompt is put before a sentence only where
-the sweep file says so, and sentences of equal token length run together without padding.
+sentence-transformers loads the model; the forward pass is ours. So a prompt is put before a sentence only if the
+sweep file says so, and sentences of equal token length run together without padding.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def train_tokenizer(
     """The folder, now holding a tokenizer trained on the texts that transformers' `AutoTokenizer` loads.
 
     Byte-pair encoding after NFKC, within words, numbers and runs of punctuation; text keeps its case, as XLM-R's and
-    LaBSE's does, unless `lowercase`. On 20,000 to 100,000 sentences of five languages it gave 3-7 % fewer tokens than a unigram model,
-    trained 8 times faster, and, unlike it, to the same bytes every time. Above `TRAINING_TEXTS` texts a seeded sample
-    is read. A small corpus may give fewer tokens than asked for: `len(tokenizer)` is the number.
+    LaBSE's does, unless `lowercase`. On 20,000 to 100,000 sentences of five languages it gave 3-7 % fewer tokens than a
+    unigram model, trained 8 times faster, and, unlike it, to the same bytes every time. Above `TRAINING_TEXTS` texts a
+    seeded sample is read. A small corpus may give fewer tokens than asked for: `len(tokenizer)` is the number.
 
     Raises `DataError` when there is no text, or the vocabulary cannot hold the special tokens.
     """

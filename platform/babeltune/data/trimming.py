@@ -1,10 +1,10 @@
 """Cuts a pretrained tokenizer to the tokens that a sweep's text uses (`student.trim`).
 
 A multilingual encoder spends most of its weights on token vectors that one corpus never reads. Kept are the tokens of
-the training and dev text, special and added tokens, every token of one character or byte, so that any text can still be
-tokenized, and what byte-pair encoding needs to build the kept tokens. Text whose tokens are all kept is tokenized as
-before: WordPiece takes the longest match and Unigram the most likely split, which stays among fewer tokens, and of
-byte-pair encoding every merge on the way is kept. Sealed test text is not read for this, as no other text would be.
+the training and dev text, special and added tokens, and what byte-pair encoding needs to build these. Every token of
+one character or byte is kept too, so that any text can still be tokenized. Text whose tokens are all kept is tokenized
+as before. WordPiece takes the longest match and Unigram the most likely split, which stay the same among fewer tokens;
+for byte-pair encoding every merge on the way is kept. Sealed test text is not read for this, as no other text would be.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 KEPT = "kept.npy"
-"""Beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
+"""File beside a trimmed tokenizer: int64 [kept], the old id of each of its tokens."""
 FEW = 1000
 """Below this id of the padding all lower ids are kept: some encoders count positions from it."""
 BLOCK = 100_000
@@ -204,7 +204,7 @@ KINDS: dict[str, tuple[Needed, Cut]] = {
     "Unigram": (least_likely, cut_list),
     "WordPiece": (no_more, cut_names),
 }
-"""Of each kind of model: which tokens it needs besides, and what cuts it."""
+"""For each kind of model: which tokens it needs besides, and what cuts it."""
 
 
 def renumber(processor: dict[str, Any] | None, new: dict[int, int]) -> None:

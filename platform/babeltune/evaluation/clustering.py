@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SEEDS = (0, 1, 2, 3, 4)
 """One clustering each; a single one is noise (Li's aligner report compares differences of .005)."""
 STARTS = 10
-"""Initialisations of a clustering, of which the one of the smallest inertia counts (scikit-learn's `n_init`)."""
+"""Initialisations of a clustering; the one with the smallest inertia counts (scikit-learn's `n_init`)."""
 ROUNDS = 300
 
 

@@ -1,26 +1,24 @@
 """Scores a student on named dev or test sets: text ids in, metrics by name out.
 
 Every distinct sentence over all tasks is encoded once. A metric is named `<prefix>/<task>/<subset>/<metric>`; the mean
-over a task's subsets `<prefix>/<task>/<metric>`, and over the subsets of a group of tasks `<prefix>/<group>/<metric>`,
-so that an objective can name any of them. Rates run from 0 to 1.
+over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a group of tasks
+`<prefix>/<group>/<metric>`. An objective can name any of them. Rates run from 0 to 1.
 
 `METRICS` says by the kind of task what can be an objective:
 
 * bitext: `accuracy_forward` (left to right, mteb's direction: the other language to the anchor), `accuracy_backward`,
-  and their mean `accuracy`; `f1`, mteb's main score, weighted over the predicted rows, forward; `xsim_error`, the mean
-  of both directions, and over subsets the macro average; `xsim_error_forward`, LASER's own direction, left to right;
-  `xsim_error_pooled`, all errors over all rows of the task, which is LASER's average; `xsimpp_error`, forward, where
-  there are changed sentences among the candidates. `xsim_flipped` appears only where a ratio margin is not meaningful
-  (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
-* bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
-  student's and the right ones the teacher's.
-* mining: F1 by each of `bucc.RETRIEVALS`, at the threshold that is best on the task's `fit`; with `_oracle`, at the one
-  that is best on the set itself.
-* sts: `spearman` and `pearson` of the cosines with the grades.
-* clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations.
-* transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
-* retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
-  documents are in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
+and their mean `accuracy`. `f1` is mteb's main score, weighted over the predicted rows, forward. `xsim_error` is the
+mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
+right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
+forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only where a ratio margin is not
+meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned. * bitext and mining
+with `right_model: teacher`: the same metrics under the same names. The left vectors are the student's and the right
+ones the teacher's. * mining: F1 by each of `bucc.RETRIEVALS`, at the threshold that is best on the task's `fit`; with
+`_oracle`, at the one that is best on the set itself. * sts: `spearman` and `pearson` of the cosines with the grades. *
+clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations. *
+transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language. * retrieval:
+`ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where documents are
+in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
 
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.float32]
     Embed = Callable[[NDArray[np.int64]], Rows]
     EncodeTexts = Callable[[list[str], list[str]], Rows]
-    """From texts and their languages to vectors."""
+    """Makes vectors from texts and their languages."""
 
 Scores = dict[str, float]
 
@@ -73,7 +71,8 @@ METRICS: dict[str, tuple[str, ...]] = {
     "transfer": ("accuracy", "macro_f1"),
     "retrieval": ("ndcg_at_10", "mrr_at_10", "recall_at_k"),
 }
-"""Of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a number."""
+"""Metrics of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a
+number."""
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"

@@ -32,7 +32,7 @@ SLACK = 4
 SETTLED = 32
 """Queries whose kept documents are in memory while their cosines are computed again."""
 STRIDE = 16
-"""Columns of a class, of which `first_largest` looks at the largest value first."""
+"""Columns of a class. `first_largest` reads the largest value of a class first."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Side:
     distinct: Float[Tensor, "distinct dim"]
     """In order of appearance."""
     which: Int[Tensor, "n"]
-    """Of the distinct rows, the one that each row is."""
+    """For each row, the index of its distinct row."""
 
     def __len__(self) -> int:
         return len(self.which)

@@ -27,12 +27,12 @@ RETRIEVALS = ("forward", "backward", "intersection", "union", "max")
 
 
 def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: Margin = "ratio") -> dict[str, Scored]:
-    """By each of `RETRIEVALS`, the candidate pairs of `left` [n, d] and `right` [m, d].
+    """The candidate pairs of `left` [n, d] and `right` [m, d], by each of `RETRIEVALS`.
 
-    `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its best,
-    `intersection` the pairs that are in both and `union` those in either. `max` takes the pairs of the union from the
-    best downwards, and leaves out those of which a sentence was taken (LASER's mine_bitexts.py). Empty where a side is
-    empty.
+    `forward` holds each left sentence with the best-scored of its k nearest, `backward` each right one with its
+    best. `intersection` has the pairs that are in both, and `union` those in either. `max` takes the pairs of the
+    union from the best downwards, and leaves out those with a sentence that was taken (LASER's mine_bitexts.py). All
+    are empty if a side is empty.
     """
     if not len(left) or not len(right):
         return {how: {} for how in RETRIEVALS}
@@ -53,7 +53,7 @@ def candidates(left: Vectors | Side, right: Vectors | Side, k: int = 4, margin: 
 
 
 def one_to_one(pairs: Scored) -> Scored:
-    """The pairs from the best-scored downwards of which neither sentence was taken before; equal scores by index."""
+    """The pairs from the best-scored downwards with two sentences that were not taken before; equal scores by index."""
     taken: tuple[set[int], set[int]] = (set(), set())
     kept: Scored = {}
     for (i, j), score in sorted(pairs.items(), key=lambda item: (-item[1], item[0])):
@@ -65,8 +65,8 @@ def one_to_one(pairs: Scored) -> Scored:
 
 
 def without_repeated(pairs: Scored, left: Sequence[int], right: Sequence[int]) -> Scored:
-    """The pairs of which neither text, by its id, occurs twice on its side: no id could be given to such a text
-    (XTREME, LASER). What gold says of these counts as missed."""
+    """The pairs whose texts, by their ids, each occur once on their side: no id could be given to a repeated text
+    (XTREME, LASER). Gold pairs of repeated texts count as missed."""
     counts = Counter(left), Counter(right)
     return {(i, j): score for (i, j), score in pairs.items() if counts[0][left[i]] == counts[1][right[j]] == 1}
 

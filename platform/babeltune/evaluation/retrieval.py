@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Scores = Float[ndarray, "queries"]
 
 Judgements = Sequence[dict[int, float]]
-"""Of each query, the grades of its relevant documents, all above 0."""
+"""For each query, the grades of its relevant documents, all above 0."""
 TOP = 10
 """The depth of nDCG, of the reciprocal rank and of the same-language bias."""
 
@@ -69,11 +69,12 @@ def reciprocal_rank(gained: Gains, k: int = TOP) -> Scores:
 def same_language_bias(
     ranking: Int[ndarray, "queries depth"], judged: Judgements, own: Bool[ndarray, "documents"], k: int = TOP
 ) -> float:
-    """By how much the k first documents are in the query's language more often than the relevant ones are.
+    """How much more often the k first documents are in the query's language than the relevant ones are.
 
-    Of each query, the share of its k first documents that are in its own language, minus the share of its relevant
-    documents that are; the mean of queries with a relevant document. `own` says which documents are in the language
-    of the queries, which is one. 0: the language plays no part. Above 0: documents are found for their language.
+    For each query it is the share of its k first documents that are in its own language, minus that share of its
+    relevant documents. The result is the mean over queries with a relevant document. `own` marks the documents in
+    the language of the queries, which is one. 0: the language plays no part. Above 0: documents are found for their
+    language.
     """
     first = own[ranking[:, :k]].mean(axis=1)
     excess = [

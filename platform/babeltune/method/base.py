@@ -56,7 +56,7 @@ class Needs:
     order: Literal["shuffled", "length"] = "shuffled"
     """Each epoch of a language pair: a permutation, or by the target's length in tokens, the same every time."""
     frozen: bool = False
-    """The encoder is the teacher itself, of which every text's vector is computed once; only the method is trained."""
+    """The encoder is the teacher itself, and every text's vector is computed once; only the method is trained."""
     per_language: bool = False
     """The method has layers for each training language: it is built with `languages`, and batches name them."""
     warm_up: int = 0
@@ -66,7 +66,7 @@ class Needs:
     masked: float = 0.0
     """Share of the tokens that are chosen for masked language modelling."""
     states: bool = False
-    """The method reads token states: it is told their width and the size of the vocabulary."""
+    """The method reads token states: it gets their width and the size of the vocabulary."""
     vectors: bool = True
     """The method reads sentence vectors. Where it does not, nothing would train a projection, and there is none."""
     fixed_width: bool = False

@@ -32,7 +32,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Masked:
-    """Sentences of which some tokens are masked, and what these were."""
+    """Sentences with some masked tokens, and what these were."""
 
     tokens: Tokens
     labels: Int[Tensor, "tokens"]
@@ -115,17 +115,19 @@ class Batch:
     languages: Int[Tensor, "local 2"] | None = None
     """`needs.per_language`: the languages of source and target, by their place among those of the method."""
     words: Int[Tensor, "local 4"] | None = None
-    """Of a word of each source and its translation in the target: first token, end, first token, end (`needs.words`).
+    """A word of each source and its translation in the target: first token, end, first token, end (`needs.words`).
 
     Counted within the sentence, special tokens included. At each visit of a pair one of its words is drawn; the pair
-    is one row, so it never meets itself as a negative. (ML-CTL's code has a row for every word.)"""
+    is one row, so it never meets itself as a negative. (ML-CTL's code has a row for every word.)
+    """
     masked_source: Masked | None = None
     """The source with `needs.masked` of its tokens chosen for prediction, in the same places as in `source`."""
     masked_target: Masked | None = None
     cut: Cut = Cut()
-    """With `training.matryoshka` the loss is asked for once a dimension, the whole vectors last, and `encode` gives
-    vectors cut like this. A method with `Needs.same_dimension` cuts the teacher's vectors alike. A method with a queue
-    changes it only where `cut.whole`. The teacher's vectors in the batch are whole."""
+    """How many first dimensions the loss reads. With `training.matryoshka` the loss is asked for once a dimension,
+    the whole vectors last, and `encode` gives vectors cut like this. A method with `Needs.same_dimension` cuts the
+    teacher's vectors alike. A method with a queue changes it only if `cut.whole`. The teacher's vectors in the batch
+    are whole."""
 
 
 def joined(*sides: Tokens) -> Tokens:

@@ -1,12 +1,11 @@
 """Encodes a batch in chunks without giving up a negative: gradient caching.
 
 Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup" (GradCache). Vectors are
-computed chunk by chunk without a graph; the loss of the whole batch gives the gradient of each vector; then every
-chunk is encoded again with a graph, under the same randomness, and that gradient is carried on to the parameters.
-The memory of a pass grows with the chunk, not with the batch, and the gradient is that of the plain loss. Kept whole
-are the rows and their gradients: one vector a sentence or, where a loss reads token states, one row a token, so that
-there memory does grow with the batch. The word embeddings, which a loss reads as they are, take their gradient at once.
-"""
+computed chunk by chunk without a graph. The loss of the whole batch gives the gradient of each vector. Then every chunk
+is encoded again with a graph, under the same randomness, and that gradient flows on to the parameters. The memory of a
+pass grows with the chunk, not with the batch, and the gradient is that of the plain loss. Kept whole are the rows and
+their gradients: one vector a sentence. If a loss reads token states, it is one row a token, so memory does grow with
+the batch. The word embeddings, which a loss reads as they are, take their gradient at once."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def chunks(tokens: Tokens, size: int) -> Iterator[Tokens]:
 
 
 Run = Callable[[Tokens], Tensor]
-"""From sentences to rows: their vectors, or their tokens' states."""
+"""Makes rows from sentences: their vectors, or their tokens' states."""
 
 
 class CachedEncode:

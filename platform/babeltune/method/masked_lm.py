@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a token that is not predicted."""
 MASKED, RANDOM = 0.8, 0.9
-"""Of the chosen tokens: up to here the mask, from there up to here a random token, beyond that themselves."""
+"""Thresholds of a random number for each chosen token: below the first it is masked, below the second replaced by a
+random token, else kept."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class MaskedLanguageHead(nn.Module):
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """This rank's shares of the mean cross-entropy of the chosen tokens of all ranks, and of how many are guessed.
 
-        `states` are the student's of `masked.tokens`, of which the last layer's half is read. Where no rank has a
-        chosen token, both are 0.
+        `states` are the student's of `masked.tokens`; the half of the last layer is read. If no rank has a chosen
+        token, both are 0.
         """
         chosen = masked.labels != IGNORED
         width = states.shape[1] // 2

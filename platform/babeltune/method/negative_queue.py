@@ -97,8 +97,8 @@ def equal_m(
 ) -> Filter:
     """The filter that leaves every row of the global batch M = min_i |S_i| negatives, drawn at random from its own.
 
-    Tan et al. 2023, appendix A. The draw is a hash of the row's text (`texts`), the candidate's and its place, so that
-    it is the same at any number of ranks and after a resume, and another one for other rows and candidates.
+    Tan et al. 2023, appendix A. The draw is a hash of the row's text (`texts`), the candidate's and its position. So
+    it is the same at any number of ranks and after a resume, and differs between rows and candidates.
     """
     kept = whole.keep(whole.positives @ candidates.T, ids, slice(None))
     least = int(gather(kept.sum(1, keepdim=True)).min())

@@ -1,4 +1,4 @@
-"""The distributions besides babeltune that methods come from, and the files of which each consists.
+"""The distributions besides babeltune that methods come from, and the files of each.
 
 A resume compares these files (`sweep/state/environment.py`), and a Ray job ships them (`remote/wheel.py`). Nothing is
 built here. An import system is asked where modules are; the modules themselves are not run."""

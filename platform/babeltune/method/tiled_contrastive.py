@@ -1,6 +1,6 @@
 """The N × N contrastive losses as tiles: exact value and gradient in the memory of a few tiles.
 
-With unit rows x_i and y_j, S_ij = x_i·y_j / tau, and labels w_ij = softmax_j(a_i·a_j / tau') of teacher vectors a,
+With unit rows x_i and y_j, S_ij = x_i·y_j / tau, and labels w_ij = softmax_j(a_i·a_j / tau') of teacher vectors a:
 every term of the contrastive methods is a case of
 
     sum_i alpha_i lse_j S_ij + sum_j beta_j lse_i S_ij - sum_ij (r w_ij + c w_ji) S_ij.
@@ -37,9 +37,9 @@ KEPT = 1 << 22
 """Similarities of a global batch that are kept from the first pass to the second: 16 MB."""
 
 PLAIN = 50.0
-"""Largest |v| of which fp32 has room to sum e^v as it is."""
+"""The largest |v| at which fp32 has room to sum e^v without a shift."""
 ROOM = 80.0
-"""And of which it has room for e^v itself."""
+"""The largest |v| at which fp32 has room for e^v itself."""
 
 
 def _spans(count: int, tile: int) -> list[slice]:
@@ -86,10 +86,10 @@ class Labels:
     """Soft labels w_ij = softmax_j(a_i·a_j / tau') of this rank's rows i among all ranks' j, never written out."""
 
     own: Float[Tensor, "local dim"]
-    """a_i of this rank's rows."""
+    """The rows a_i of this rank."""
     everyone: Float[Tensor, "global dim"]
     own_log_z: Float[Tensor, "local"]
-    """log sum_j exp(a_i·a_j / tau')."""
+    """The normalisers log sum_j exp(a_i·a_j / tau')."""
     log_z: Float[Tensor, "global"]
     temperature: float
     tile: int
@@ -141,9 +141,9 @@ class _Side:
 
     vectors: Tensor
     weights: Tensor | None
-    """alpha or beta; None for zeros."""
+    """The weights alpha or beta; None for zeros."""
     label_weight: float
-    """r or c."""
+    """The weight r or c of the labels."""
     label_log_z: Tensor | None
     sums: Tensor | None = None
     """The log-sum-exps."""
@@ -309,11 +309,9 @@ def tiled_cross_entropy(
     """The formula above for unit vectors, differentiable once in `x`, `y` and `beside`.
 
     `row_weights` is alpha (ones when neither it nor beta is given), `column_weights` beta, `label_rows` r and
-    `label_columns` c; with labels, rows i of `x` are the labels' own and rows of `y` are everyone's. `repeats` are
-    left out of the rows' log-sum-exps, and `beside` [rows] is one more value in each of them: the log-sum-exp of
-    candidates that only this row has.
-    Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows.
-    """
+    `label_columns` c. With labels, rows i of `x` are the labels' own and rows of `y` are everyone's. `repeats` are left
+    out of the rows' log-sum-exps. `beside` [rows] is one more value in each of them: the log-sum-exp of candidates that
+    only this row has. Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows."""
     if row_weights is None and column_weights is None:
         row_weights = torch.ones(len(x), device=x.device)
     tile = tile or TILE[x.device.type]

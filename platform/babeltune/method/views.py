@@ -27,7 +27,7 @@ class Views:
     def __init__(self, encode: Encode) -> None:
         self.encode = encode
         self.given: dict[int, tuple[Tokens, list[Tensor]]] = {}
-        """By identity. The tokens are kept, so that no other object gets their identity."""
+        """Views by the identity of the tokens. The tokens are kept, so that no other object gets their identity."""
 
     def of(self, asked: Sequence[tuple[Tokens, int]]) -> list[Float[Tensor, "sentences dim"]]:
         """The view of each side with this number, from 0; those that are new come from one packed forward pass."""

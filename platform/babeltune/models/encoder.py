@@ -36,7 +36,7 @@ DROPOUTS = (
 )
 """What the configurations of Hugging Face's encoders call it."""
 WORD_STD, POSITION_STD = 0.005, 0.002
-"""Of a student from scratch, at the start."""
+"""Standard deviations of the word and position embeddings of a student from scratch, at the start."""
 
 
 class Encoder(nn.Module):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of tokens that count in no loss."""
 NORM = 1.0
-"""Where gradients are clipped."""
+"""The norm at which gradients are clipped."""
 
 
 class Descent:

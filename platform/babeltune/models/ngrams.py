@@ -25,7 +25,8 @@ LETTERS, SIGNS = (3, 4), (1, 2)
 such as Han or Kana, where a character is a syllable or a word. With (3, 6) and (1, 3) a training took 1.4 times as
 long and found .849 of held-out translations instead of .855."""
 STD = 0.015
-"""Of the n-grams' table from scratch: less than the tokens' own, so that tokens of equal letters start unlike."""
+"""Standard deviation of the n-grams' table from scratch: less than the tokens' own, so that tokens of equal letters
+start unlike."""
 
 
 class TokenNgrams(nn.Module):

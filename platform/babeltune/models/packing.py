@@ -34,11 +34,11 @@ class Packing:
     ids: Int[Tensor, "tokens"]
     """Token ids in that order."""
     positions: Int[Tensor, "tokens"]
-    """Of each token in its sentence, from 0."""
+    """The position of each token in its sentence, from 0."""
     taken: Int[Tensor, "tokens"]
-    """Where each token stood in the batch."""
+    """The index of each token in the batch."""
     rank: Int[Tensor, "sentences"]
-    """Where the i-th sentence of the batch went."""
+    """The new index of the i-th sentence of the batch."""
     lengths: Int[Tensor, "sentences"]
     """In that order."""
     groups: tuple[tuple[int, int], ...]

@@ -42,7 +42,7 @@ class StartShape:
 
     kind: Literal["transformer", "static"]
     tokens: int
-    """Of its tokenizer."""
+    """Tokens of its tokenizer."""
     width: int
     layers: int | None = None
     heads: int | None = None

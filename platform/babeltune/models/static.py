@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 STD = 0.05
-"""Of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
+"""Standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
 FOLDED_ROWS = 8_192
 """Tokens whose n-grams are added up at a time, which takes some megabytes."""
 USUAL = ("StaticEmbedding", "Dense", "Normalize")

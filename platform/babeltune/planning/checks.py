@@ -54,7 +54,7 @@ from babeltune.schema.records import Parameter, Student, Sweep, Task, Teacher
 JUDGED_TOGETHER = ("pooling", "kind")
 """Fields of a student whose searched values are judged in `_config_combinations`, beside the others."""
 MOST_STEPS = 10_000_000
-"""Of a trial: at a hundred a second, more than a day. All their sizes are in memory."""
+"""The most steps of a trial: at a hundred a second, more than a day. All their sizes are in memory."""
 
 
 def method_problems(sweep: Sweep) -> Iterator[Problem]:
@@ -345,8 +345,8 @@ def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teache
 
 
 def exported_width(method: type[Method], config: Any, student_dim: int | None, teacher_dim: int | None) -> int | None:
-    """The width of the exported model's vectors, behind the layers that its method keeps; None where it follows the
-    teacher's or cannot be told yet."""
+    """The width of the exported model's vectors, behind the layers that its method keeps. None if it follows the
+    teacher's or is not known yet."""
     needs = method.needs(config)
     if method.layers is Method.layers:
         return student_dim if not needs.frozen else teacher_dim
@@ -521,7 +521,7 @@ def taught_pairs(sweep: Sweep) -> tuple[tuple[str, str], ...]:
 
 
 def student_width(student: Student) -> int | None:
-    """The width of the student's vectors, or None where it follows the teacher's or cannot be told yet."""
+    """The width of the student's vectors. None if it follows the teacher's or is not known yet."""
     if student.projection is not None:
         return student.projection if isinstance(student.projection, int) else None
     return student.width if student.model is None else model_width(student.model, student.revision)

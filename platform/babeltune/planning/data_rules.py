@@ -215,7 +215,7 @@ def languages(source: Source, others: dict[str, Source]) -> tuple[str, ...]:
 
 
 def split_pair(pair: str, known: Iterable[str]) -> tuple[str, str] | None:
-    """The two languages of `a-b`, either of which may hold a `-`; None when they are not two known ones."""
+    """The two languages of `a-b`; either may hold a `-`. None when they are not two known ones."""
     codes = set(known)
     for index, character in enumerate(pair):
         left, right = pair[:index], pair[index + 1 :]

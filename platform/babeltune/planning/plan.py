@@ -182,8 +182,8 @@ def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
 
 
 def student_parameters(student: Student, teacher: Teacher) -> int | None:
-    """About how many weights a student from scratch has; None for a model by name, a start, and where the teacher's
-    vocabulary is used and cannot be told yet."""
+    """About how many weights a student from scratch has. None for a named model, a start, or a teacher's vocabulary
+    that is not known yet."""
     taken = model_vocabulary(teacher.model, teacher.revision) if student.vocabulary == "teacher" else student.vocabulary
     if student.model is not None or student.start or student.embeddings_from or taken is None:
         return None

@@ -27,7 +27,7 @@ SECTIONS: dict[str, type[Any]] = {
     "student": Student,
     "data.sampling": Sampling,
 }
-"""Where a parameter with a dot in its name may live."""
+"""The records whose fields may be parameters with a dot in their names."""
 OTHERS = ("method", "seed")
 """Bare names that are not fields of a method's `Config`."""
 TOKENIZED = (

@@ -297,8 +297,8 @@ def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[s
 
 
 def _preset_problems(document: Document) -> list[str]:
-    """A shape beside searched presets, or a whole one beside a preset; looked at as written, where a default can be
-    told from nothing."""
+    """Problems of a shape beside searched presets, and of a whole shape beside a preset. They are checked on the
+    document, because a record does not distinguish a default from an absent key."""
     student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
     written = student if isinstance(student, dict) else {}
     choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
@@ -320,7 +320,8 @@ def _preset_problems(document: Document) -> list[str]:
 
 
 def _kind_problems(document: Document) -> list[str]:
-    """Parameters that have no kind or several; looked at as written, where `const: null` can be told from nothing."""
+    """Parameters that have no kind or several. They are checked on the document, because a record does not
+    distinguish `const: null` from an absent key."""
     parameters = document.values.get("parameters")
     lines = []
     for name, parameter in parameters.items() if isinstance(parameters, dict) else ():

@@ -245,7 +245,7 @@ def about_precision(sweep: Sweep) -> Iterator[str]:
 
 
 def about_gpus(cluster: Cluster) -> Iterator[str]:
-    """GPUs of this machine of which the cluster file gives none to a worker."""
+    """Warns of GPUs of this machine that the cluster file gives to no worker."""
     import torch
 
     if torch.cuda.is_available() and not cluster.gpus_per_worker:

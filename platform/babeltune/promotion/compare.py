@@ -1,9 +1,8 @@
 """Champion against challenger: the same items, scored by both, and what the difference allows to say.
 
 Pure but for the outcomes' vectors. An item is a sentence of a bitext (right or wrong in each direction), one with a
-topic (right or wrong) or a graded pair (its cosine); a cell is one subset of a test, such as
-`test/tatoeba/fra-eng/accuracy`.
-"""
+topic (right or wrong) or a graded pair (its cosine). A cell is one subset of a test, such as
+`test/tatoeba/fra-eng/accuracy`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ METRICS = {"bitext": "accuracy", "sts": "spearman", "transfer": "accuracy"}
 """What is compared item by item, by kind of task. Others have no score of a single item."""
 
 STEPS = {"bitext": (0.5, 1.0), "transfer": (1.0,)}
-"""By how much two models can differ on a sentence: in one or both of a bitext's directions; in the label."""
+"""The differences that two models can have on a sentence: in one or both of a bitext's directions; in the label."""
 
 
 def outcomes(tasks: Sequence[IdTask], lookup: Lookup, prefix: str) -> Outcomes:
@@ -84,10 +83,10 @@ class Cell:
     """The interval at the confidence that was asked for: the bootstrap's; of one subset of right and wrong items, the
     wider of it and the score interval, since a few items that both models got right exclude no loss."""
     p: float
-    """Two-sided: of a subset, McNemar's exact one of right and wrong items and the bootstrap's for STS; corrected by
-    Holm's method for the number of subsets. Of a mean, the larger of both kinds, corrected for the number of metrics;
-    where every draw of the bootstrap lies on one side of zero, it cannot tell how small its p is, and McNemar's is
-    taken."""
+    """The two-sided p. For a subset: McNemar's exact one of right and wrong items, or the bootstrap's for STS,
+    corrected by Holm's method for the number of subsets. For a mean: the larger of both kinds, corrected for the
+    number of metrics. If every draw of the bootstrap lies on one side of zero, it has no lower bound for p, and
+    McNemar's is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)

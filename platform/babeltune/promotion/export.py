@@ -3,9 +3,8 @@
 The folder holds JSON, the tokenizer and safetensors: nothing in it runs code when loaded. Plain
 `SentenceTransformer(folder).encode(texts)` gives the encoder's vectors, prompt included. A trained student is written
 in the form that every sentence-transformers release since 2.3 reads. A method's layers follow the encoder as `Dense`
-modules; layers for each language are the routes of a `Router` (release 5 on), of which `encode(texts, task=language)`
-chooses one, and the first is the default.
-"""
+modules; layers for each language are the routes of a `Router` (release 5 on). `encode(texts, task=language)` chooses
+one, and the first is the default."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from babeltune.schema.records import Evaluation, Student, Sweep, Trial
 from babeltune.training.batches import token_set
 
 KIND = "sentence_transformers.models."
-"""Of modules, under the name that every release knows."""
+"""The module path of sentence-transformers' modules, by the name that every release knows."""
 LINEAR = "linear.Identity"
 SAFE = frozenset({".json", ".safetensors", ".md", ".txt", ".model", ".jinja"})
 """What an exported folder may hold."""

@@ -164,7 +164,7 @@ def encoder_of(model: str, prompt: str | None = None) -> EncodeTexts:
     routes = routes_of(Path(model))
 
     def encode(texts: list[str], languages: list[str]) -> NDArray[np.float32]:
-        """A model with layers for each language is told the language where it has layers for it."""
+        """The vectors of the texts. A model with layers for each language gets the language if it has layers for it."""
         route_of = {language: match(language, routes) for language in dict.fromkeys(languages)}
         tasks = [route_of[language] for language in languages]
         rows: dict[int, NDArray[np.float32]] = {}

@@ -29,7 +29,7 @@ class Decision:
     trial: str
     report: int
     folder: str = ""
-    """Where the model is; empty when it was refused."""
+    """The model's folder; empty when it was refused."""
     registered: str = ""
     """`models:/<name>@<alias>`, version included."""
     dev: Scores = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Decision:
     untrained: Scores = field(default_factory=dict)
     chance: Scores = field(default_factory=dict)
     contest: Contest | None = None
-    """With the champion, where there is one."""
+    """The contest with the champion, if there is one."""
     chosen_by: str = ""
     """The metric in which the trial is the best of its sweep: the first objective, or the aim of `--prefer`."""
     among: int = 1

@@ -1,10 +1,9 @@
 """Promotion: the best checkpoint becomes a sentence-transformers model, if its numbers hold.
 
-The checkpoint is exported; a fresh process scores the exported folder with plain sentence-transformers; the logged
-dev metrics must come out again; the sealed test sets are opened and the sweep's gates judged; where the registered name
-has a champion, the challenger must be better on the same sealed tests. Then, and not before, the folder gets its card
-and its place in the registry.
-"""
+The checkpoint is exported, and a fresh process scores the exported folder with plain sentence-transformers. The logged
+dev metrics must come out again. Then the sealed test sets are opened and the sweep's gates judged. If the registered
+name has a champion, the challenger must be better on the same sealed tests. Then, and not before, the folder gets its
+card and its place in the registry."""
 
 from __future__ import annotations
 
@@ -88,11 +87,11 @@ def promote(
     prefer: str | None = None,
     soup: int | None = None,
 ) -> Decision:
-    """Exports, scores afresh, judges, and registers the best checkpoint of a sweep, a named trial's, that of the trial
-    that the rule `prefer` chooses, or the average of the best `soup` trials'.
+    """Exports, scores afresh, judges and registers a checkpoint of a sweep.
 
-    Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished trial and `CheckpointError` for
-    an altered checkpoint; a refusal is a `Decision`.
+    It is the best one, that of a named trial, that of the trial that the rule `prefer` chooses, or the average of
+    the best `soup` trials'. Raises `SpecError` for an alias that cannot be one, `SweepError` without a finished
+    trial and `CheckpointError` for an altered checkpoint; a refusal is a `Decision`.
     """
     if not ALIAS.fullmatch(alias):
         raise SpecError(
@@ -156,7 +155,7 @@ def chosen(
 def decided(
     candidate: Candidate, cluster: Cluster, alias: str, *, run_id: str | None = None, out: Path | None = None
 ) -> Decision:
-    """The decision; carried out where the candidate's `run_id` is given."""
+    """The decision; it takes effect if the candidate's `run_id` is given."""
     storage = cluster.folder
     champion = champion_for(candidate, cluster, alias)
     average = f"-average-of-{len(candidate.members)}" if candidate.members else ""

@@ -56,7 +56,7 @@ class Reproduction:
     largest: Difference | None
     """The dev metric that differs most, over all reports; None where none differs."""
     weights: Literal["equal", "differ", "not kept"]
-    """Of the checkpoint of the last report that the sweep has kept."""
+    """Whether the weights of the last checkpoint that the sweep kept are equal."""
     changed: tuple[str, ...]
     """Versions and code that are others than when the sweep began."""
 

@@ -34,7 +34,7 @@ class Openings:
     """What is known of a sweep's sealed tests after they were opened once more."""
 
     times: int
-    """Of the set that was opened most, this opening included."""
+    """How often the set that was opened most has been opened, this time included."""
     models: int
     """How many different models it was opened for: one under two names is one."""
     first: str

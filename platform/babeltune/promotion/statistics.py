@@ -23,7 +23,7 @@ DRAWN = 200_000_000
 """Items drawn for one comparison, over all draws, unless more are asked for."""
 
 Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
-"""From [draws, items], how often each draw holds each item, to [draws] the statistic of every draw."""
+"""Makes [draws], the statistic of every draw, from [draws, items], how often each draw holds each item."""
 
 
 def sign_test(differences: ArrayLike) -> float:
@@ -155,13 +155,13 @@ def enough_draws(alpha: float, items: int, least: int) -> int:
 
 
 def score_interval(differences: ArrayLike, steps: Sequence[float], *, confidence: float) -> tuple[float, float]:
-    """The interval of the mean of [items] differences, each 0 or plus or minus one of `steps`, that knows how little a
-    few items tell: without any difference it is about 0 ± z² / items (the rule of three), where a bootstrap of the
-    items finds no width at all.
+    """The interval of the mean of [items] differences, each 0 or plus or minus one of `steps`.
 
-    The mean is the sum of the shares of items with each difference, times the difference; a share's limits are
-    Wilson's (1927), and their distances from the share add up in squares (Newcombe 1998, method 10; Zou and Donner
-    2008). The shares' covariance is left out: it counts where many items differ, and there the bootstrap is right.
+    It accounts for few items. Without any difference it is about 0 ± z² / items (the rule of three), where a
+    bootstrap of the items finds no width at all. The mean is the sum of the shares of items with each difference,
+    times the difference. A share's limits are Wilson's (1927), and their distances from the share add up in squares
+    (Newcombe 1998, method 10; Zou and Donner 2008). The shares' covariance is left out: it counts where many items
+    differ, and there the bootstrap is right.
     """
     values = np.asarray(differences, dtype=np.float64)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -228,12 +228,11 @@ def selection(
     among: int | None = None,
     goal: Literal["maximize", "minimize"] = "maximize",
 ) -> Selection:
-    """The best `value` of all finished trials' `values`, each with that standard error, chosen `among` as many trials
-    or, with those that did not finish, more.
+    """The best `value` of all finished trials' `values`, each with that standard error.
 
-    The shrunken value of k trials is Efron and Morris's (1975),
-    mean + (1 - (k - 3) / (k - 1) · error² / variance) · (value - mean), the factor at least 0;
-    with fewer than four trials nothing can be said of their spread, and the inflation is taken back.
+    It was chosen `among` as many trials or, with those that did not finish, more. The shrunken value of k trials is
+    Efron and Morris's (1975), mean + (1 - (k - 3) / (k - 1) · error² / variance) · (value - mean), the factor at
+    least 0. Fewer than four trials do not show their spread, and the inflation is taken back.
     """
     among = among or len(values)
     inflation = expected_maximum(among) * error if among > 1 else 0.0

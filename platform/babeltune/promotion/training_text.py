@@ -20,7 +20,7 @@ from babeltune.sweep.sync.view import StorageView
 def trained_on(
     model: str, trial: Candidate | None, tasks: Sequence[TextTask], view: StorageView, folder: str
 ) -> Iterator[str]:
-    """A warning for each set of which more than `CONTAMINATED` of the texts are training text of the model.
+    """A warning for each set where more than `CONTAMINATED` of the texts are training text of the model.
 
     That text is known of a trial, and of a registered model whose sweep is in this storage. Texts that differ in case,
     punctuation and blanks only are equal.

@@ -123,7 +123,7 @@ def bucket(where: StorageLocation) -> Finding:
     """Whether what is written behind the URI can be read and removed."""
     key, word = f".doctor-{uuid.uuid4().hex}", b"0" * 4096
     try:
-        store = ObjectStore(where.uri, patience=5)
+        store = ObjectStore(where.uri, timeout=5)
         store.write(key, word)
         same = store.read(key) == word
         store.remove(key)
@@ -160,7 +160,7 @@ def tracking(cluster: Cluster) -> Iterator[Finding]:
 
 
 def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Whether Ray answers, and whether it holds a lane."""
+    """Whether Ray answers, and whether it holds a worker group."""
     from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit  # seconds of imports
 
     if cluster.address == "local":
@@ -192,7 +192,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[Finding]:
     shares = cluster.cpus_per_worker, cluster.gpus_per_worker
     try:
         fit = worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers, nodes=nodes)
-        yield Finding("lanes", True, f"room for {fit}; workers in each: {cluster.workers}")
+        yield Finding("worker groups", True, f"room for {fit}; workers in each: {cluster.workers}")
     except ClusterError as error:
         asked = "none fits now; `nodes_within` asks for nodes with a sweep"
-        yield Finding("lanes", cluster.nodes_within > 0, asked if cluster.nodes_within else str(error))
+        yield Finding("worker groups", cluster.nodes_within > 0, asked if cluster.nodes_within else str(error))

@@ -76,7 +76,7 @@ class Job:
     id: str
     state: str
     exit_code: int | None = None
-    """Of the command, once it has ended."""
+    """Exit code of the command, once it has ended."""
     message: str = ""
     sweep: str = ""
     """The id of the sweep that it runs; nothing for another kind of job."""
@@ -332,14 +332,14 @@ async def _next(pieces: Any) -> str | None:
 
 
 def _job(details: Any) -> Job:
-    told = details.metadata or {}
+    metadata = details.metadata or {}
     return Job(
         id=details.submission_id,
         state=str(details.status.value),
         exit_code=details.driver_exit_code,
         message=details.message or "",
-        sweep=told.get(SWEEP, ""),
-        plugins=tuple(told[PLUGINS].split()) if PLUGINS in told else None,
+        sweep=metadata.get(SWEEP, ""),
+        plugins=tuple(metadata[PLUGINS].split()) if PLUGINS in metadata else None,
     )
 
 

@@ -113,8 +113,8 @@ def _tag(files: Mapping[str, bytes]) -> str:
     on any other."""
     if not any(name.endswith(COMPILED) for name in files):
         return PURE
-    told = next((data for name, data in files.items() if name.endswith(".dist-info/WHEEL")), b"")
-    tags = [line.partition(":")[2].strip() for line in told.decode().splitlines() if line.startswith("Tag:")]
+    metadata = next((data for name, data in files.items() if name.endswith(".dist-info/WHEEL")), b"")
+    tags = [line.partition(":")[2].strip() for line in metadata.decode().splitlines() if line.startswith("Tag:")]
     return next((tag for tag in tags if tag != PURE), str(next(sys_tags())))
 
 

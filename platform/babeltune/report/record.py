@@ -112,7 +112,7 @@ class Cost:
     compute_s: float | None
     """Counted seconds of compute; None where trials are as long as their pairs."""
     wall_s: float | None
-    """From the first line of the log to the last; pauses between submissions included."""
+    """Seconds from the first line of the log to the last; pauses between submissions included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class SweepReport:
     searched: tuple[str, ...]
     """Names of the settings that vary."""
     logarithmic: frozenset[str]
-    """Those that are searched on a logarithmic scale."""
+    """Parameters that are searched on a logarithmic scale."""
     importance: tuple[tuple[str, float], ...]
     front_metrics: tuple[tuple[str, Goal], ...]
     front: tuple[str, ...]

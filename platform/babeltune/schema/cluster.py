@@ -21,6 +21,7 @@ from babeltune.redaction import holds_password, without_password
 from babeltune.schema.addresses import PLACE, is_place
 from babeltune.schema.bounds import NAME, Problem
 from babeltune.schema.document import read_document, validate
+from babeltune.schema.old_names import CLUSTER_KEYS, CLUSTER_VALUES, rename
 from babeltune.schema.paths import expand, find_file, sqlite_url
 from babeltune.schema.records import Strict
 from babeltune.schema.storage_location import StorageLocation
@@ -29,10 +30,10 @@ DEFAULT = "clusters/local.yaml"
 EXPANDED = ("address", "token_file", "storage", "cache", "mlflow")
 """Keys whose `${NAME:-default}` is replaced."""
 OF_THE_HEAD = ("storage", "cache", "mlflow")
-"""Those that the head of a cluster replaces where work goes there as Ray jobs."""
+"""Keys that the head of a cluster replaces if work goes there as Ray jobs."""
 DASHBOARD = ("http://", "https://")
 ADDRESS = re.compile(r"local|auto|[^\s/]+:\d+|https?://([^\s/@]*@)?([^\s/:@\[\]]+|\[[\da-fA-F:.]+\])(:\d+)?(/\S*)?")
-Isolation = Literal["lane", "process"]
+Isolation = Literal["worker_group", "process"]
 DEFAULT_METRICS = 40
 """Metrics of a trial in MLflow: more of them hide those that decide."""
 FINEST = 10_000
@@ -55,19 +56,19 @@ class Cluster(Strict):
     version: Literal[1] = 1
     name: str = "local"
     address: str = "local"
-    """`local` starts Ray on this machine; `auto` and `host:port` join a cluster that runs, on whose nodes babeltune is
-    installed; to a dashboard's `http://…` or `https://…` the sweep goes as a Ray job, and babeltune with it."""
+    """`local` starts Ray on this machine. `auto` and `host:port` join a running cluster that has babeltune installed
+    on its nodes. A dashboard's `http://…` or `https://…` gets the sweep as a Ray job, and babeltune with it."""
     token_env: str | None = None
     """The environment variable that holds the cluster's token."""
     token_file: str | None = None
-    """Or the file that holds it, of the user or root, which nobody but its owner may read."""
+    """The file that holds the token instead: of the user or root, and readable by its owner only."""
     storage: str = ".babeltune"
     """The folder for stores, checkpoints and sweeps; every worker must see it. With a dashboard's address, a whole path
     on the cluster's nodes. Or a URI, `s3://bucket/prefix` or `gs://bucket/prefix`: each node mirrors what it needs of
     it in a folder of its own. Credentials are in the environment of each."""
     cache: str = ""
     """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
-    patience: float = 300.0
+    storage_timeout: float = 300.0
     """Seconds for which the store behind a URI may be away before a sweep stops."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
@@ -82,15 +83,15 @@ class Cluster(Strict):
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     """A share of a GPU, such as 0.25, lets several trials of one worker have the same one."""
-    lanes: int | Literal["auto"] = "auto"
+    worker_groups: int | Literal["auto"] = "auto"
     """Trials that run at once; `auto`: as many as the cluster's resources hold."""
     nodes_within: float = 0.0
-    """Of a cluster with an autoscaler (Ray does not say whether it has one), or whose nodes come after its head: those
-    of `lanes` lanes, of one with `auto`, are asked for, and the first's must come within so many seconds. 0: nothing is
-    asked for."""
-    isolation: Isolation = "lane"
-    """`process` gives every trial new workers, which takes seconds; in a lane they are kept."""
-    silence: float = 1800.0
+    """Seconds within which the first worker group's nodes must come. The nodes of all `worker_groups` groups are
+    requested (of one with `auto`). This is for a cluster with an autoscaler, which Ray does not report, or whose
+    nodes come after its head. 0: nothing is requested."""
+    isolation: Isolation = "worker_group"
+    """`process` gives every trial new workers, which takes seconds; in a worker group they are kept."""
+    progress_timeout: float = 1800.0
     """Seconds without an optimizer step, an evaluated batch or a report after which a trial hangs: its workers are
     replaced and it goes on from its last checkpoint. What comes before the first step counts, too."""
 
@@ -121,7 +122,7 @@ class Cluster(Strict):
         """The mirror of a storage behind a URI; None where the storage is a folder."""
         if not URI.fullmatch(self.storage):
             return None
-        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, patience=self.patience)
+        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, timeout=self.storage_timeout)
 
     @property
     def folder(self) -> Path:
@@ -182,7 +183,7 @@ class Cluster(Strict):
         return self._whole(token, f"token_file {path}")
 
     def _whole(self, token: str, place: str) -> str:
-        """The token where it can be one: what carries it would print another in its error."""
+        """The token if it can be one: an HTTP header would print a broken one in its error."""
         if not (token.isascii() and token.isprintable() and " " not in token):
             raise SpecError(
                 f"cluster {self.name!r}: {place} holds no token, which is one word of one line; put it there alone"
@@ -196,6 +197,7 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
     document = read_document(file)
     if {"method", "data"} & document.values.keys():
         raise SpecError(f"{file}: this is a sweep file, not a cluster file; `babeltune submit {file}` runs it")
+    document = rename(document, CLUSTER_KEYS, CLUSTER_VALUES)
     wrong = {key: _secret(key) for key, value in document.values.items() if _is_secret(key, value)}
     for key in EXPANDED:
         value = document.values.get(key)
@@ -256,10 +258,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
-        ("patience", cluster.patience, 1),
+        ("storage_timeout", cluster.storage_timeout, 1),
         ("nodes_within", cluster.nodes_within, 0),
-        ("silence", cluster.silence, 1),
-        ("lanes", 1 if cluster.lanes == "auto" else cluster.lanes, 1),
+        ("progress_timeout", cluster.progress_timeout, 1),
+        ("worker_groups", 1 if cluster.worker_groups == "auto" else cluster.worker_groups, 1),
         ("mlflow_metrics", 1 if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics, 1),
         ("least_workers", 1 if cluster.least_workers is None else cluster.least_workers, 1),
     ):
@@ -279,10 +281,11 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
-    if uri and cluster.silence <= cluster.patience:
+    if uri and cluster.progress_timeout <= cluster.storage_timeout:
         yield (
-            ("silence",),
-            f"{cluster.silence:g} must be more than patience, {cluster.patience:g}: training may wait so long",
+            ("progress_timeout",),
+            f"{cluster.progress_timeout:g} must be more than storage_timeout, {cluster.storage_timeout:g}: "
+            "training may wait so long for the store",
         )
     if problem := _shared_gpu(cluster):
         yield ("gpus_per_worker",), problem

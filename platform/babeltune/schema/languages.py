@@ -24,7 +24,7 @@ class Code(NamedTuple):
     language: str
     """The language alone."""
     variety: str
-    """With script and region, the likely ones where the code has none."""
+    """The variety with script and region; the likely ones if the code has none."""
     known: bool
 
 

@@ -1,9 +1,8 @@
 """The frozen records that the steps hand to one another. Nothing here reads a file or imports a library.
 
 A sweep file is a `Sweep` (validated by `sweep_file.py`); one proposal makes it a `Trial`; training yields `Report`s.
-Field names are the keys of the sweep file, and their docstrings are its reference; those of sources and tasks are in
-`text.py`, those of the search and of promotion in `search.py`. All are imported from here.
-"""
+Field names are the keys of the sweep file, and their docstrings are its reference. Those of sources and tasks are in
+`text.py`, those of the search and of promotion in `search.py`. All are imported from here."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class Words(Strict):
     least: float = 0.2
     """The least cosine of their occurrences (`mutual`)."""
     stop_words: int = 100
-    """So many of each language's most frequent words are left out."""
+    """This many of each language's most frequent words are left out."""
     lexicon: tuple[Source, ...] = ()
     """Terms side by side; one of several words is one span."""
 
@@ -128,13 +127,14 @@ class Student(Strict):
     vocabulary: int | Literal["teacher"] = 16_000
     """Tokens of the tokenizer that is trained on the corpus; `teacher`: the teacher's own tokenizer instead."""
     ngrams: int = 0
-    """Of a static student: rows of a second table, of the character n-grams within its tokens. Tokens that share
-    letters share these vectors, so that rare words and endings learn from common ones. A step costs more; the export
-    has one table of the sums. 0: none."""
+    """Rows of a static student's second table, of the character n-grams within its tokens. Tokens that share letters
+    share these vectors, so that rare words and endings learn from common ones. A step costs more; the export has one
+    table of the sums. 0: none."""
     lowercase: bool = False
     """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
     dropout: float = 0.0
-    """Of hidden states and attention, whatever a named model's own configuration says; of a static student's mean."""
+    """Dropout of hidden states and attention, whatever a named model's own configuration says; of a static student's
+    mean."""
     max_tokens: int = 128
     pooling: Literal["mean", "cls", "max", "pooler"] = "mean"
     """`pooler`: the first token's state, a dense layer as wide and tanh, as in LaBSE; a named BERT brings its own."""
@@ -177,7 +177,8 @@ class Teacher(Strict):
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16` halves the time of encoding where the processor has it; its vectors differ in the third digit."""
     target_side: Literal["encode", "copy_anchor"] = "encode"
-    """Where a method needs the other side too: encode it (the teacher must know it), or copy the anchor's vector."""
+    """What to do if a method needs the other side too: encode it (the teacher must know the language), or copy the
+    anchor's vector."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +197,12 @@ class Average(Strict):
     """`ema`: exponential moving average (Polyak and Juditsky 1992); `last`: the plain mean over the last steps
     (Izmailov et al. 2018, "Averaging Weights Leads to Wider Optima and Better Generalization")."""
     decay: float = 0.999
-    """Of `ema`, at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
+    """Decay of `ema` at each step. It rises to this: at step t it is at most (1 + t) / (10 + t)."""
     every: int = 10
     """Steps from one reading of all weights to the next. More costs less: a table is long."""
     share: float = 0.25
-    """Of `last`: the share of the training's pairs, at its end. Earlier reports are of the weights themselves."""
+    """The share of the training's pairs, at its end, over which `last` averages. Earlier reports are of the weights
+    themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,8 +211,9 @@ class Training(Strict):
 
     pairs: int = 200_000
     compute: float | None = None
-    """With `budget.unit: compute`, instead of `pairs`: seconds of one worker, counted and not timed (`compute.py`). A
-    trial sees as many pairs as these pay for, so that a cheap student sees more than a dear one."""
+    """Seconds of one worker instead of `pairs`, with `budget.unit: compute`; they are counted and not timed
+    (`compute.py`). A trial sees as many pairs as these pay for, so that a cheap student sees more than an expensive
+    one."""
     rates: tuple[float, float] | None = None
     """What `compute` counts with: 10^9 operations, and 10^9 bytes moved, that a worker does in a second. Absent: the
     sweep measures them once and `status` shows them. Written out, a sweep repeats exactly."""
@@ -225,19 +228,20 @@ class Training(Strict):
     embedding_learning_rate: float = 1.0
     """How many times `learning_rate` the token embeddings get."""
     schedule: Literal["linear", "cosine", "constant", "steps", "plateau"] = "linear"
-    """What follows the warm-up: a line or half a cosine down to zero, no change, a tenth of the rate from 2/6, from 4/6
-    and from 5/6 of the pairs on, or half of it after each plateau: four reports without a better first objective."""
+    """What follows the warm-up. `linear` and `cosine`: a line or half a cosine down to zero. `constant`: no change.
+    `steps`: a tenth of the rate from 2/6, from 4/6 and from 5/6 of the pairs on. `plateau`: half of it after each
+    plateau, four reports without a better first objective."""
     warmup: float = 0.05
     """Share of the pairs over which the learning rate rises from zero."""
     weight_decay: float = 0.01
-    """Of matrices; embeddings, biases, norms and temperatures are not decayed."""
+    """Weight decay of matrices; embeddings, biases, norms and temperatures are not decayed."""
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
     clip: float | None = 1.0
     """Largest norm of the gradient; null clips nothing."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Of the student's forward and backward pass; losses and scores are fp32."""
+    """Precision of the student's forward and backward pass; losses and scores are fp32."""
     patience: int | None = None
     """Stop after this many reports without a better first objective."""
     matryoshka: tuple[int, ...] = ()

@@ -32,8 +32,9 @@ class Objective(Strict):
     """What the search seeks; with several, the scheduler watches the first."""
 
     metric: str
-    """Such as `dev/everyday/accuracy`; the message about a wrong one lists them all. After the first also what a model
-    costs: `model/parameters` and `model/sentences_per_second`, of which clocks decide the latter."""
+    """The metric's name, such as `dev/everyday/accuracy`; the message about a wrong one lists them all. After the
+    first also what a model costs: `model/parameters` and `model/sentences_per_second`. The latter is measured by a
+    clock."""
     goal: Goal = "maximize"
 
 
@@ -48,11 +49,11 @@ class Scheduler(Strict):
     grace: int = 1
     """Reports that every trial may make."""
     reduction: int = 3
-    """Of `asha` and `pasha`: one in so many goes on at each rung."""
+    """The share for `asha` and `pasha`: one trial in this many goes on at each rung."""
     regret: float = 0.001
-    """Of `expected_regret`: the expected gain over the best trial, in the first objective's unit, that is given up."""
+    """The expected gain over the best trial that `expected_regret` gives up, in the first objective's unit."""
     finished: int = 3
-    """Of `expected_regret`: trials that make all their reports before any is stopped."""
+    """Trials that make all their reports before `expected_regret` stops any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +87,15 @@ class Budget(Strict):
     trials: int = 8
     """In all, resumed submissions included."""
     unit: Literal["pairs", "compute"] = "pairs"
-    """By which trials are equally long: `training.pairs`, or `training.compute`, which is fair to students of unlike
-    cost. Reports, and with them the scheduler's rungs, are equal shares of it."""
+    """The unit in which trials are equally long: `training.pairs`, or `training.compute`, which is fair to students
+    of unlike cost. Reports, and with them the scheduler's rungs, are equal shares of it."""
     minutes: float | None = None
     """No new trial starts after this much wall time of one submission; a resumed sweep has it anew."""
     workers: int | None = None
     """Workers per trial; absent: the cluster file's."""
     failures: float = 1.0
-    """The sweep gives up once this share of its trials has failed, of five or more that ended, or of all at its end;
-    those before are not counted again once it is resumed."""
+    """The sweep gives up once this share of its trials has failed: of five or more that ended, or of all at its end.
+    Earlier failures do not count again once it is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class Gate(Strict):
     times_chance: float = 0.0
     """At least so many times the accuracy of guessing, one over the candidates."""
     times_untrained: float = 0.0
-    """And so many times that of the untrained student."""
+    """The least multiple of the untrained student's score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,6 @@ class Promotion(Strict):
     margin: float = 0.02
     """What a challenger may lose against the champion in any one subset of the sealed tests: accuracy or Spearman."""
     confidence: float = 0.95
-    """Of the intervals and tests by which the two are compared."""
+    """Confidence of the intervals and tests that compare the two."""
     resamples: int = 10_000
     """Draws of the bootstrap."""

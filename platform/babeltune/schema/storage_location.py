@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STORAGE_TIMEOUT_S = 30.0
-"""Seconds in which a request is repeated, unless told otherwise."""
+"""Seconds in which a request is repeated, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class StorageLocation:
     uri: str
     cache: str = ""
     """The folder for mirrors on each node; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
-    patience: float = STORAGE_TIMEOUT_S
+    timeout: float = STORAGE_TIMEOUT_S
     """Seconds in which a request is repeated."""
 
     @property

@@ -16,12 +16,11 @@ from babeltune.schema.base import Strict
 class Source(Strict):
     """Where text comes from: one file or data set that holds some languages side by side.
 
-    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`); `paths` + `column` reads one file per language
-    joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`); `dataset` reads a Hugging Face data
-    set by id or saved folder; `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
-    language, or on equal id; `translation` makes a `translate` of one language of another source. `beir` with `path`, a
-    folder, is for tasks of kind `retrieval`.
-    """
+    `path` + `columns` reads one file (`tsv`, `csv`, `jsonl`, `parquet`). `paths` + `column` reads one file per language
+    joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`). `dataset` reads a Hugging Face data
+    set by id or saved folder. `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
+    language, or on equal id. `translation` makes a `translate` of one language of another source. `beir` with `path`, a
+    folder, is for tasks of kind `retrieval`."""
 
     name: str
     format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir"] = "tsv"
@@ -34,7 +33,7 @@ class Source(Strict):
     column: str = "text"
     """The text's column in each of `paths`."""
     where: dict[str, str] = field(default_factory=dict)
-    """With `columns`: only the rows that have these values in these columns, such as `{lang: fr}`."""
+    """Values by column: only rows with these are read, such as `{lang: fr}`; needs `columns`."""
     header: bool = True
     quoted: bool | None = None
     """TSV: fields in quotation marks are read as CSV's are, or with `false` the marks are text. Absent: the marks are
@@ -58,7 +57,7 @@ class Source(Strict):
     """A pivot's two sources, by name."""
     right: str | None = None
     translation: Translation | None = None
-    """Whose text, into which language, by which model: see `translation.py`."""
+    """The source to translate, the language to translate into, and the model: see `translation.py`."""
     pairs: tuple[str, ...] | Literal["anchor", "all"] = "anchor"
     """`anchor`: every language with the one of highest priority; `all`: every two; or a list such as `[eng-fra]`."""
     cap: int | None = None
@@ -94,8 +93,8 @@ class Mined(Strict):
 class Task(Strict):
     """A named dev or test set. `bitext`: retrieval over a `source`'s pairs. `mining`: finding the translations in two
     monolingual sides. `sts`: graded sentence pairs. `clustering`: texts with topics, to be found again by k-means.
-    `transfer`: the same, learnt by a linear head from one language and told of the others. `retrieval`: search, queries
-    among documents with judgements of relevance.
+    `transfer`: the same, learnt by a linear head from one language and predicted for the others. `retrieval`: search,
+    queries among documents with judgements of relevance.
 
     Contrastive accuracy on a fixed pool of candidates, as papers report it on a held-out batch, is a bitext's accuracy
     with `limit`."""
@@ -108,10 +107,11 @@ class Task(Strict):
     to STS16, the English parts of STS17 and STS22 and STS-B in one group are MTEB's English STS."""
     source: Source | None = None
     """Bitext: the rows; its `pairs` are the subsets `a-b` that are scored (`all`: every two of a multi-way set, each
-    language encoded once). Clustering, transfer: the rows; the subsets are the languages and, where there are several
-    (clustering), `mixed`, each row in one of them. STS: a file or data set without `columns`. Mining: see `Mined`.
-    Retrieval: a folder of format `beir`, or a bitext. Of a bitext `fra-eng`, each French sentence is a query, and its
-    translation the relevant document; a text of several rows is one query or document, relevant for each of them."""
+    language encoded once). Clustering, transfer: the rows; the subsets are the languages. Clustering of several
+    languages has `mixed` too, each row in one of them. STS: a file or data set without `columns`. Mining: see
+    `Mined`. Retrieval: a folder of format `beir`, or a bitext. In a bitext `fra-eng`, each French sentence is a
+    query, and its translation the relevant document. A text of several rows is one query or document, relevant for
+    each of them."""
     path: str | None = None
     """STS: a TSV, where there is no `source`."""
     language: str | None = None
@@ -135,7 +135,7 @@ class Task(Strict):
     k: int = 4
     """Neighbours of the margin: xSIM's and mining's."""
     margin: Literal["ratio", "distance", "absolute"] = "ratio"
-    """Of xSIM and mining."""
+    """The margin of xSIM and mining."""
     compare: Literal["text", "index"] = "text"
     """Bitext: whether for xSIM an equal sentence of another row is right too, or the row alone."""
     right_model: Literal["student", "teacher"] = "student"

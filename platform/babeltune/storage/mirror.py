@@ -1,11 +1,11 @@
-"""A folder that mirrors a bucket: what lies in the folder is what runs, what lies in the bucket is what lasts.
+"""A folder that mirrors a bucket: programs read the folder, and the bucket keeps what must last.
 
-A *package* is a folder that never changes once it is there: a store, a checkpoint, a model. Its objects are sealed by
-one that is written last and holds the size and SHA-256 of each, so an unsealed package does not exist for a reader,
-and one that differs from its seal is passed over. A *record* is a file that one process changes; it is pushed when it
-has changed, and a pull never replaces one whose own changes wait to be pushed.
+A *package* is a folder that never changes once it is there: a store, a checkpoint, a model. A manifest is written last
+and holds the size and SHA-256 of each object. For a reader, a package without a manifest does not exist, and one that
+differs from its manifest is skipped. A *record* is a file that one process changes; it is pushed when it has changed. A
+pull never replaces a record with changes that wait to be pushed.
 
-    <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and of which versions of them
+    <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and the versions of these files
     <folder>/.synced/<key>.json    which version of a record it has
 """
 
@@ -36,7 +36,7 @@ PACKAGE_MANIFEST = ".seal.json"
 AT_ONCE = 8
 """Objects that are moved at the same time."""
 DATABASE = ".db"
-"""The ending of sqlite's files, of which a copy must be of one moment."""
+"""The ending of sqlite's files; a copy must be of one moment."""
 JOURNALS = ("-journal", "-wal", "-shm")
 """What sqlite writes beside such a file while it changes it, and would play back into another copy of it."""
 TRIES = 2
@@ -48,7 +48,7 @@ class Mirror:
     """The mirror of a bucket in a folder. Any number of processes may use one folder."""
 
     def __init__(self, where: StorageLocation) -> None:
-        self.store, self.folder = ObjectStore(where.uri, where.patience), where.folder
+        self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
         self._versions: dict[str, dict[str, Any]] = {}
 
     def key(self, path: Path) -> str:

@@ -52,12 +52,12 @@ class Entry:
 class ObjectStore:
     """The objects below a URI, by keys relative to it.
 
-    Each request is repeated for `patience` seconds; then, or at once where it is refused, `ObjectStoreError` says why.
+    Each request is repeated for `timeout` seconds; then, or at once where it is refused, `ObjectStoreError` says why.
     """
 
-    def __init__(self, uri: str, patience: float = STORAGE_TIMEOUT_S) -> None:
+    def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:
         """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
-        self.uri, self.patience = uri.rstrip("/"), patience
+        self.uri, self.timeout = uri.rstrip("/"), timeout
         self._fs, self._root = _opened(self.uri)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
@@ -130,8 +130,8 @@ class ObjectStore:
             raise ObjectStoreError(f"the storage {self.uri} is not there ({_first_line(error)}); create it") from error
 
     def _tried(self, what: str, request: Callable[[], Result]) -> Result:
-        """The request's result; what is no refusal is tried again until patience ends."""
-        deadline, (wait, longest) = time.monotonic() + self.patience, WAITS
+        """The request's result; what is no refusal is tried again until `timeout` ends."""
+        deadline, (wait, longest) = time.monotonic() + self.timeout, WAITS
         while True:
             try:
                 return request()

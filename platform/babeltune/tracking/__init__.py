@@ -1,1 +1,1 @@
-"""What happens, told to MLflow; its registry of models."""
+"""Reports sweeps and trials to MLflow, and keeps its registry of models."""

@@ -1,4 +1,4 @@
-"""Files of a sweep's own run in MLflow."""
+"""Uploads files to the sweep's own run in MLflow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, open_cl
 
 
 def log_report(uri: str, experiment: str, sweep: str, path: Path) -> None:
-    """Makes the file an artifact of the sweep's run. Raises `SweepError` where MLflow does not take it."""
+    """Uploads the file as an artifact of the sweep's run. Raises `SweepError` if MLflow does not take it."""
     try:
         client = open_client(uri)
         which = f"tags.`{SWEEP}` = '{quotable(sweep)}' and tags.`{ROLE}` = 'sweep'"

@@ -1,4 +1,4 @@
-"""What the tracker and the registry know of MLflow: its client, its limits, and its alphabet of names and values."""
+"""What tracker and registry share about MLflow: its client, its limits, and the characters of names and values."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ METRICS_PER_BATCH, ENTRIES_PER_BATCH = 1000, 100
 PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""
 DAMAGED = ("file is not a database", "disk image is malformed")
-"""What SQLite says of a file that it cannot read."""
+"""Parts of SQLite's errors for a damaged file."""
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
-"""MLflow's own retries would take minutes; ours go on for ever. Set unless the environment sets them."""
+"""Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set
+already are kept."""
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -150,8 +151,8 @@ def first_line(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """What the system or else the error's first line says, and what to do where a server did not take the login or
-    its own name, or where a file is damaged."""
+    """The error's first line, or the system's, and the next step: for a refused login, a refused host name, or a
+    damaged file."""
     if any(words in str(error) for words in DAMAGED):
         return (
             f"{first_line(error)}; restore the file, or move it away: then `babeltune resume SWEEP` records all of the "

@@ -39,7 +39,8 @@ EXAMPLE = "input_example.json"
 CARD_CHARACTERS = 5000
 """MLflow's limit for a version's description."""
 CLAIM_S = 300
-"""Many times what it takes to move an alias, and more than clocks of different machines differ by."""
+"""Seconds after which the claim of a dead process does not count. Moving an alias takes much less, and clocks of two
+machines differ by less."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ def register(
 
     Its card is the version's description, and an `MLmodel` beside the files lets `mlflow.pyfunc` load them.
 
-    The files become artifacts of the run (a server accepts no other source), in a folder named by their content, so
-    that registering the same files again gives the same version. The alias moves only from the version `replaces`
-    (None: there was none): MLflow has no compare-and-set, so it is read under a claim (`_claimed`) and once more after,
-    and `PromotionError` says who came in between, or what the store refused.
+    The files become artifacts of the run (a server accepts no other source). Their folder is named by their content,
+    so that registering the same files again gives the same version. The alias moves only from the version `replaces`
+    (None: there was none). MLflow has no compare-and-set, so the alias is read under a claim (`_claimed`) and once
+    more after. `PromotionError` names who came in between, or what the store refused.
     """
     path = registered_folder(folder)
     source = f"runs:/{run_id}/{path}"
@@ -133,12 +134,12 @@ def _width(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _claimed(client: MlflowClient, name: str, alias: str, version: str) -> Iterator[None]:
-    """Only one version at a time may move the alias, whichever storages and machines the promotions run on.
+    """Lets only one version at a time move the alias, whichever storages and machines the promotions run on.
 
-    Each writes its claim, a tag of its version, and then looks for those of others. Of two that overlap, the one that
-    looks last sees the other's claim, or it was taken back, and then the alias has moved already. So both may be turned
-    away, and never both succeed. The claim of one that died does not count after `CLAIM_S`; a process that stands
-    still for longer between two of its requests is what this does not guard against.
+    Each promotion writes its claim, a tag of its version, and then reads the claims of others. Of two that overlap, the
+    one that reads last sees the other's claim, or finds that the alias has moved. So both may be refused, but never
+    both succeed. The claim of a dead process does not count after `CLAIM_S`. A process that pauses for longer between
+    two requests is not guarded against.
     """
     tag = name_of(f"babeltune.claim.{alias}")
     now = time.time()

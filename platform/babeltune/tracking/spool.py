@@ -1,8 +1,8 @@
-"""The tracker's memory on disk: events as lines of a file, and how many of them the store has acknowledged.
+"""The tracker's spool: a file of events, one a line, and how many of them the store has acknowledged.
 
-Only appended to, by one process at a time. Beside it lies `<name>.sent`, replaced atomically at each acknowledgement:
-the offset up to which the store has everything, and what the sender wants to remember with it. It belongs to one
-store; with another one, everything is unsent.
+Lines are only appended, by one process at a time. Beside the spool lies `<name>.sent`, replaced atomically at each
+acknowledgement: the offset up to which the store has everything, and the sender's memo. It belongs to one store; for
+another store, every event is unsent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Spool:
                 self.offset, self.memo = known["offset"], known["memo"]
 
     def append(self, event: dict[str, Any]) -> None:
-        """Adds one line, the operating system's before it returns, so that it outlives this process; all or nothing."""
+        """Adds one line, all or nothing. The operating system has it before this returns, so it outlives the
+        process."""
         line = json.dumps(event, default=str).encode() + b"\n"
         rest = line
         try:
@@ -60,21 +61,21 @@ class Spool:
             return [line for line in file.readlines(limit) if line.endswith(b"\n")]
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Everything that was ever appended, but for lines that are no events."""
+        """Every event ever appended; lines that are no events are left out."""
         with self.path.open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):
                     yield json.loads(line)
 
     def acknowledge(self, lines: Sequence[bytes]) -> None:
-        """The store has these lines, the next ones after the offset."""
+        """Records that the store has these lines, the next ones after the offset."""
         offset = self.offset + sum(map(len, lines))
         sent = {"store": self._store, "offset": offset, "memo": self.memo}
         write_whole(self._sent, json.dumps(sent).encode())
         self.offset = offset
 
     def forget(self) -> None:
-        """Nothing is acknowledged, nothing remembered: the store has lost what it had."""
+        """Forgets all acknowledgements and the memo, because the store has lost its data."""
         self.offset, self.memo = 0, {}
 
     def close(self) -> None:

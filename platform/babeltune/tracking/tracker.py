@@ -1,14 +1,13 @@
 """The tracker: a sweep becomes a parent run of MLflow, its trials child runs.
 
-The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a
-local file, the *spool*; a background thread reads on from where the store last acknowledged it and sends what it
-finds, in batches. A dead server means that the spool grows and the thread tries again; opening a spool again replays
-what was not acknowledged. Memory stays bounded because the file is the queue.
+The training side must neither wait for a server nor lose a number to it. So every event first becomes a line of a local
+file, the *spool*. A background thread reads on from the last acknowledged line and sends what it finds, in batches. A
+dead server means that the spool grows and the thread tries again; opening a spool again replays what was not
+acknowledged. Memory stays bounded because the file is the queue.
 
-Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's
-SQL stores key a metric by (run, name, time, step, value), so a batch sent again adds nothing. Runs are looked up by
-their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)
-"""
+Nothing arrives twice, although an acknowledgement can get lost: steps and timestamps are the caller's, and MLflow's SQL
+stores key a metric by (run, name, time, step, value). So a batch that is sent again adds nothing. Runs are looked up by
+their tags before they are made. (MLflow's retired file store has no such key; MLflow 3 refuses it by default.)"""
 
 from __future__ import annotations
 
@@ -60,25 +59,25 @@ PARENT = ""
 """The key of the sweep's own run."""
 
 LINGER_S = 0.2
-"""How long the sender lets events gather."""
+"""Seconds that the sender lets events gather before it sends them."""
 RETRY_S = (0.5, 30.0)
-"""The first and the longest wait after a failure; it doubles in between."""
+"""Seconds of the first and the longest wait after a failure. The wait doubles in between."""
 READ_BYTES = 1 << 20
-"""Spool bytes that are sent before they are acknowledged."""
+"""Bytes of the spool that are sent in one piece before they are acknowledged."""
 _UNCLEAR = "BAD_REQUEST"
-"""What MLflow also says of a request in whose midst its database has gone."""
+"""MLflow's error code for a bad request, also if its database went away during the request."""
 _AGAIN_S = (0.5, 1.0, 2.0)
-"""The waits before such a request counts as refused."""
+"""Seconds of the waits before such a request counts as refused."""
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", _UNCLEAR, "MALFORMED_REQUEST", "INVALID_STATE"})
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Told:
-    """What a spool has of one run."""
+class SpooledRun:
+    """The events of one run in a spool."""
 
     steps: set[int] = field(default_factory=set)
-    """That have points."""
+    """Steps that have points."""
     ended: bool = False
 
 
@@ -150,11 +149,11 @@ class Tracker:
         found: str | None = self._spool.memo.get("runs", {}).get(_key(number))
         return found
 
-    def told(self) -> dict[str, Told]:
+    def spooled(self) -> dict[str, SpooledRun]:
         """What was put of each run, by earlier trackers on this spool too."""
-        found: dict[str, Told] = {}
+        found: dict[str, SpooledRun] = {}
         for event in self._spool.events():
-            known = found.setdefault(event["key"], Told())
+            known = found.setdefault(event["key"], SpooledRun())
             known.ended = event["do"] == "end" or (known.ended and event["do"] != "start")
             known.steps.update(point[0] for point in event.get("points", ()))
         return found

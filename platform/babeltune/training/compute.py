@@ -56,7 +56,7 @@ COUNTED = 4
 """Batches whose mean is the work of a step."""
 GIGA = 1e9
 REPEATS = 5
-"""Of a measured step, the fastest of which counts."""
+"""Repeats of a measured step; the fastest counts."""
 REFERENCE = (256, 384, 12, 4000)
 """Hidden width, width of the vectors, tokens of a sentence and vocabulary of the steps that measure the rates."""
 

@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 
 class EvaluationLeftError(Exception):
-    """An evaluation was told to stop. All ranks raise it."""
+    """A stop request ended an evaluation. All ranks raise it."""
 
 
 def dev_scores(

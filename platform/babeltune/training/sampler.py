@@ -1,9 +1,8 @@
 """Which pairs each step sees: a pure function of the seed and the step, the same on every rank.
 
-Each language pair has an endless stream of epochs, every epoch a fresh permutation or the rows in a given order; a
-step takes the next rows of one stream (`one_pair`) or of all streams (`mixed`). Streams are random access, so a trial
-resumes from its step number alone.
-"""
+Each language pair has an endless stream of epochs, every epoch a fresh permutation or the rows in a given order. A step
+takes the next rows of one stream (`one_pair`) or of all streams (`mixed`). Streams are random access, so a trial
+resumes from its step number alone."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ BLOCK = 1 << 14
 
 
 class Stream:
-    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average, or fewer
-    where an epoch would hold more than `LONGEST_EPOCH` times its rows; what counts is one weight over another.
+    """One language pair's rows, epoch after epoch. A row of weight w occurs w times per epoch on average, or fewer if
+    an epoch would hold more than `LONGEST_EPOCH` times its rows. Only the ratio of two weights counts.
 
     `order` [pairs], where given, sorts every epoch; rows of equal order stay in the file's.
     """
@@ -76,9 +75,8 @@ class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
     A language pair of one row has no negatives and is left out. One smaller than `global_batch` gives smaller batches,
-    so that none repeats a pair of weight 1 within an epoch; the last batch is cut to end at `total_pairs`, and left
-    out where only one pair would remain of it.
-    """
+    so that none repeats a pair of weight 1 within an epoch. The last batch is cut to end at `total_pairs`, and left out
+    if only one pair would remain of it."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """How fast a student encodes, measured once for each architecture: students of one shape are equally fast.
 
 On a CPU one thread encodes, and its own processor time counts, which other trials on the machine hardly change. The
-lane's process remembers what it found.
+worker group's process remembers what it found.
 """
 
 from __future__ import annotations

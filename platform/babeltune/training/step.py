@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 STEPS = (2, 4, 5)
 """Sixths of the pairs at which `schedule: steps` takes a tenth of the rate."""
 RATE = "rate"
-"""Of a group of parameters: how many times the learning rate it gets."""
+"""Key of a group of parameters: how many times the learning rate it gets."""
 STOP = "stop?"
 """Among the step's summed values: how many ranks want to stop."""
 PLATEAU = 3
 """Reports without a better score that `schedule: plateau` forgives, as Li's code does."""
 BETTER = 1e-4
-"""By so much of itself a score must be better (torch's `ReduceLROnPlateau`)."""
+"""The least relative improvement that counts (torch's `ReduceLROnPlateau`)."""
 
 
 def learning_rate_at(training: Training, seen: int, halvings: int = 0) -> float:
@@ -161,7 +161,7 @@ class TrainStep:
     device: torch.device
     optimizers: list[torch.optim.Optimizer] = field(init=False)
     halvings: int = 0
-    """Of `schedule: plateau`; who sees the reports sets it."""
+    """Halvings of `schedule: plateau`; the caller that sees the reports sets it."""
     stop: bool = False
     """Whether this rank wants all to stop after the next step."""
     stopping: bool = False

@@ -1,9 +1,8 @@
 """Trains one configuration on this rank's share of every global batch: the loop that all trials run.
 
-It needs only torch and transformers, so it runs in a lane's worker, under a profiler, or alone:
-`python -m babeltune.train FILE`. Randomness inside a step is a function of (seed, step, rank) and the
-batches are a function of (seed, step), so a trial resumes exactly from its tensors and its step number.
-"""
+It needs only torch and transformers, so it runs in a worker group's worker, under a profiler, or alone: `python -m
+babeltune.train FILE`. Randomness inside a step is a function of (seed, step, rank), and the batches are a function of
+(seed, step). So a trial resumes exactly from its tensors and its step number."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 POINTS_PER_REPORT = 20
 STOP_POLL_INTERVAL_S = 1.0
-"""Seconds between two looks whether the trial was told to stop."""
+"""Seconds between two checks for a stop request."""
 PROGRESS_INTERVAL_S = 2.0
 """Seconds between notes of how far a trial is."""
 VISIBILITY_TIMEOUT_S = 90.0
@@ -71,8 +70,8 @@ class Reporter(Protocol):
         ...
 
     def stopped(self) -> bool:
-        """Whether the trial was told to stop since its last report; rank 0, if it does not hang, asks about once a
-        second."""
+        """Whether a stop was requested since the last report. Rank 0 asks about once a second while it makes
+        progress."""
         ...
 
 
@@ -103,7 +102,7 @@ class TrialTrainer:
         self.noted = self.cleaned = -math.inf
         self.looked = time.monotonic()
         self.interval: Interval | None = None
-        """Where a stop cut the training between two reports, until it goes on."""
+        """The interval that a stop cut between two reports, until training goes on."""
         self.facts: dict[str, Scalar] = {
             "world_size": ranks.world,
             "backend": ranks.backend,
@@ -224,7 +223,7 @@ class TrialTrainer:
         return best is not None and draft.index - best.index >= patience
 
     def train(self) -> list[Report]:
-        """Trains to the end or until it is told to stop; returns all reports."""
+        """Trains to the end or until a stop is requested; returns all reports."""
         trial, schedule = self.trial, self.schedule
         milestones = schedule.milestones(trial.training.reports)
         done = self.reports[-1].step if self.reports else 0
@@ -329,7 +328,7 @@ class TrialTrainer:
             self.cleaned = time.monotonic()
 
     def poll_stop_while_evaluating(self) -> None:
-        """Rank 0's sign of life while it evaluates; `EvaluationLeftError` when it is told to stop."""
+        """Rank 0's heartbeat while it evaluates; raises `EvaluationLeftError` when a stop is requested."""
         if self.ranks.rank == 0 and time.monotonic() - self.looked > PROGRESS_INTERVAL_S:
             self.looked = time.monotonic()
             if self.reporter.stopped():
@@ -343,7 +342,7 @@ class TrialTrainer:
         return self.reporter.stopped()
 
     def note_progress(self, step: int, values: Mapping[str, float], *, now: bool = False) -> None:
-        """Leaves step and loss in `progress.json` now and then, or `now`, for who looks on between reports."""
+        """Writes step and loss to `progress.json` now and then, or `now`, for readers between reports."""
         if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_INTERVAL_S and not now):
             return
         self.noted = time.monotonic()

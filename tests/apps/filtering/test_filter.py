@@ -46,12 +46,12 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
     source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
     pairs = Pairs(source=source, target=target, read=len(source), digest="")
     settings = Settings(k=k, margin=margin)
-    found = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *told: None)
+    found = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *noted: None)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     if margin == "ratio":
         assert np.isnan(found).any() == (k == 50)
     assert sorted(given) == sorted({*source, *target})
-    again = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *told: None)
+    again = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *noted: None)
     assert len(given) == len({*source, *target}), "vectors stay on disk"
     np.testing.assert_array_equal(again, found)
 

@@ -51,7 +51,7 @@ def test_every_reason_is_counted():
     assert none.read == 5
 
 
-def test_english_is_told_among_the_languages_that_are_sensible():
+def test_english_is_recognised_among_the_languages_that_are_sensible():
     texts = ["The cat sleeps on the old sofa.", "Le chat dort sur le vieux canapé.", "ok"]
     every, few = select.language_identifier(), None
     assert [every(text) for text in texts[:2]] == ["en", "fr"]

@@ -68,12 +68,12 @@ def write(path, lines):
 
 
 def run(tmp_path, source, target, **settings):
-    told = []
+    noted = []
     done = mine.mine(
         source, target, (TOY, TOY), tmp_path / "out.tsv", mine.Settings(**settings), tmp_path / "storage",
-        lambda *a: told.append(a),
+        lambda *a: noted.append(a),
     )  # fmt: skip
-    return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], told
+    return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], noted
 
 
 # Reading
@@ -160,7 +160,7 @@ def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_p
     text = sentences(60)
     source = write(tmp_path / "s.txt", [*text[:40], *text[:5], "", b"\xff"])
     target = write(tmp_path / "t.txt.gz", [*reversed([line.upper() for line in text[:30]]), *text[40:]])
-    done, rows, told = run(tmp_path, source, target, margin="absolute", threshold=0.999)
+    done, rows, noted = run(tmp_path, source, target, margin="absolute", threshold=0.999)
     assert {(s, t) for _, s, t in rows} == {(line, line.upper()) for line in text[:30]}
     scores = [float(score) for score, _, _ in rows]
     assert scores == sorted(scores, reverse=True)
@@ -168,8 +168,8 @@ def test_known_pairs_are_found_best_first_whatever_surrounds_them(encoded, tmp_p
     assert done["source"]["repeated"] == 5
     assert done["source"]["not_utf8"] == 1
     assert not list(mine.warnings_about(done))
-    assert ("encoding sources", 40, 40) in told
-    assert told[-1] == ("searching", 40 * 50, 40 * 50)
+    assert ("encoding sources", 40, 40) in noted
+    assert noted[-1] == ("searching", 40 * 50, 40 * 50)
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["vectors"], "no text is left behind"
 
 
@@ -191,9 +191,9 @@ def test_an_interrupted_run_encodes_only_what_is_missing(encoded, tmp_path, monk
     assert not (tmp_path / "out.tsv").exists()
     assert encoded == text[:24]
     encoded.clear()
-    done, rows, told = run(tmp_path, source, target)
+    done, rows, noted = run(tmp_path, source, target)
     assert encoded == [*text[24:], *(line.upper() for line in text)]
-    assert told[2] == ("encoding sources", 24, 40)
+    assert noted[2] == ("encoding sources", 24, 40)
     encoded.clear()
     again, same, _ = run(tmp_path, source, target)
     assert (encoded, again, same) == ([], done, rows)
@@ -269,12 +269,12 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
 @pytest.mark.parametrize("count", [0, 1, 2500])
 def test_lines_become_rows_of_a_numpy_file_as_they_come(encoded, tmp_path, count):
     lines = [f"{line}\n".encode() for line in sentences(count)]
-    told = []
-    done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: told.append(a))
+    noted = []
+    done = mine.encode(io.BytesIO(b"".join(lines)), TOY, tmp_path / "v.npy", lambda *a: noted.append(a))
     found = np.load(tmp_path / "v.npy", mmap_mode="r")
     assert (found.shape, found.dtype, done["rows"]) == ((count, 16), np.float32, count)
     assert np.array_equal(found, np.array([vector_of(line.decode()) for line in lines]).reshape(count, 16))
-    assert len(told) == -(-count // mine.BATCH)
+    assert len(noted) == -(-count // mine.BATCH)
 
 
 def test_a_line_that_is_not_utf8_keeps_its_row(encoded, tmp_path):
@@ -300,7 +300,7 @@ class Routed:
         return np.full((len(texts), 2), len(task or ""))
 
 
-def test_a_model_with_layers_for_each_language_is_told_the_language(monkeypatch, tmp_path):
+def test_a_model_with_layers_for_each_language_gets_the_language(monkeypatch, tmp_path):
     monkeypatch.setattr(vectors, "_loaded", lambda folder: Routed())
     (tmp_path / "2_Router").mkdir()
     (tmp_path / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "2_Router"}]))
@@ -319,7 +319,7 @@ def test_a_model_with_layers_for_each_language_is_told_the_language(monkeypatch,
     ("kind", "rows", "recall", "first"), [("ivf", 700, 0.9, 0.99), ("hnsw", 700, 0.99, 0.99), ("pq", 9_984, 0.8, 0.99)]
 )
 def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind, rows, recall, first):
-    """`first` of the nearest, which are translations, and `recall` of the four nearest, of which three are chance."""
+    """`first` of the nearest, which are translations, and `recall` of the four nearest; three of these are chance."""
     pytest.importorskip("faiss")
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 16)).astype(np.float32)
@@ -335,7 +335,7 @@ def test_what_an_index_finds_has_exact_scores_and_is_most_of_what_there_is(kind,
 
 
 @pytest.mark.trap(26)
-def test_sentences_of_which_an_index_finds_too_few_are_searched_exactly(monkeypatch):
+def test_sentences_with_too_few_finds_in_an_index_are_searched_exactly(monkeypatch):
     """D26: faiss's -1 is nobody, and neither the last sentence nor a neighbour."""
 
     class Silent:
@@ -360,11 +360,11 @@ def test_the_sample_that_an_index_learns_from_is_bounded():
 def test_an_index_says_how_far_it_is(monkeypatch):
     pytest.importorskip("faiss")
     monkeypatch.setattr(index, "BLOCK", 16)
-    told = []
+    noted = []
     x, y = (np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32) for rows in (30, 40))
-    index.through_index(x, y, 2, "hnsw", lambda *a: told.append(a))
-    assert [done for done, _ in told] == [16, 32, 40, 56, 70, 86, 100, 116, 132, 140]
-    assert {of for _, of in told} == {140}
+    index.through_index(x, y, 2, "hnsw", lambda *a: noted.append(a))
+    assert [done for done, _ in noted] == [16, 32, 40, 56, 70, 86, 100, 116, 132, 140]
+    assert {of for _, of in noted} == {140}
 
 
 def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monkeypatch, tmp_path):
@@ -388,23 +388,23 @@ def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
         text, _ = read_sentences(write(tmp_path / name, sentences(30, seed)), tmp_path / f"{name}.spill")
         sides.append(embed(text, TOY, tmp_path / "root", tmp_path))
     sides = tuple(sides)
-    told = []
+    noted = []
 
     def stop(*counts):
-        told.append(counts)
-        if len(told) == 2:
+        noted.append(counts)
+        if len(noted) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(resumable_search, "EVERY", 0.0)
     monkeypatch.setattr(resumable_search, "SHARE", 1e9)
     with pytest.raises(KeyboardInterrupt):
         both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, stop)
-    found = both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, lambda *a: told.append(a))
+    found = both_ways_by_ray(ResumableSearch(tmp_path, sides, 4, size=(16, 16)), sides, lambda *a: noted.append(a))
     whole = both_ways(*map(joined, sides), 4)
     assert torch.equal(found.forward.index, whole.forward.index)
     assert torch.equal(found.backward.index, whole.backward.index)
-    assert told[-1] == (900, 900)
-    assert len(told) == 4, "no block is searched twice"
+    assert noted[-1] == (900, 900)
+    assert len(noted) == 4, "no block is searched twice"
 
 
 @pytest.mark.usefixtures("offline")
@@ -423,18 +423,18 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     monkeypatch.setattr(mine, "ResumableSearch", functools.partial(ResumableSearch, size=(16, 16)))
 
     def mined(name, cluster):
-        told = []
+        noted = []
         done = mine.mine(
             *given, (model, model), tmp_path / name, settings, tmp_path / f"{name}.storage",
-            lambda *a: told.append(a), cluster=cluster,
+            lambda *a: noted.append(a), cluster=cluster,
         )  # fmt: skip
-        assert told[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], told[-1][2])
-        assert [what for what, _, _ in told].count("searching") == 9
+        assert noted[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], noted[-1][2])
+        assert [what for what, _, _ in noted].count("searching") == 9
         return {**done, "out": ""}, (tmp_path / name).read_bytes()
 
     here = mined("here.tsv", None)
     address = ray.get_runtime_context().gcs_address
-    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), lanes=1))
+    there = mined("there.tsv", Cluster(address=address, storage=str(tmp_path / "cluster"), worker_groups=1))
     assert there == here
     assert here[0]["pairs"] == len(here[1].splitlines()) > 10
 

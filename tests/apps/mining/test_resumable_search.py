@@ -59,11 +59,11 @@ def test_an_interrupted_search_goes_on_with_the_blocks_that_are_not_done(
         both_ways_resumable(ResumableSearch(tmp_path, sides, 3, precision, size=SIZE))
     assert len(blocks) == stops
     blocks.clear()
-    told = []
-    found = both_ways_resumable(ResumableSearch(tmp_path, sides, 3, precision, size=SIZE), lambda *a: told.append(a))
+    noted = []
+    found = both_ways_resumable(ResumableSearch(tmp_path, sides, 3, precision, size=SIZE), lambda *a: noted.append(a))
     assert len(blocks) == again
-    assert told[-1] == (40 * 50, 40 * 50)
-    assert told[0][0] > 40 * 50 - sum(block.cosines for block in blocks)
+    assert noted[-1] == (40 * 50, 40 * 50)
+    assert noted[0][0] > 40 * 50 - sum(block.cosines for block in blocks)
     whole = both_ways(*map(joined, sides), 3)
     for ours, exact in ((found.forward, whole.forward), (found.backward, whole.backward)):
         assert torch.equal(ours.index, exact.index)

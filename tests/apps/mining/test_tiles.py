@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def vectors(rows, dim, seed, repeats=0):
-    """Random vectors of any length, the last `repeats` of which repeat earlier ones."""
+    """Random vectors of any length, whose last `repeats` repeat earlier ones."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows, dim)).astype(np.float32) * rng.uniform(0.5, 2, (rows, 1)).astype(np.float32)
     if repeats:
@@ -269,10 +269,10 @@ def test_what_cannot_be_compared_is_refused():
 
 
 def test_progress_counts_every_cosine():
-    told = []
-    both_ways(vectors(30, 4, 0), vectors(20, 4, 1), 2, tile=(16, 16), progress=lambda *a: told.append(a))
-    assert told[-1] == (600, 600)
-    assert len(told) == 4
+    noted = []
+    both_ways(vectors(30, 4, 0), vectors(20, 4, 1), 2, tile=(16, 16), progress=lambda *a: noted.append(a))
+    assert noted[-1] == (600, 600)
+    assert len(noted) == 4
 
 
 def test_the_tiles_bound_what_is_read_at_a_time(monkeypatch):

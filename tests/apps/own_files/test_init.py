@@ -204,7 +204,7 @@ def test_a_score_and_an_address_are_no_languages(make, text):
     assert make("m.tsv").files[0].columns == {"rus": "2", "eng": "3"}
 
 
-def test_a_column_whose_name_is_another_language_is_told(make, text):
+def test_a_column_whose_name_is_another_language_is_named(make, text):
     put(make.folder / "a.tsv", [("eng", "fra"), *pairs(text, "fra", "eng")])
     assert any("column 'eng' reads as fra" in note for note in make("a.tsv").notes)
 
@@ -254,7 +254,7 @@ def test_a_table_with_one_language_says_how_to_name_another(make, text):
         make("a.tsv")
 
 
-def test_a_column_that_is_not_there_is_told_with_those_that_are(make, text):
+def test_a_column_that_is_not_there_is_named_with_those_that_are(make, text):
     put(make.folder / "a.tsv", [("french", "english"), *pairs(text, "fra", "eng")])
     with pytest.raises(BabeltuneError, match=r"no column 'frensh'.*did you mean 'french'"):
         make("a.tsv", columns={"fra": "frensh", "eng": "english"})

@@ -1,4 +1,5 @@
-"""A real sweep on a lane of two gloo workers: what it leaves, and how it is continued; and two lanes of two."""
+"""A real sweep on a worker group of two gloo workers: what it leaves, and how it is continued; and two worker groups of
+two."""
 
 import contextlib
 import functools
@@ -63,8 +64,8 @@ def ends(folder):
 
 
 def on_one_worker(sweep, cluster):
-    """The same sweep where lanes start fastest."""
-    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, lanes=1)
+    """The same sweep where worker groups start fastest."""
+    return replace(sweep, budget=replace(sweep.budget, workers=1)), replace(cluster, worker_groups=1)
 
 
 def with_trials(sweep, trials):
@@ -139,11 +140,11 @@ def test_a_run_has_forty_metrics_and_a_file_with_all(searched):
     _, folder = searched
     client, _, children = runs_of(folder)
     run = children["0"]
-    told, every = run.data.metrics, {n for r in read_reports(folder.trial(0)) for n in r.metrics}
-    assert len(told) <= 40
-    assert {"objective", "dev/everyday/accuracy", "train/loss"} <= set(told)
+    logged, every = run.data.metrics, {n for r in read_reports(folder.trial(0)) for n in r.metrics}
+    assert len(logged) <= 40
+    assert {"objective", "dev/everyday/accuracy", "train/loss"} <= set(logged)
     files = [f.path for f in client.list_artifacts(run.info.run_id)]
-    assert ("metrics.parquet" in files) == bool(every - set(told))
+    assert ("metrics.parquet" in files) == bool(every - set(logged))
     if "metrics.parquet" in files:
         table = pq.read_table(client.download_artifacts(run.info.run_id, "metrics.parquet")).to_pylist()
         assert {row["metric"] for row in table} >= every
@@ -238,13 +239,13 @@ def test_resume_makes_again_what_is_said_to_be_made_again(copied):
     assert rows() == before
 
 
-def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied, tmp_path):
+def test_what_a_driver_recorded_and_did_not_send_is_sent_by_the_next_one(copied, tmp_path):
     """It died between the ledger and the spool; the report and the end of a trial are in MLflow all the same."""
     sweep, folder, _ = copied
     spool, store = folder.path / "spool.jsonl", f"sqlite:///{tmp_path}/other.db"
-    told = [json.loads(line) for line in spool.read_text(encoding="utf-8").splitlines()]
-    last = max(number for number, event in enumerate(told) if event["key"] == "3" and event["do"] == "metrics")
-    kept = [event for number, event in enumerate(told) if event["key"] != "3" or number < last]
+    noted = [json.loads(line) for line in spool.read_text(encoding="utf-8").splitlines()]
+    last = max(number for number, event in enumerate(noted) if event["key"] == "3" and event["do"] == "metrics")
+    kept = [event for number, event in enumerate(noted) if event["key"] != "3" or number < last]
     spool.write_text("".join(json.dumps(event) + "\n" for event in kept), encoding="utf-8")
     outcome(folder.trial(3), "running")
     prepared = read_prepared(folder.prepared)
@@ -261,7 +262,7 @@ def test_what_a_driver_recorded_and_did_not_tell_is_told_by_the_next_one(copied,
     with Recorder(sweep, folder, prepared, Tracker(store, spool, sweep.name), {}) as again:
         again.complete = True
     more = [json.loads(line) for line in spool.read_bytes()[size:].splitlines()]
-    assert "3" not in {event["key"] for event in more}, "it is told once"
+    assert "3" not in {event["key"] for event in more}, "it is sent once"
 
 
 @pytest.mark.long
@@ -343,10 +344,10 @@ def test_who_started_it_with_nohup_may_leave():
 @pytest.mark.usefixtures("heeded_hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
-    handler, heard, ended = signal.getsignal(number), [], []
+    handler, noticed, ended = signal.getsignal(number), [], []
 
     def block(times):
-        with interrupts(lambda: heard.append(times)) as asked:
+        with interrupts(lambda: noticed.append(times)) as asked:
             for _ in range(times):
                 signal.raise_signal(number)
             assert asked() == (times > 0)
@@ -357,14 +358,14 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     with pytest.raises(KeyboardInterrupt):
         block(2)
     assert ended == [0, 1], "the second cuts it off"
-    assert heard == [1, 2]
+    assert noticed == [1, 2]
     assert signal.getsignal(number) is handler
 
 
 def test_a_sweep_that_does_not_fit_is_refused_before_anything_is_prepared(copied):
     sweep, _, cluster = copied
     large = replace(sweep, seed=9, budget=replace(sweep.budget, workers=64))
-    with pytest.raises(ClusterError, match=r"a lane of 64 workers .* does not fit"):
+    with pytest.raises(ClusterError, match=r"a worker group of 64 workers .* does not fit"):
         submit(large, cluster)
     assert not SweepFolder(cluster.folder / "sweeps" / sweep_id(large)).prepared.exists()
 
@@ -385,7 +386,7 @@ def test_the_log_says_from_which_checkpoint_a_trial_goes_on(tmp_path):
     assert _beginning(tmp_path) == damaged
 
 
-def test_a_stop_during_preparation_is_heard(copied):
+def test_a_stop_during_preparation_is_noticed(copied):
     sweep, folder, cluster = copied
     sweep, cluster = on_one_worker(replace(with_trials(sweep, 1), seed=7), cluster)
     stopped = submit(sweep, cluster, watch=lambda board: board.folder.stop_request.touch())
@@ -394,7 +395,7 @@ def test_a_stop_during_preparation_is_heard(copied):
     assert not stopped.prepared.exists()
 
 
-def test_a_stop_is_heard_by_a_driver_that_is_starting(copied, monkeypatch):
+def test_a_stop_is_noticed_by_a_driver_that_is_starting(copied, monkeypatch):
     sweep, folder, cluster = copied
     connect = driver.connected
     starting = replace(with_trials(sweep, 1), seed=8)
@@ -428,17 +429,17 @@ class LeaseActor:
 
 
 @pytest.mark.long
-def test_a_stop_is_heard_while_another_sweep_holds_the_cluster(copied, monkeypatch):
-    """By the tasks of the preparation, and by the lanes that cannot open."""
+def test_a_stop_is_noticed_while_another_sweep_holds_the_cluster(copied, monkeypatch):
+    """By the tasks of the preparation, and by the worker groups that cannot open."""
     monkeypatch.setattr("babeltune.sweep.workers.pool.NO_ROOM_NOTICE_S", 0.5)
     sweep, _, cluster = copied
     sweep, cluster = on_one_worker(with_trials(sweep, 5), cluster)
     for seed, waiting in ((7, "scoring the untrained student"), (sweep.seed, "the cluster has no room")):
         asked = replace(sweep, seed=seed)
         folder = SweepFolder(cluster.folder / "sweeps" / sweep_id(asked))
-        heard = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)
+        noticed = functools.partial(lambda folder, words: words in read_log(folder), folder, waiting)
         with all_cpus_held():
-            stopping = when(heard, folder.stop_request.touch)
+            stopping = when(noticed, folder.stop_request.touch)
             assert submit(asked, cluster).state() == "stopped"
         stopping.join(PATIENCE_S)
     _, parent, _ = runs_of(folder)
@@ -512,7 +513,7 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
         assert one == other
 
 
-def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny, tmp_path):
+def test_a_trial_in_a_used_group_equals_the_same_in_a_fresh_one(ray_cluster, tiny, tmp_path):
     """Bit for bit, although another one came between, which left everything in disorder."""
     sweep, prepared = tiny
     other = replace(
@@ -541,7 +542,7 @@ def test_a_trial_in_a_used_lane_equals_the_same_in_a_fresh_one(ray_cluster, tiny
 
 
 @pytest.mark.long
-def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
+def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_killed(ray_cluster, tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, reports=4), student=replace(sweep.student, dropout=0.1))
     folder = SweepFolder(tmp_path / "sweep")
@@ -552,7 +553,7 @@ def test_two_lanes_of_two_train_the_same_weights_although_a_worker_of_one_is_kil
     places = {name: tmp_path / name for name in names}
     reports = {name: [] for name in names}
     run = "babeltune.sweep.workers.run_trial:run"
-    storage = tmp_path / "lanes"
+    storage = tmp_path / "groups"
     with WorkerPool(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
         for name in names:
             places[name].mkdir()

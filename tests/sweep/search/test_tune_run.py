@@ -34,13 +34,13 @@ def pool(ray_cluster, tmp_path_factory):
         cpus_per_worker=1,
         gpus_per_worker=0,
         run_trial="toy_trials:train",
-        storage=tmp_path_factory.mktemp("lanes"),
+        storage=tmp_path_factory.mktemp("groups"),
     ) as opened:
         yield opened
 
 
 class OneAtATime:
-    """The lanes as one lane: none is free while any is busy."""
+    """The pool as one worker group: none is free while any is busy."""
 
     def __init__(self, pool):
         self._pool = pool
@@ -53,7 +53,7 @@ class OneAtATime:
 
 
 @pytest.fixture
-def one_lane(pool):
+def one_group(pool):
     wait_until_free(pool, pool.count)
     return OneAtATime(pool)
 
@@ -129,17 +129,17 @@ def test_a_sweep_runs_its_trials_and_keeps_the_value_at_the_largest_budget(pool,
     assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
 
 
-def test_what_a_listener_returns_is_kept_with_the_trial(one_lane, tmp_path):
-    run(tmp_path, one_lane, a_sweep(), 1, lambda event, number, info: {"mlflow": f"run-{number}"})
+def test_what_a_listener_returns_is_kept_with_the_trial(one_group, tmp_path):
+    run(tmp_path, one_group, a_sweep(), 1, lambda event, number, info: {"mlflow": f"run-{number}"})
     assert open_study(tmp_path, a_sweep()).get_trials()[0].user_attrs["mlflow"] == "run-0"
 
 
 @pytest.mark.trap(38)
-def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_path):
+def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
     events = Events()
-    assert run(tmp_path, one_lane, sweep, 6, events)
+    assert run(tmp_path, one_group, sweep, 6, events)
     trials = open_study(tmp_path, sweep).get_trials()
     found = [trial.state.name for trial in trials]
     assert [trial.params["x"] for trial in trials] == [point["x"] for point in points]
@@ -150,10 +150,10 @@ def test_asha_stops_the_worse_trials_and_optuna_calls_them_pruned(one_lane, tmp_
     assert json.loads((tmp_path / "t0003" / "checkpoint.json").read_text())["index"] == 1
 
 
-def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_lane, tmp_path):
+def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.5, 0.6, 0.7, 0.1, 0.9))
     sweep = a_sweep(sampler=Sampler(kind="random", points=points), scheduler=Scheduler(kind="expected_regret"))
-    assert run(tmp_path, one_lane, sweep, 5)
+    assert run(tmp_path, one_group, sweep, 5)
     trials = open_study(tmp_path, sweep).get_trials()
     pruned = [trial.number for trial in trials if trial.state == TrialState.PRUNED]
     assert pruned == [3]
@@ -161,19 +161,19 @@ def test_a_trial_that_is_expected_to_gain_nothing_is_stopped(one_lane, tmp_path)
     assert trials[4].value == pytest.approx(0.9)
 
 
-def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_lane, tmp_path):
+def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_group, tmp_path):
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.7, 0.1, 0.95, 0.05))
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=3), sampler=Sampler(kind="random", points=points))
-    run(tmp_path / "whole", one_lane, sweep, 6)
+    run(tmp_path / "whole", one_group, sweep, 6)
     asked, events = threading.Event(), Events()
 
     def listen(event, number, info):
         if (event, number) == ("report", 3):
             asked.set()
 
-    assert not run(tmp_path / "cut", one_lane, sweep, 6, listen, stop=asked.is_set)
+    assert not run(tmp_path / "cut", one_group, sweep, 6, listen, stop=asked.is_set)
     assert states(tmp_path / "cut", sweep)[3] == TrialState.RUNNING
-    assert run(tmp_path / "cut", one_lane, sweep, 6, events)
+    assert run(tmp_path / "cut", one_group, sweep, 6, events)
     assert states(tmp_path / "cut", sweep) == states(tmp_path / "whole", sweep)
     assert events.all[0][:2] == ("start", 3)
     assert events.all[1] == (
@@ -186,7 +186,7 @@ def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_lane, tm
 
 
 @pytest.mark.trap(32)
-def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(one_lane, tmp_path):
+def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(one_group, tmp_path):
     orders = {
         1: {"nan": 2},
         2: {"missing": True},
@@ -194,7 +194,7 @@ def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(
         4: {"orders": {"kind": "raise", "rank": 0, "at": 2}},
         5: {"collapse": 2},
     }
-    run(tmp_path, one_lane, a_sweep(), 7, assignment=lambda number, _: orders.get(number, {}))
+    run(tmp_path, one_group, a_sweep(), 7, assignment=lambda number, _: orders.get(number, {}))
     trials = open_study(tmp_path, a_sweep()).get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", *["FAIL"] * 4, "PRUNED", "COMPLETE"]
     reasons = [trial.user_attrs.get("reason", "") for trial in trials]
@@ -205,20 +205,20 @@ def test_a_trial_without_a_finite_objective_fails_and_a_collapsed_one_is_pruned(
     assert reasons[5] == "collapsed: all vectors are alike"
 
 
-def test_tune_forgets_the_figures_of_trials_that_have_ended(one_lane, tmp_path, monkeypatch):
+def test_tune_forgets_the_figures_of_trials_that_have_ended(one_group, tmp_path, monkeypatch):
     ended, tune_run = [], tune.run
     monkeypatch.setattr(tune, "run", lambda *given, **settings: ended.extend(tune_run(*given, **settings).trials))
-    run(tmp_path, one_lane, a_sweep(), 3, assignment=lambda number, _: {"nan": 2} if number == 1 else {})
+    run(tmp_path, one_group, a_sweep(), 3, assignment=lambda number, _: {"nan": 2} if number == 1 else {})
     assert len(ended) == 3
     assert all(trial.last_result for trial in ended)
     assert [(trial.metric_analysis, trial.metric_n_steps) for trial in ended] == [({}, {})] * 3
 
 
-def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp_path):
+def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_group, tmp_path):
     with pytest.raises(SweepError, match=r"all of the first \d trials failed: \d× the loss is nan at step 7"):
         run(
             tmp_path,
-            one_lane,
+            one_group,
             a_sweep(),
             50,
             assignment=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {"missing": True},
@@ -226,7 +226,7 @@ def test_a_sweep_whose_trials_all_fail_stops_and_names_the_reasons(one_lane, tmp
     assert len(states(tmp_path, a_sweep())) < 10
 
 
-def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(one_lane, tmp_path, monkeypatch):
+def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(one_group, tmp_path, monkeypatch):
     kept = []
 
     def refuse(self, *_, **__):
@@ -236,22 +236,22 @@ def test_a_sweep_that_gave_up_says_so_although_tune_cannot_keep_its_own_state(on
 
     monkeypatch.setattr(OptunaSearcher, "save_to_dir", refuse)
     with pytest.raises(SweepError, match="all of the first 5 trials failed"):
-        run(tmp_path, one_lane, a_sweep(), 12, assignment=lambda *_: {"orders": {"kind": "refuse", "at": 1}})
+        run(tmp_path, one_group, a_sweep(), 12, assignment=lambda *_: {"orders": {"kind": "refuse", "at": 1}})
     assert kept[-1] is not None, "Tune has met the error"
 
 
-def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_lane, tmp_path):
+def test_a_sweep_that_gave_up_counts_anew_once_what_broke_is_mended(one_group, tmp_path):
     broken = {"orders": {"kind": "refuse", "at": 1}}
     with pytest.raises(
         SweepError, match=r"all of the first 5 trials failed: .*mend what broke, then `babeltune resume`"
     ):
-        run(tmp_path, one_lane, a_sweep(), 12, assignment=lambda *_: broken)
-    assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.1)), 12)
+        run(tmp_path, one_group, a_sweep(), 12, assignment=lambda *_: broken)
+    assert run(tmp_path, one_group, a_sweep(budget=Budget(failures=0.1)), 12)
     names = [state.name for state in states(tmp_path, a_sweep())]
     assert names == ["FAIL"] * 5 + ["COMPLETE"] * 7
 
 
-def test_failures_before_a_stop_are_counted_when_the_sweep_goes_on(one_lane, tmp_path):
+def test_failures_before_a_stop_are_counted_when_the_sweep_goes_on(one_group, tmp_path):
     sweep, events = a_sweep(budget=Budget(failures=0.5)), Events()
 
     def broken(number, _):
@@ -260,20 +260,20 @@ def test_failures_before_a_stop_are_counted_when_the_sweep_goes_on(one_lane, tmp
     def three_ended():
         return len(events.of("end")) >= 3
 
-    assert not run(tmp_path, one_lane, sweep, 12, events, assignment=broken, stop=three_ended)
+    assert not run(tmp_path, one_group, sweep, 12, events, assignment=broken, stop=three_ended)
     assert states(tmp_path, sweep)[:3] == [TrialState.FAIL] * 3
     with pytest.raises(SweepError, match=r"3 of the first 5 trials failed: 3× the loss is nan at step 7"):
-        run(tmp_path, one_lane, sweep, 12, assignment=broken)
+        run(tmp_path, one_group, sweep, 12, assignment=broken)
 
 
-def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_lane, tmp_path):
+def test_a_sweep_with_the_budgets_share_of_failures_fails_at_its_end_too(one_group, tmp_path):
     """Where there are too few trials to give up before."""
 
     def search_again():
         with pytest.raises(SweepError, match=r"3 of the first 4 trials failed: 3× the loss is nan at step 7"):
             run(
                 tmp_path,
-                one_lane,
+                one_group,
                 a_sweep(budget=Budget(failures=0.5)),
                 4,
                 assignment=lambda number, _: {"orders": {"kind": "refuse", "at": 1}} if number else {},
@@ -282,25 +282,25 @@ def test_a_sweep_of_which_the_budgets_share_has_failed_fails_at_its_end_too(one_
     search_again()
     assert [state.name for state in states(tmp_path, a_sweep())] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
     search_again()
-    assert run(tmp_path, one_lane, a_sweep(budget=Budget(failures=0.8)), 4)
+    assert run(tmp_path, one_group, a_sweep(budget=Budget(failures=0.8)), 4)
 
 
-def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_lane, tmp_path):
+def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp_path):
     def assignment(number, _):
         if number == 1:
             raise MethodError("alpha, beta and gamma are all 0: nothing is learned")
         return {}
 
     events = Events()
-    assert run(tmp_path, one_lane, a_sweep(), 4, events, assignment=assignment)
+    assert run(tmp_path, one_group, a_sweep(), 4, events, assignment=assignment)
     states_of = [state.name for state in states(tmp_path, a_sweep())]
     assert states_of == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert 1 not in {number for _, number, _ in events.all}
     assert open_study(tmp_path, a_sweep()).get_trials()[1].user_attrs["reason"].startswith("alpha, beta and gamma")
-    assert run(tmp_path, one_lane, a_sweep(), 5, assignment=assignment)
+    assert run(tmp_path, one_group, a_sweep(), 5, assignment=assignment)
 
 
-def test_a_lane_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
+def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []
     with WorkerPool(
@@ -309,7 +309,7 @@ def test_a_lane_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_clu
         cpus_per_worker=0,
         gpus_per_worker=0,
         run_trial="toy_trials:train",
-        storage=tmp_path / "lanes",
+        storage=tmp_path / "groups",
         note=notes.append,
     ) as pool:
 
@@ -319,12 +319,12 @@ def test_a_lane_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_clu
                 ray.kill(worker_group.controller)
 
         assert run(tmp_path, pool, a_sweep(), 3, kill_it)
-    assert re.search(r"^lane \S+ ended \(.*\) and is started again$", notes[0])
+    assert re.search(r"^worker group \S+ ended \(.*\) and is started again$", notes[0])
 
 
-def test_a_killed_worker_is_not_noticed_by_the_search(one_lane, tmp_path):
+def test_a_killed_worker_is_not_noticed_by_the_search(one_group, tmp_path):
     events, killed = Events(), {"orders": {"kind": "kill_once", "rank": 0, "at": 2}}
-    run(tmp_path, one_lane, a_sweep(), 2, events, assignment=lambda number, _: {} if number else killed)
+    run(tmp_path, one_group, a_sweep(), 2, events, assignment=lambda number, _: {} if number else killed)
     trials = open_study(tmp_path, a_sweep()).get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
     assert len((tmp_path / "t0000" / "starts.jsonl").read_text().splitlines()) == 2
@@ -381,16 +381,16 @@ def test_a_request_to_stop_leaves_running_trials_resumable(pool, tmp_path):
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
 
 
-def test_no_trial_starts_after_the_time_is_up_and_running_ones_finish(one_lane, tmp_path):
+def test_no_trial_starts_after_the_time_is_up_and_running_ones_finish(one_group, tmp_path):
     events = Events()
-    assert not run(tmp_path, one_lane, a_sweep(), 9, events, no_more=lambda: len(events.of("start")) >= 2)
+    assert not run(tmp_path, one_group, a_sweep(), 9, events, no_more=lambda: len(events.of("start")) >= 2)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe"])
-def test_replaying_the_recorded_order_gives_the_same_proposals(one_lane, tmp_path, kind):
+def test_replaying_the_recorded_order_gives_the_same_proposals(one_group, tmp_path, kind):
     sweep = a_sweep(sampler=Sampler(kind=kind, startup=3), scheduler=Scheduler(grace=1, reduction=2), seed=5)
-    run(tmp_path, one_lane, sweep, 10)
+    run(tmp_path, one_group, sweep, 10)
     lines = Ledger(tmp_path / "results.jsonl").lines
     proposed = {line["number"]: line["params"] for line in lines if line["event"] == "propose"}
     assert len(proposed) == 10
@@ -399,7 +399,7 @@ def test_replaying_the_recorded_order_gives_the_same_proposals(one_lane, tmp_pat
     assert replay(lines, other, suggest) != proposed
 
 
-def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_values(one_lane, tmp_path):
+def test_objectives_are_recorded_at_the_end_and_a_pruned_trial_keeps_its_values(one_group, tmp_path):
     objectives = (Objective(metric="dev/score"), Objective(metric="dev/other", goal="minimize"))
     points = tuple({"x": x, "kind": "a"} for x in (0.9, 0.8, 0.1))
     sweep = a_sweep(
@@ -407,14 +407,14 @@ def test_several_objectives_are_told_at_the_end_and_a_pruned_trial_keeps_its_val
         sampler=Sampler(kind="tpe", points=points),
         scheduler=Scheduler(grace=1, reduction=2),
     )
-    run(tmp_path, one_lane, sweep, 4)
+    run(tmp_path, one_group, sweep, 4)
     trials = open_study(tmp_path, sweep).get_trials()
     assert trials[0].values == [pytest.approx(0.9), pytest.approx(-0.9)]
     assert trials[2].state == TrialState.PRUNED
     assert trials[2].user_attrs["values"] == [pytest.approx(0.1 / 3), pytest.approx(-0.1)]
 
 
-def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_path):
+def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_group, tmp_path):
     earlier = open_study(tmp_path / "early-1234", a_sweep())
     write_json(tmp_path / "early-1234" / "sweep.json", a_sweep())
     for x in (0.2, 0.4, 1.7):
@@ -430,7 +430,7 @@ def test_an_earlier_sweep_warms_the_proposals_and_does_not_count(one_lane, tmp_p
         )
     sweep = a_sweep(sampler=Sampler(kind="tpe", startup=1, warm_start="early"))
     events = Events()
-    assert run(tmp_path / "early-5678", one_lane, sweep, 2, events), "a sweep of the same name, whose study is there"
+    assert run(tmp_path / "early-5678", one_group, sweep, 2, events), "a sweep of the same name, whose study is there"
     assert [number for number, _ in events.of("start")] == [0, 1]
     kept = open_study(tmp_path / "early-5678", sweep).get_trials()
     assert [trial.params["x"] for trial in kept[:2]] == [0.2, 0.4]
@@ -527,38 +527,38 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
 
 
-def test_an_actor_that_tune_throws_away_does_not_stop_its_trial(one_lane, tmp_path):
-    one_lane.offer("watched", {"folder": str(tmp_path / "watched"), "steps": 3, "seed": 1})
-    TrialProxy({"dispatcher": one_lane.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]}).stop()
-    watcher = TrialProxy({"dispatcher": one_lane.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]})
+def test_an_actor_that_tune_throws_away_does_not_stop_its_trial(one_group, tmp_path):
+    one_group.offer("watched", {"folder": str(tmp_path / "watched"), "steps": 3, "seed": 1})
+    TrialProxy({"dispatcher": one_group.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]}).stop()
+    watcher = TrialProxy({"dispatcher": one_group.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]})
     steps = [watcher.step() for _ in range(3)]
     assert [step["reports"] for step in steps] == [1, 2, 3]
     assert [step.get("last", False) for step in steps] == [False, False, True]
 
 
-def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_lane, tmp_path):
+def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_group, tmp_path):
     def stop_behind_the_searchs_back(event, number, info):
         if event == "report" and number == 1:
-            ray.get(one_lane._dispatcher.stop.remote(ids[1]))
+            ray.get(one_group._dispatcher.stop.remote(ids[1]))
 
     ids = {}
-    offer = one_lane.offer
+    offer = one_group.offer
 
     def remember(trial_id, assignment):
         ids[len(ids)] = trial_id
         offer(trial_id, assignment)
 
-    one_lane.offer = remember
+    one_group.offer = remember
     try:
-        assert not run(tmp_path, one_lane, a_sweep(), 2, stop_behind_the_searchs_back)
+        assert not run(tmp_path, one_group, a_sweep(), 2, stop_behind_the_searchs_back)
     finally:
-        del one_lane.offer
+        del one_group.offer
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE, TrialState.RUNNING]
-    assert run(tmp_path, one_lane, a_sweep(), 2)
+    assert run(tmp_path, one_group, a_sweep(), 2)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-def test_very_short_trials_have_a_watcher_for_each_lane_and_no_more(pool, tmp_path):
+def test_very_short_trials_have_a_watcher_for_each_group_and_no_more(pool, tmp_path):
     def watchers():
         return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
 
@@ -573,21 +573,21 @@ def test_very_short_trials_have_a_watcher_for_each_lane_and_no_more(pool, tmp_pa
 
     assert run(tmp_path, pool, a_sweep(), 16, seen)
     assert len(watchers() - before) == 2
-    assert [number - ends for number, ends in enumerate(began)].count(1) >= 8, "both lanes had trials at once"
+    assert [number - ends for number, ends in enumerate(began)].count(1) >= 8, "both worker groups had trials at once"
 
 
-def test_a_desk_that_dies_is_not_noticed_by_the_search(one_lane, tmp_path):
+def test_a_dispatcher_that_dies_is_not_noticed_by_the_search(one_group, tmp_path):
     def kill(event, number, info):
         if event == "report" and info["index"] == 2 and number in (0, 2):
-            os.kill(ray.get(one_lane._dispatcher.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            os.kill(ray.get(one_group._dispatcher.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
-    assert run(tmp_path, one_lane, a_sweep(), 4, kill)
+    assert run(tmp_path, one_group, a_sweep(), 4, kill)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
     assert [len(Ledger(tmp_path / "results.jsonl").reports(number)) for number in range(4)] == [3] * 4
 
 
 @pytest.mark.long
-def test_a_search_whose_desk_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
+def test_a_search_whose_dispatcher_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
     doomed = WorkerPool(
         count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
     )

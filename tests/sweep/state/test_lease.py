@@ -92,7 +92,7 @@ def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
     assert submit(sweep, cluster).state() == "finished"
 
 
-def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_path, monkeypatch):
+def test_a_driver_whose_lock_another_machine_does_not_see_is_noticed_there(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.05)
     folder = SweepFolder(tmp_path)
     with heartbeats(folder, "10.0.0.1:6379"):
@@ -116,7 +116,7 @@ def test_a_driver_whose_lock_another_machine_does_not_see_is_heard_there(tmp_pat
 
 
 def refused(*checks):
-    """The first of them that raises since its driver has heard of another one, and what it says."""
+    """The first of them that raises since its driver has read another's heartbeat, and the error's text."""
     for check in checks:
         try:
             check()
@@ -152,13 +152,13 @@ def replaced(heartbeat, by):
 
 
 def overruled(folder, check, by):
-    """Writes another driver's word until this one has heard of it: one word may fall to what it writes meanwhile."""
+    """Writes another driver's heartbeat until this one has read it: this driver's own heartbeat may overwrite one."""
 
-    def heard_of():
+    def refused_now():
         folder.write(OWNER, by)
         return refused(check)
 
-    return wait_until(heard_of)[1]
+    return wait_until(refused_now)[1]
 
 
 def test_a_driver_whose_disk_is_full_is_not_overtaken_by_an_earlier_word(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def babeltune(command, copied):
     """Runs a command on the copied sweep's storage: exit code, standard output, standard error."""
     _, folder, cluster = copied
     file = folder.path.parents[1] / "cluster.yaml"
-    file.write_text(f"storage: {cluster.storage}\nlanes: 1\n", encoding="utf-8")
+    file.write_text(f"storage: {cluster.storage}\nworker_groups: 1\n", encoding="utf-8")
     return lambda *arguments: command(*arguments, "--cluster", file)
 
 
@@ -110,7 +110,7 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
     assert [change["key"] for change in entry["changes"]] == ["training.pairs", "data"], "no trial began in between"
     assert entry["begun"] == [0, 1, 2, 3, 4]
     assert entry["unfinished"] == [4]
-    assert any("of which t0004 had not ended" in line for line in accepted_lines(folder))
+    assert any("; t0004 had not ended" in line for line in accepted_lines(folder))
     again = [assignment(other, folder, number, params) for number in (4, 5)]
     assert again[0]["trial"] == first[0]["trial"]
     assert again[0]["prepared"].endswith("conditions/1/prepared.json")

@@ -72,7 +72,9 @@ def rows_of(folder):
 def commands(command, folder, cluster, tmp_path):
     """Calls a command with the cluster's file; it must end well."""
     file = tmp_path / "cluster.yaml"
-    file.write_text(json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "lanes": 1}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"storage": cluster.storage, "mlflow": cluster.mlflow, "worker_groups": 1}), encoding="utf-8"
+    )
 
     def call(*words):
         code, said, words_ = command(*words, "--cluster", file, "--json")
@@ -132,7 +134,7 @@ def test_a_trial_whose_checkpoints_records_are_empty_goes_on_without_them(stoppe
     assert read_outcome(folder.trial(1)) == "finished"
 
 
-def test_a_sweep_of_which_every_small_file_is_empty_goes_on(stopped):
+def test_a_sweep_whose_small_files_are_all_empty_goes_on(stopped):
     folder, cluster = stopped
     sweep, params = folder.sweep(), [row["params"] for row in rows_of(folder)]
     for path in (*folder.path.glob("*.json"), *folder.path.glob("trials/*/*.json")):

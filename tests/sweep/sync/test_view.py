@@ -54,8 +54,8 @@ def machine(tmp_path_factory):
             storage=f"s3://{BUCKET}/{PREFIX}",
             cache=str(place / name),
             mlflow=f"sqlite:///{place}/mlflow.db",
-            lanes=1,
-            **{"patience": 30.0, **more},
+            worker_groups=1,
+            **{"storage_timeout": 30.0, **more},
         )
 
     return named
@@ -139,7 +139,7 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
 
     def on(node):
         where = machine(node).mirrored
-        values = {"uri": where.uri, "cache": where.cache, "patience": where.patience}
+        values = {"uri": where.uri, "cache": where.cache, "timeout": where.timeout}
         prepared = f"sweeps/{folder.id}/prepared.json"
         return {"trial": trial, "prepared": prepared, "folder": at, "seed": 0, "mirror": values}
 
@@ -147,7 +147,7 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
     assert [next(first)["index"], next(first)["index"]] == [1, 2]
     first.close()
     second = standalone(on("node2"))
-    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it told its last report again, and went on"
+    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it sent its last report again, and went on"
     second.close()
     reports = read_reports(machine("node2").folder / at)
     kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
@@ -177,7 +177,7 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
         "trial": trial,
         "prepared": f"sweeps/{folder.id}/prepared.json",
         "folder": f"sweeps/{folder.id}/trials/t0008",
-        "mirror": {"uri": where.uri, "cache": where.cache, "patience": 1.0},
+        "mirror": {"uri": where.uri, "cache": where.cache, "timeout": 1.0},
     }
     with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
         next(standalone(assignment))
@@ -190,7 +190,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
     training = replace(sweep.training, pairs=12800, reports=10)
     sweep = replace(sweep, name="chain", training=training, budget=replace(sweep.budget, trials=2))
     id_ = sweep_id(sweep)
-    one, two = (machine(name, patience=3.0) for name in ("one", "two"))
+    one, two = (machine(name, storage_timeout=3.0) for name in ("one", "two"))
     here, there = (SweepFolder(each.folder / "sweeps" / id_) for each in (one, two))
 
     def stop_from_afar():
@@ -198,7 +198,7 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
         folder = places.sweep("chain")
         assert is_driven(folder)
         assert driven_folder(id_, machine("stopper")) is not None
-        with pytest.raises(SweepError, match=r"is being run on .*, which was heard \d+ s ago"):
+        with pytest.raises(SweepError, match=r"is being run on .*, whose last heartbeat was \d+ s ago"):
             submit(sweep, machine("stopper"))
         places.ask_to_stop(folder)
 

@@ -30,11 +30,11 @@ from babeltune.sweep.sync.worker import (
     Sending,
     files_of,
     on_this_node,
-    patiently,
     pull_trial,
     push_trial,
     put_files,
     with_files,
+    with_retries,
 )
 from babeltune.training.checkpoint import (
     checkpoint_folder,
@@ -54,7 +54,7 @@ KEY = "sweeps/a/trials/t0000"
 @pytest.fixture
 def nodes(s3, request, tmp_path):
     uri = f"s3://{BUCKET}/{request.node.name[:60]}"
-    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), patience=20)) for name in ("one", "other")]
+    return [Mirror(StorageLocation(uri=uri, cache=str(tmp_path / name), timeout=20)) for name in ("one", "other")]
 
 
 def train(mirror, reports, keep):
@@ -166,9 +166,9 @@ class TrialDispatcher:
 
 def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for_it(nodes, s3):
     one, other = nodes
-    one.store.patience = 0.2
+    one.store.timeout = 0.2
     dispatcher = TrialDispatcher()
-    sending = Sending(dispatcher, one, one.path(KEY), 0, patience=2.0)
+    sending = Sending(dispatcher, one, one.path(KEY), 0, timeout=2.0)
     s3.door.shut()
     train(one, 1, {1})
     assert sending.report({"index": 1})
@@ -203,7 +203,7 @@ def test_ranks_on_two_nodes_go_on_from_the_same_report(nodes, tmp_path):
 
 
 def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
-    where = StorageLocation(uri=f"s3://{BUCKET}/unfit", cache="/sys/kernel/babeltune", patience=20)
+    where = StorageLocation(uri=f"s3://{BUCKET}/unfit", cache="/sys/kernel/babeltune", timeout=20)
     assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
     said = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
     with pytest.raises(NodeError, match=said), on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
@@ -211,9 +211,7 @@ def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
 
 
 def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
-    where = StorageLocation(
-        uri="abfs://container/x", cache=str(tmp_path), patience=20
-    )  # whose package is not installed
+    where = StorageLocation(uri="abfs://container/x", cache=str(tmp_path), timeout=20)  # whose package is not installed
     assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
     with (
         pytest.raises(NodeError, match=r"^cannot open the storage: the storage abfs://container/x needs a package"),
@@ -224,7 +222,7 @@ def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
 
 def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "bring_prepared", lambda *_: None)
-    where = StorageLocation(uri=f"s3://{BUCKET}/later", cache=str(tmp_path), patience=20)
+    where = StorageLocation(uri=f"s3://{BUCKET}/later", cache=str(tmp_path), timeout=20)
     assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
 
     def meets(error):
@@ -241,15 +239,15 @@ def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path
         meets(StorageError(f"{StorageError.begins}shows rank 1 other checkpoints"))
 
 
-def test_a_long_errand_gives_signs_of_life(monkeypatch):
+def test_a_long_errand_sends_heartbeats(monkeypatch):
     monkeypatch.setattr(worker, "SIGN_EVERY", 0.05)
     signs = []
 
     def say():
         signs.append(threading.current_thread())
-        raise OSError("the desk is away")
+        raise OSError("the dispatcher is away")
 
-    patiently(lambda: wait_until(lambda: len(signs) > 3), 20, say)
+    with_retries(lambda: wait_until(lambda: len(signs) > 3), 20, say)
     signs[0].join(PATIENCE_S)
     assert not signs[0].is_alive(), "there is none once it is done"
 

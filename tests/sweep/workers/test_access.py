@@ -32,12 +32,12 @@ def open_ray(loopback_only):
     said = (place / "said").open("w")
     process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
     try:
-        told = place / "ray" / "ray_current_cluster"
-        while not told.exists():
+        noted = place / "ray" / "ray_current_cluster"
+        while not noted.exists():
             assert process.poll() is None, (place / "said").read_text()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-        yield told.read_text().strip()
+        yield noted.read_text().strip()
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             for one in [*psutil.Process(process.pid).children(recursive=True), process]:
@@ -78,10 +78,10 @@ except ClusterError as error:
 """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     kept["RAY_TMPDIR"] = str(far)
-    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
-    assert told.stdout.startswith("Ray does not start on this machine (")
-    assert "107 bytes" in told.stdout
-    assert told.stdout.endswith("a short path and some room, RAY_TMPDIR or else /tmp; then try again\n")
+    noted = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    assert noted.stdout.startswith("Ray does not start on this machine (")
+    assert "107 bytes" in noted.stdout
+    assert noted.stdout.endswith("a short path and some room, RAY_TMPDIR or else /tmp; then try again\n")
 
 
 def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():
@@ -89,20 +89,20 @@ def test_what_ray_says_of_its_workers_is_not_printed_among_the_results():
 import logging, os, ray, threading
 from ray._private.utils import publish_error_to_driver
 from babeltune.sweep.workers.connection import local_ray, log
-heard = threading.Event()
-log.addFilter(lambda record: heard.set() or True)
+logged = threading.Event()
+log.addFilter(lambda record: logged.set() or True)
 with local_ray(num_cpus=1):
     try:
         ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
     except ray.exceptions.WorkerCrashedError:
         print("it died")
     publish_error_to_driver("memory", "a node runs low on memory", ray._private.worker.global_worker.gcs_client)
-    heard.wait()
+    logged.wait()
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "it died\n"
-    assert [line for line in told.stderr.splitlines() if "Ray:" in line] == ["Ray: a node runs low on memory"]
-    assert "worker died" not in told.stderr
+    noted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert noted.stdout == "it died\n"
+    assert [line for line in noted.stderr.splitlines() if "Ray:" in line] == ["Ray: a node runs low on memory"]
+    assert "worker died" not in noted.stderr
 
 
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
@@ -116,10 +116,10 @@ with local_ray(num_cpus=1):
     next(child for child in own if child.name() == {name!r}).kill()
     threading.Event().wait()
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert f"error: Ray has died on this machine ({name}); the same command again goes on\n" in told.stderr
-    pids = [int(pid) for pid in told.stdout.split()]
+    noted = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert noted.returncode == 1
+    assert f"error: Ray has died on this machine ({name}); the same command again goes on\n" in noted.stderr
+    pids = [int(pid) for pid in noted.stdout.split()]
     _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=PATIENCE_S)
     assert not alive
 
@@ -137,11 +137,11 @@ except ClusterError as error:
 """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     kept |= {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "A_TOKEN": "0" * 64}
-    told = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    noted = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
     said = (
         "cluster 'lab' at auto does not accept the token; put the cluster's token into the environment variable A_TOKEN"
     )
-    assert told.stdout.strip() == said
+    assert noted.stdout.strip() == said
 
 
 def test_a_cluster_that_wants_a_token_is_used(ray_cluster):

@@ -34,18 +34,18 @@ def play(scene, folder):
 
 
 @pytest.mark.long
-def test_a_new_node_brings_a_lane_and_a_lost_one_leaves_its_trial_to_another(tmp_path):
+def test_a_new_node_brings_a_group_and_a_lost_one_leaves_its_trial_to_another(tmp_path):
     saw = play("come_and_go", tmp_path)
     assert saw["counts"] == [1, 2, 1]
     assert saw["last"] == {"a": 60, "b": 60}
     assert saw["why"] == {"a": None, "b": None}
     assert sorted(saw["begun"].values()) == [1, 2], "one of them was begun again, from its checkpoint"
-    assert any("there is room for another lane" in note for note in saw["notes"])
+    assert any("there is room for another worker group" in note for note in saw["notes"])
     assert any("has lost its node" in note for note in saw["notes"])
 
 
 @pytest.mark.long
-def test_missing_nodes_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_path):
+def test_missing_nodes_are_asked_for_with_the_groups_and_let_go_with_them(tmp_path):
     saw = play("from_none", tmp_path)
     pool, stopped, refused = saw["began"]
     assert (stopped, pool) == ("stopped", 2)
@@ -58,18 +58,18 @@ def test_missing_nodes_are_asked_for_with_the_lanes_and_let_go_with_them(tmp_pat
 
 
 @pytest.mark.long
-def test_an_elastic_lane_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp_path):
+def test_an_elastic_group_asks_an_autoscaler_for_the_workers_that_it_has_lost(tmp_path):
     saw = play("regrow", tmp_path)
     assert saw["seen"].keys() == {"0", "1", "2"}, "after none, one and both of its nodes were lost"
     assert [begun[-1] for begun in saw["seen"].values()] == [2, 2, 2]
     assert any(1 in begun for begun in saw["seen"].values()), "and it did not wait for the second"
     one, two = (f"waiting for nodes: asked for {count} × {{CPU: 1}}" for count in (1, 2))
-    assert set(saw["asked"]["1"]) <= {one}, "none where the lane's own group asked before it was gone"
+    assert set(saw["asked"]["1"]) <= {one}, "none where the worker group's own group asked before it was gone"
     assert set(saw["asked"]["2"]) <= {one, two}
 
 
 @pytest.mark.long
-def test_an_elastic_lane_reaches_the_same_scores_with_fewer_workers(tiny, tmp_path):
+def test_an_elastic_group_reaches_the_same_scores_with_fewer_workers(tiny, tmp_path):
     sweep, prepared = tiny
     sweep = replace(sweep, training=replace(sweep.training, pairs=2560, reports=8))
     folder = SweepFolder(tmp_path / "sweep")
@@ -85,7 +85,7 @@ def test_an_elastic_lane_reaches_the_same_scores_with_fewer_workers(tiny, tmp_pa
 
 
 @pytest.mark.long
-def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tmp_path):
+def test_an_elastic_group_for_which_nothing_is_left_gives_its_trial_to_another(tmp_path):
     saw = play("lose_one_of_two", tmp_path)
     assert saw["last"] == {"a": 60, "b": 60}
     assert saw["why"] == {"a": None, "b": None}
@@ -93,16 +93,16 @@ def test_an_elastic_lane_for_which_nothing_is_left_gives_its_trial_to_another(tm
 
 
 @pytest.mark.long
-def test_a_lane_that_has_never_had_a_place_waits_for_one(tmp_path):
+def test_a_group_that_has_never_had_a_place_waits_for_one(tmp_path):
     assert play("wait_for_room", tmp_path) == {"notes": [], "same": True}
 
 
 @pytest.mark.long
-def test_a_trial_whose_lane_has_no_node_any_more_stops_when_it_is_told_to(tmp_path):
+def test_a_trial_whose_group_has_no_node_any_more_stops_when_it_is_asked_to(tmp_path):
     saw = play("stop_without_nodes", tmp_path)
     assert saw["why"] == {"a": None}
-    assert saw["notes"][0] == "no node holds a lane any more; waiting for one"
-    assert saw["notes"][-1] == "a cannot hear that it shall stop; it goes on from its last checkpoint"
+    assert saw["notes"][0] == "no node holds a worker group any more; waiting for one"
+    assert saw["notes"][-1] == "a does not react to the request to stop; it goes on from its last checkpoint"
 
 
 @pytest.mark.long
@@ -110,7 +110,7 @@ def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp
     saw = play("one_bad_node", tmp_path)
     assert (saw["last"], saw["why"], saw["count"]) == (5, {"a": None, "b": None, "c": None}, 1)
     note, *others = saw["notes"]
-    assert {other.partition(";")[0][1:] for other in others} <= {" lost a worker of its lane"}
+    assert {other.partition(";")[0][1:] for other in others} <= {" lost a worker process"}
     assert f" on 127.0.0.1 (node {saw['bad'][:8]}) cannot load toy_trials:on_one_node: ImportError: not on this" in note
     assert note.endswith("; the sweep goes on without it")
 
@@ -124,13 +124,13 @@ def test_a_trial_whose_node_does_not_see_the_storage_goes_on_on_another(tmp_path
 
 
 @pytest.mark.long
-def test_a_gpu_has_as_many_lanes_as_shares(tmp_path):
+def test_a_gpu_has_as_many_groups_as_shares(tmp_path):
     saw = play("share_a_gpu", tmp_path)
-    assert {share: told[:3] for share, told in saw.items()} == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
+    assert {share: noted[:3] for share, noted in saw.items()} == {"0.25": [4, 0, None], "0.5": [2, 0, None]}
     on_cpu = "torch sees no CUDA on NODE: what trains there has a GPU share and uses the CPU; see that its driver "
     on_cpu += "and its build of torch fit, then resume"
     cuda = torch.cuda.is_available()
-    assert {share: told[3] for share, told in saw.items()} == {share: [] if cuda else [on_cpu] for share in saw}
+    assert {share: noted[3] for share, noted in saw.items()} == {share: [] if cuda else [on_cpu] for share in saw}
 
 
 @pytest.mark.long
@@ -140,7 +140,7 @@ def test_each_rank_of_a_node_sees_the_gpus_of_all_so_that_they_can_connect_direc
 
 @pytest.mark.needs_gpu
 @pytest.mark.long
-def test_each_trial_finds_the_gpu_empty_and_a_lane_that_leaks_there_is_replaced(tmp_path):
+def test_each_trial_finds_the_gpu_empty_and_a_group_that_leaks_there_is_replaced(tmp_path):
     saw = play("fill_a_gpu", tmp_path)
     assert max(saw["gpu_memory"]) < 2**26
     one, *same, last, another = saw["pid"]

@@ -30,7 +30,7 @@ TWO_WORKERS = {
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster, tmp_path_factory):
-    storage = tmp_path_factory.mktemp("lanes")
+    storage = tmp_path_factory.mktemp("groups")
     with WorkerPool(**TWO_WORKERS, storage=storage) as opened:
         SHARED.append(opened)
         yield opened
@@ -41,7 +41,7 @@ SHARED: list[WorkerPool] = []
 
 @pytest.fixture
 def room(ray_cluster):
-    """Every CPU of the cluster: the lanes that the tests above share have ended."""
+    """Every CPU of the cluster: the worker groups that the tests above share have ended."""
     while SHARED:
         SHARED.pop().__exit__(None, None, None)
 
@@ -61,7 +61,7 @@ def starts(folder, name):
     return [json.loads(line) for line in (folder / name / "starts.jsonl").read_text().splitlines()]
 
 
-def test_two_lanes_of_two_workers_run_six_trials(pool, tmp_path):
+def test_two_groups_of_two_workers_run_six_trials(pool, tmp_path):
     assert pool.count == 2
     wait_until_free(pool, 2)
     names = [f"six-{number}" for number in range(6)]
@@ -80,7 +80,7 @@ def processes(title="RayTrainWorker"):
     return found
 
 
-def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
+def test_a_warm_group_starts_trial_after_trial_in_the_same_processes(pool, tmp_path):
     wait_until_free(pool, 2)
     warm = processes()
     assert len(warm) == 4
@@ -92,13 +92,13 @@ def test_a_warm_lane_starts_trial_after_trial_in_the_same_processes(pool, tmp_pa
     assert processes() == warm
 
 
-def test_a_lane_has_no_process_that_it_does_not_need(pool):
+def test_a_group_has_no_process_that_it_does_not_need(pool):
     """Ray Train's own barrier is one, and what asks an autoscaler for it another."""
     assert processes()
     assert not processes("SynchronizationActor") | processes("AutoscalingCoordinator")
 
 
-def test_a_used_lane_draws_what_a_fresh_lane_draws(pool, tmp_path):
+def test_a_used_group_draws_what_a_fresh_group_draws(pool, tmp_path):
     wait_until_free(pool, 2)
     draws = []
     for name in ("one", "two", "three"):
@@ -119,7 +119,7 @@ def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
 
 
-def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(pool, tmp_path):
+def test_a_refused_trial_ends_with_its_reason_and_its_group_goes_on(pool, tmp_path):
     wait_until_free(pool, 2)
     before = processes()
     offer(pool, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
@@ -128,7 +128,7 @@ def test_a_refused_trial_ends_with_its_reason_and_its_lane_goes_on(pool, tmp_pat
     assert processes() == before, "no process was started again"
 
 
-def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(pool, tmp_path):
+def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_its_worker_group(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
     reports, reason = follow(pool, "bug")
@@ -141,7 +141,7 @@ def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_the_lane(pool, tmp_
 
 
 @pytest.mark.long
-def test_a_lane_whose_own_process_dies_is_started_again_and_its_trial_goes_on(pool, tmp_path):
+def test_a_group_whose_own_process_dies_is_started_again_and_its_trial_goes_on(pool, tmp_path):
     wait_until_free(pool, 2)
     for name in ("bereft", "other"):
         offer(pool, tmp_path, name, steps=40, seconds=0.05)
@@ -161,7 +161,7 @@ def process_of(actor):
     return ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
 
 
-def test_a_desk_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp_path):
+def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp_path):
     wait_until_free(pool, 2)
     for name in ("a", "b"):
         offer(pool, tmp_path, name, steps=30, seconds=0.05)
@@ -176,7 +176,7 @@ def test_a_desk_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp_path)
     assert process_of(pool._dispatcher) != first
 
 
-def test_a_lane_is_left_as_it_was_found(pool, tmp_path):
+def test_a_group_is_left_as_it_was_found(pool, tmp_path):
     """A trial that changes whatever a process shares, and leaves memory behind; the next one sees a clean process."""
     wait_until_free(pool, 2)
     for name in ("untidy-1", "untidy-2"):
@@ -190,7 +190,7 @@ def test_a_lane_is_left_as_it_was_found(pool, tmp_path):
         assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
 
 
-def test_a_lane_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
+def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
     with pytest.raises(ClusterError, match=r"8 workers with 1 CPUs.*has 4 CPUs and 0 GPUs in all"):
         worker_groups_that_fit(8, 1, 0)
     with pytest.raises(ClusterError, match="0 GPUs in all"):
@@ -223,8 +223,8 @@ async def others_go_on():
         await asyncio.sleep(0)
 
 
-def in_desk(steps):
-    """Runs the coroutine function on a new desk."""
+def in_dispatcher(steps):
+    """Runs the coroutine function on a new dispatcher."""
 
     async def bounded():
         return await asyncio.wait_for(steps(TrialDispatcher()), PATIENCE_S)
@@ -232,41 +232,41 @@ def in_desk(steps):
     return asyncio.run(bounded())
 
 
-def test_the_desk_gives_a_restarted_lane_its_trial_and_fails_it_after_three_restarts():
+def test_a_restarted_group_gets_its_trial_again_which_fails_after_three_restarts():
     async def steps(dispatcher):
         await dispatcher.offer("t", {"a": 1})
-        seen = [await dispatcher.next("lane", f"group-{number}") for number in range(4)]
+        seen = [await dispatcher.next("group", f"group-{number}") for number in range(4)]
         assert seen == [{"trial": "t", "assignment": {"a": 1}}] * 4
-        lost = "t lost a worker of its lane; it goes on from its last checkpoint"
+        lost = "t lost a worker process; it goes on from its last checkpoint"
         assert (await dispatcher.messages(0), await dispatcher.messages(2), await dispatcher.messages(3)) == (
             [lost] * 3,
             [lost],
             [],
         )
-        asked = asyncio.ensure_future(dispatcher.next("lane", "group-4"))
+        asked = asyncio.ensure_future(dispatcher.next("group", "group-4"))
         ended = await dispatcher.next_report("t", 0)
         asked.cancel()
         return ended["ended"]
 
-    assert "given up after 3 restarts" in in_desk(steps)
+    assert "given up after 3 restarts" in in_dispatcher(steps)
 
 
 def test_a_new_report_grants_three_restarts_more():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
         for index in range(1, 7):
-            assert (await dispatcher.next("lane", f"group-{index}"))["trial"] == "t"
+            assert (await dispatcher.next("group", f"group-{index}"))["trial"] == "t"
             waiting = asyncio.ensure_future(dispatcher.report("t", {"index": index}))
             assert (await dispatcher.next_report("t", index - 1))["report"]["index"] == index
             waiting.cancel()
 
-    in_desk(steps)
+    in_dispatcher(steps)
 
 
 def test_a_trial_that_hangs_fails_after_three_restarts():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group-0")
+        await dispatcher.next("group", "group-0")
         waiting = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
         await others_go_on()
         assert await dispatcher.stalled(0, LONG) == {}, "the search is slow, not the trial"
@@ -276,78 +276,78 @@ def test_a_trial_that_hangs_fails_after_three_restarts():
         for number in range(1, 5):
             assert not await dispatcher.stopped("t")
             assert await dispatcher.stalled(LONG, LONG) == {}, "it has just asked"
-            assert await dispatcher.stalled(0, LONG) == {"lane": "t"}
-            assert await dispatcher.stalled(0, LONG) == {}, "its lane is started again already"
-            again = asyncio.ensure_future(dispatcher.next("lane", f"group-{number}"))
+            assert await dispatcher.stalled(0, LONG) == {"group": "t"}
+            assert await dispatcher.stalled(0, LONG) == {}, "its worker group is started again already"
+            again = asyncio.ensure_future(dispatcher.next("group", f"group-{number}"))
             await others_go_on()
         again.cancel()
         return await asked
 
-    assert in_desk(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
+    assert in_dispatcher(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
 
 
 def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group")
+        await dispatcher.next("group", "group")
         await dispatcher.stop("t")
-        left = asyncio.ensure_future(dispatcher.leave("lane", "t", 0, 2, "done", ""))
+        left = asyncio.ensure_future(dispatcher.leave("group", "t", 0, 2, "done", ""))
         await others_go_on()
         assert await dispatcher.abandon(LONG, []) == {}
         assert await dispatcher.stopped("t"), "as often as it asks and does not end"
-        assert await dispatcher.abandon(0, []) == {"lane": "t"}
-        late = await dispatcher.leave("lane", "t", 1, 2, "done", "")
+        assert await dispatcher.abandon(0, []) == {"group": "t"}
+        late = await dispatcher.leave("group", "t", 1, 2, "done", "")
         return await left, late
 
-    assert in_desk(steps) == (False, False)
+    assert in_dispatcher(steps) == (False, False)
 
 
-def test_a_lane_hangs_that_has_no_trial_and_asks_for_none():
+def test_a_group_hangs_that_has_no_trial_and_asks_for_none():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group")
+        await dispatcher.next("group", "group")
         assert await dispatcher.stalled(LONG, 0) == {}, "it has one"
-        assert await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        assert await dispatcher.leave("group", "t", 0, 1, "done", "")
         await others_go_on()
         assert await dispatcher.stalled(0, LONG) == {}, "it has just had one"
-        assert await dispatcher.stalled(LONG, 0) == {"lane": None}
+        assert await dispatcher.stalled(LONG, 0) == {"group": None}
         assert await dispatcher.stalled(LONG, 0) == {}, "it is started again already"
-        waiting = asyncio.ensure_future(dispatcher.next("lane", "new"))
+        waiting = asyncio.ensure_future(dispatcher.next("group", "new"))
         await others_go_on()
         assert await dispatcher.stalled(LONG, 0) == {}, "it waits for one"
         await dispatcher.offer("u", {})
         return await waiting
 
-    assert in_desk(steps) == {"trial": "u", "assignment": {}}
+    assert in_dispatcher(steps) == {"trial": "u", "assignment": {}}
 
 
 def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group")
+        await dispatcher.next("group", "group")
         first = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
         assert await dispatcher.next_report("t", 0) == {"report": {"index": 1}}
         again = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
         await dispatcher.stop("t")
-        left = await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        left = await dispatcher.leave("group", "t", 0, 1, "done", "")
         return await first, await again, left, await dispatcher.next_report("t", 1)
 
-    assert in_desk(steps) == (False, False, True, {"ended": None})
+    assert in_dispatcher(steps) == (False, False, True, {"ended": None})
 
 
-def test_a_trial_offered_to_a_lane_that_dies_before_taking_it_is_not_lost():
+def test_a_trial_offered_to_a_group_that_dies_before_taking_it_is_not_lost():
     async def steps(dispatcher):
-        dead = asyncio.ensure_future(dispatcher.next("lane", "group-1"))
+        dead = asyncio.ensure_future(dispatcher.next("group", "group-1"))
         await others_go_on()
-        reborn = asyncio.ensure_future(dispatcher.next("lane", "group-2"))
+        reborn = asyncio.ensure_future(dispatcher.next("group", "group-2"))
         await others_go_on()
         await dispatcher.offer("t", {})
         return await dead, await reborn
 
-    assert in_desk(steps) == ({}, {"trial": "t", "assignment": {}})
+    assert in_dispatcher(steps) == ({}, {"trial": "t", "assignment": {}})
 
 
-def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports():
+def test_the_trial_of_a_retired_group_goes_to_the_next_free_one_with_its_reports():
     async def steps(dispatcher):
         await dispatcher.offer("t", {"a": 1})
         await dispatcher.next("gone", "group")
@@ -359,52 +359,52 @@ def test_the_trial_of_a_retired_lane_goes_to_the_next_free_one_with_its_reports(
         waiting.cancel()
         return await dispatcher.next_report("t", 0)
 
-    assert in_desk(steps) == {"report": {"index": 1}}
+    assert in_dispatcher(steps) == {"report": {"index": 1}}
 
 
 def test_a_group_that_shall_be_new_restarts_between_trials_only():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "old")
-        await dispatcher.renew("lane")
-        left = await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        await dispatcher.next("group", "old")
+        await dispatcher.renew("group")
+        left = await dispatcher.leave("group", "t", 0, 1, "done", "")
         await dispatcher.offer("u", {})
-        again = await dispatcher.next("lane", "new")
-        kept = await dispatcher.leave("lane", "u", 0, 1, "done", "")
-        idle = asyncio.ensure_future(dispatcher.next("lane", "new"))
+        again = await dispatcher.next("group", "new")
+        kept = await dispatcher.leave("group", "u", 0, 1, "done", "")
+        idle = asyncio.ensure_future(dispatcher.next("group", "new"))
         await others_go_on()
-        await dispatcher.renew("lane")
+        await dispatcher.renew("group")
         return left, again["trial"], kept, await idle
 
-    assert in_desk(steps) == (False, "u", True, {"renew": True})
+    assert in_dispatcher(steps) == (False, "u", True, {"renew": True})
 
 
-def test_a_desk_keeps_its_state_in_a_file(tmp_path):
-    file = tmp_path / "desk.json"
+def test_a_dispatcher_keeps_its_state_in_a_file(tmp_path):
+    file = tmp_path / "dispatcher.json"
 
     async def steps():
         dispatcher = TrialDispatcher(file)
         await dispatcher.offer("t", {"a": 1})
         await dispatcher.offer("u", {})
-        await dispatcher.next("lane", "group")
+        await dispatcher.next("group", "group")
         reported = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
         await others_go_on()
         reported.cancel()
         again = TrialDispatcher(file)
         await again.offer("t", {"a": 1})
-        assert await again.next("lane", "group") == {"trial": "t", "assignment": {"a": 1}}
+        assert await again.next("group", "group") == {"trial": "t", "assignment": {"a": 1}}
         assert await again.next_report("t", 0) == {"report": {"index": 1}}
         assert await again.next_report("t", 0) == {"report": {"index": 1}}, "an answer that was lost is given again"
         reported = asyncio.ensure_future(again.report("t", {"index": 1}))
         waiting = asyncio.ensure_future(again.next_report("t", 1))
         assert await reported
-        assert await again.leave("lane", "t", 0, 1, "done", "")
+        assert await again.leave("group", "t", 0, 1, "done", "")
         assert await waiting == {"ended": None}
         last = TrialDispatcher(file)
         assert await last.next_report("t", 1) == {"ended": None}
         await others_go_on()
-        assert await last.stalled(LONG, 0) == {"lane": None}, "which may hang between two trials"
-        return await last.next("lane", "group")
+        assert await last.stalled(LONG, 0) == {"group": None}, "which may hang between two trials"
+        return await last.next("group", "group")
 
     assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S))["trial"] == "u"
 
@@ -412,30 +412,30 @@ def test_a_desk_keeps_its_state_in_a_file(tmp_path):
 def test_who_watches_a_trial_anew_hears_of_its_last_report_again():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group")
+        await dispatcher.next("group", "group")
         last = {"index": 1, "last": True}
         waiting = asyncio.ensure_future(dispatcher.report("t", last))
         assert await dispatcher.next_report("t", 0) == {"report": last}
         assert await waiting
-        assert await dispatcher.leave("lane", "t", 0, 1, "done", "")
+        assert await dispatcher.leave("group", "t", 0, 1, "done", "")
         assert await dispatcher.next_report("t", 1) == {"ended": None}
         return await dispatcher.next_report("t", 0), await dispatcher.next_report("t", 1)
 
-    assert in_desk(steps) == ({"report": {"index": 1, "last": True}}, {"ended": None})
+    assert in_dispatcher(steps) == ({"report": {"index": 1, "last": True}}, {"ended": None})
 
 
 def test_a_trial_alone_cannot_blame_a_peer():
     async def steps(dispatcher):
         await dispatcher.offer("t", {})
-        await dispatcher.next("lane", "group")
-        go_on = await dispatcher.leave("lane", "t", 0, 1, "peer", "RuntimeError: gloo is not a kind of glue")
+        await dispatcher.next("group", "group")
+        go_on = await dispatcher.leave("group", "t", 0, 1, "peer", "RuntimeError: gloo is not a kind of glue")
         return go_on, await dispatcher.next_report("t", 0)
 
-    assert in_desk(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
+    assert in_dispatcher(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
 
 
-def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
-    file = tmp_path / "desk.json"
+def test_a_dispatcher_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "dispatcher.json"
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -447,10 +447,10 @@ def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypat
         monkeypatch.setattr("babeltune.sweep.workers.dispatcher.write_whole", full)
         await dispatcher.offer("u", {})
         assert not file.exists()
-        assert (await dispatcher.next("lane", "group"))["trial"] == "t", "it goes on while it lives"
+        assert (await dispatcher.next("group", "group"))["trial"] == "t", "it goes on while it lives"
         monkeypatch.undo()
         await dispatcher.offer("v", {})
-        return (await TrialDispatcher(file).next("lane", "group"))["trial"]
+        return (await TrialDispatcher(file).next("group", "group"))["trial"]
 
     assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S)) == "t"
 
@@ -458,7 +458,7 @@ def test_a_desk_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypat
 def left_behind():
     held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     names = ray.util.list_named_actors(all_namespaces=True)
-    return groups_held(), held, [n for n in names if n["name"].startswith("desk-")]
+    return groups_held(), held, [n for n in names if n["name"].startswith("dispatcher-")]
 
 
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
@@ -469,8 +469,8 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
 
 
 @pytest.mark.long
-def test_nothing_is_left_of_a_lane_that_was_starting_again(room, tmp_path):
-    """Its controller had a new placement group, of which no rank had told yet."""
+def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
+    """Its controller had a new placement group that no rank had reported yet."""
     before = groups_held()
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
@@ -513,17 +513,17 @@ def follow_and_mend(pool, name):
 @pytest.mark.long
 def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     notes = []
-    settings = {**TWO_WORKERS, "count": 1, "silence": 3.0, "note": notes.append}
+    settings = {**TWO_WORKERS, "count": 1, "progress_timeout": 3.0, "note": notes.append}
     with WorkerPool(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
         assert follow_and_mend(opened, "hung") == (6, None)
     first, second = starts(tmp_path, "hung")
     assert (first["from"], second["from"]) == (0, 2)
     assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
-    assert [note.split(";")[0] for note in notes] == ["hung shows no progress for 3 s"]
+    assert [note.split(";")[0] for note in notes] == ["hung makes no progress for 3 s"]
 
 
-def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_cluster, tmp_path):
+def test_the_place_of_an_abandoned_group_is_back_once_another_node_has_come(ray_cluster, tmp_path):
     pool = WorkerPool(**TWO_WORKERS, storage=tmp_path)
     room = pool._room()
     pool._given_up.append(set(nodes_there()))
@@ -532,10 +532,10 @@ def test_the_place_of_an_abandoned_lane_is_back_once_another_node_has_come(ray_c
     assert pool._room() == room
 
 
-def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
+def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.STOP_TIMEOUT_S", 3.0)
     notes = []
-    settings = {**TWO_WORKERS, "workers": 1, "count": 1, "silence": 3.0, "note": notes.append}
+    settings = {**TWO_WORKERS, "workers": 1, "count": 1, "progress_timeout": 3.0, "note": notes.append}
     with WorkerPool(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "last", steps=1, orders={"kind": "hang_after", "at": 1})
         assert follow_and_mend(opened, "last") == (1, None)
@@ -547,7 +547,7 @@ def test_a_lane_that_hangs_between_two_trials_is_started_again(room, tmp_path, m
 
 
 @pytest.mark.long
-def test_a_lanes_own_process_may_die_again_once_the_lane_has_made_a_report(room, tmp_path, monkeypatch):
+def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.RESPAWNS", 1)
 
     def kill(pool):
@@ -575,7 +575,7 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
     assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
 
 
-def test_a_lane_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
+def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):

@@ -1,4 +1,4 @@
-"""What a lane's worker keeps between trials, and whose fault it is that one cannot go on."""
+"""What a worker group's worker keeps between trials, and whose fault it is that one cannot go on."""
 
 import errno
 import os

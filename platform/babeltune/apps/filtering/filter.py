@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from babeltune.apps.filtering.select import Columns, Pairs, Ranked
     from babeltune.apps.filtering.translate import Recipe
 
-Told = Callable[[int, int, int, float], None]
-"""Told of a translation model: its subset's tokens, the step, of how many, the loss."""
+OnStep = Callable[[int, int, int, float], None]
+"""Called while a translation model trains, with its subset's tokens, the step, the number of steps, and the loss."""
 
 
 def filter_corpus(
@@ -42,17 +42,16 @@ def filter_corpus(
     drop: bool = False,
     recipe: Recipe | None = None,
     test: str | None = None,
-    told: Told = lambda asked, step, of, loss: None,
+    on_step: OnStep = lambda asked, step, of, loss: None,
 ) -> dict[str, Any]:
     """Writes the best pairs of a TSV in subsets of these target tokens, ascending, and `report.json`, which it returns.
 
     `models` score; they are loaded when the corpus is read. With a recipe, a translation model is trained on each
-    subset and scored on the test file, whose sentences are in no subset; the report is written before the first and
+    subset and scored on the test file, whose sentences are in no subset. The report is written before the first and
     after each, so that a failure loses no score.
 
-    Raises:
-        SpecError: `out` is there already, or the recipe asks for what cannot be.
-        DataError: a file cannot be read, nothing is left of it, or a subset is too small to train on.
+    Raises `SpecError` if `out` exists already, or if the recipe cannot be followed. Raises `DataError` if a file
+    cannot be read, nothing is left of it, or a subset is too small to train on.
     """
     if out.exists():
         raise SpecError(f"--out {out} exists already; name a new folder, or remove it first")
@@ -88,7 +87,7 @@ def filter_corpus(
         }
     _write(out, report)
     if recipe is not None and tests is not None:
-        for result in translations(out, ranked, report["subsets"], recipe, tests, told):
+        for result in translations(out, ranked, report["subsets"], recipe, tests, on_step):
             report["translation"]["results"].append(result)
             _write(out, report)
     return report
@@ -120,7 +119,7 @@ def score_pairs(
 
 
 def translations(
-    folder: Path, ranked: Ranked, subsets: Sequence[dict[str, Any]], recipe: Recipe, test: Pairs, told: Told
+    folder: Path, ranked: Ranked, subsets: Sequence[dict[str, Any]], recipe: Recipe, test: Pairs, on_step: OnStep
 ) -> Iterator[dict[str, Any]]:
     """Trains a model on each subset, and scores it, one after the other."""
     most = subsets[-1]["pairs"]
@@ -131,7 +130,7 @@ def translations(
             raise DataError(f"no pair fits in {asked} tokens, so there is nothing to train on; ask for more")
 
         def tell(step: int, of: int, loss: float, asked: int = asked) -> None:
-            told(asked, step, of, loss)
+            on_step(asked, step, of, loss)
 
         loss = translate.train(recipe, start, ranked.source[:count], ranked.target[:count], place, tell)
         scores = translate.score_model(recipe, place, test.source, test.target)

@@ -85,7 +85,7 @@ def without_repetitions(pairs: Pairs) -> Pairs:
 
 
 def without_test(pairs: Pairs, test: Pairs) -> Pairs:
-    """The pairs of which neither side is in a test file, whatever its case, punctuation and blanks."""
+    """The pairs without a side that is in a test file; case, punctuation and blanks do not count."""
     known = {text_key(text) for text in (*test.source, *test.target)}
     rows = zip(pairs.source, pairs.target, strict=True)
     return pairs.kept([not known & {text_key(text) for text in pair} for pair in rows], "a side is in the test file")

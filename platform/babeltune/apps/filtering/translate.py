@@ -50,10 +50,10 @@ class Recipe:
     target_token: str | None = None
     """The token that a translation begins with: `eng_Latn` (NLLB), `__en__` (M2M-100)."""
     layers: int = 5
-    """Of the encoder and of the decoder; this and what follows for `scratch` only."""
+    """Layers of the encoder and of the decoder; this and what follows for `scratch` only."""
     width: int = 512
     vocabulary: int = 5_000
-    """Of one tokenizer for both languages, trained on the largest subset (FLORES: 5,000)."""
+    """Size of the one tokenizer for both languages, trained on the largest subset (FLORES: 5,000)."""
 
     def translation(self, folder: Path) -> Translation:
         """How a trained model translates."""

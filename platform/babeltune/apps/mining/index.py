@@ -39,7 +39,7 @@ TRAINING = 1 << 28
 def through_index(left: Vectors, right: Vectors, k: int, kind: Index, progress: Progress = no_progress) -> Matches:
     """As `tiles.both_ways`, among the candidates that an index of this kind gives.
 
-    `progress` is told of vectors: each is put into an index once, and searched for once.
+    `progress` counts vectors: each is put into an index once, and searched for once.
     """
     x, y = Rows(left), Rows(right)
     check(x, y, k)

@@ -42,7 +42,7 @@ def pair_scores(
     cosine: Float[Tensor, "pairs"],
     margin: Margin = "ratio",
 ) -> Float[Tensor, "pairs"]:
-    """The margin of given pairs, of which one need not be among the other's neighbours."""
+    """The margin of given pairs; their sentences need not be neighbours."""
     return margin_scores(cosine, around(matches, left, right), margin)
 
 
@@ -61,7 +61,7 @@ def flipped(matches: Matches, margin: Margin) -> float:
 def retrieve(
     matches: Matches, margin: Margin = "ratio", retrieval: Retrieval = "max", threshold: float | None = None
 ) -> Pairs:
-    """The pairs, of which a score must be above the threshold. Of a sentence's equal scores the nearer candidate wins.
+    """The pairs with a score above the threshold. Of a sentence's equal scores the nearer candidate wins.
 
     `max` gives each sentence at most one partner; `forward` each left one exactly one, before the threshold.
     """

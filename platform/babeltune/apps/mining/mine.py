@@ -36,7 +36,7 @@ BATCH = 1_024
 """Sentences of `encode` in memory at a time; pairs of `score`, too."""
 
 Progress = Callable[[str, int, int], None]
-"""Told what is done, how many, of how many."""
+"""Called with the step's name, how much of it is done, and its total."""
 
 
 @dataclass(frozen=True, kw_only=True)

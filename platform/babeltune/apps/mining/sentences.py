@@ -79,9 +79,9 @@ class Sentences:
 
 
 class Collector:
-    """Writes sentences to a file, and says at the end which are different.
+    """Writes sentences to a file, and reports at the end which are different.
 
-    Sentences are told apart by 64 bits of their digest: among 10^7, one is taken for another with a chance of 3e-6.
+    Sentences are distinguished by 64 bits of their digest: among 10^7, two are confused with a probability of 3e-6.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,9 +1,9 @@
 """k nearest neighbours of both directions from one pass of tiles, exact, in memory that does not grow with the corpus.
 
-A tile of cosines is multiplied once and looked at twice: for the best columns of its rows and the best rows of its
-columns. The cosines' last bits depend on the shape of the product, so a few more candidates than k are kept, and where
-rounding could decide, they are computed again in fp64 (`settle`). The result is therefore that of the cosines in
-fp64 rounded to fp32, equal ones by the lowest index, however the work was cut.
+A tile of cosines is multiplied once and read twice: for the best columns of its rows and the best rows of its
+columns. The last bits of a cosine depend on the shape of the product. So a few more candidates than k are kept, and
+if rounding could decide, they are computed again in fp64 (`settle`). The result is that of the cosines in fp64
+rounded to fp32, equal ones by the lowest index, however the work was cut.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROUNDING = {"fp32": 0.0, "bf16": 2.0**-6}
 
 Precision = Literal["fp32", "bf16"]
 Progress = Callable[[int, int], None]
-"""Told how many of how many cosines are done."""
+"""Called with the number of cosines that are done and their total."""
 
 
 def no_progress(done: int, of: int) -> None:

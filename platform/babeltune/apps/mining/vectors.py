@@ -43,7 +43,7 @@ class Model:
     prompt: str | None = None
     """Put before every sentence; absent: the model's own."""
     language: str | None = None
-    """Of a model with layers for each language: which."""
+    """The language to use of a model with layers for each language."""
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """[texts, dim] in fp32, in the order of the texts."""

@@ -57,7 +57,7 @@ def teacher_of(model: str | None, languages: Sequence[str], knows: Sequence[str]
 
 
 def check_sets(groups: Sequence[Group], teacher: Teacher) -> None:
-    """`DataError` for a set of languages of which the teacher knows none: nothing could be learnt from its rows."""
+    """`DataError` for a set whose languages the teacher does not know: nothing could be learnt from its rows."""
     for group in groups:
         if not any(known_by(language, teacher.languages) for language in group.texts):
             raise DataError(

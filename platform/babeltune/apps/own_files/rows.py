@@ -15,9 +15,9 @@ from babeltune.schema.languages import meaning
 from babeltune.schema.records import Source
 
 MAX_DROPPED = 0.5
-"""A file of which more rows are broken is misread. What is kept is written anew, so a few broken rows do no harm."""
+"""A file with a larger share of broken rows is misread. The rest is written anew, so a few broken rows do no harm."""
 MAX_CHARACTERS = 1200
-"""As `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
+"""The same as `data.max_characters`: longer texts are no sentences, and a sweep would leave them out."""
 LEAST_LETTERS = 2
 """A column whose values have fewer letters on average holds numbers, marks or flags."""
 
@@ -62,7 +62,7 @@ class Collected:
 
 
 def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
-    """The rows of all tables. `columns` says language -> column for every table with delimiters, and is told from names
+    """The rows of all tables. `columns` says language -> column for every table with delimiters, and is found by names
     and text where it is empty.
 
     Raises `DataError` for a table without two languages, and for one that is mostly broken.
@@ -86,7 +86,7 @@ def collect(tables: Sequence[Table], columns: Mapping[str, str]) -> Collected:
 def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
     """The rows of a table that has a column for each language."""
     notes: list[str] = []
-    columns = named(table, wanted) if wanted else told(table, notes)
+    columns = named(table, wanted) if wanted else found_columns(table, notes)
     if len(columns) < 2:
         raise DataError(
             f"{table.given}: {_kind(table)} with text in {_words(columns) or 'no language'} only; columns: "
@@ -127,7 +127,7 @@ def named(table: Table, wanted: Mapping[str, str]) -> dict[str, str]:
     return dict(wanted)
 
 
-def told(table: Table, notes: list[str]) -> dict[str, str]:
+def found_columns(table: Table, notes: list[str]) -> dict[str, str]:
     """Language -> column, by the columns' names and text; of two columns in one language, the one with more letters."""
     found: dict[str, str] = {}
     for column in sorted(table.columns, key=lambda name: -_letters(table.column(name))):

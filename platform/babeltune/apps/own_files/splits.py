@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SHARE = 0.1
-"""Of each language pair, dev and the sealed test take this share each, and at most `MOST` rows."""
+"""Dev and the sealed test take this share of each language pair, and at most `MOST` rows."""
 MOST = 1_000
 LEAST = 20
 """Rows of a dev or test set below which a score tells nothing."""

@@ -23,7 +23,7 @@ parameters:
   training.learning_rate: {log_float: [1.0e-3, 1.0e-2]}
   training.embedding_learning_rate: {log_float: [1, 30]}
 """
-"""As `search_spaces/static.yaml`, which was measured on small corpora."""
+"""The settings of `search_spaces/static.yaml`, which was measured on small corpora."""
 LARGE_SETTINGS = """\
 method: combined
 config:
@@ -34,7 +34,7 @@ config:
     translation_ranking: {hard_negatives: 0, temperature: 0.05}
 # What is searched. A line less is a setting less; `babeltune methods combined` lists the others.
 parameters:
-  translation_ranking: {log_float: [0.1, 1]}
+  translation_ranking: {log_float: [2, 16]}
   mse_distillation: {log_float: [3, 100]}
   student.width: {choice: [512, 1024]}
   student.vocabulary: {choice: [24000, 48000]}
@@ -42,7 +42,7 @@ parameters:
   training.learning_rate: {log_float: [5.0e-4, 3.0e-3]}
   training.embedding_learning_rate: {log_float: [5, 20]}
 """
-"""As `search_spaces/encoder.yaml`, which was measured on a million pairs."""
+"""The settings of `search_spaces/encoder.yaml`, which was measured on millions of pairs."""
 
 
 def sweep_yaml(name: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]) -> str:

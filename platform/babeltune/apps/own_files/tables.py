@@ -22,7 +22,7 @@ from babeltune.errors import DataError
 from babeltune.schema.records import Source
 
 SAMPLE_LINES = 2_000
-"""Lines from which a layout is told."""
+"""Lines from which a layout is found."""
 LINE_CHARACTERS = 1 << 20
 LEAST_ALIKE = {"\t": 0.8, ";": 0.9, "|": 0.9, ",": 0.9}
 """The share of rows that have equally many columns, by delimiter, from which on it is believed to be one."""
@@ -44,7 +44,7 @@ class Table:
     """A file of the user, and how it is read."""
 
     given: str
-    """As the user named it."""
+    """The name that the user gave."""
     path: str
     """The file, a copy of it in UTF-8, or a data set's id."""
     format: Format

@@ -48,7 +48,7 @@ class Settings:
     """Longer pairs are cut, longer sentences of words go on in a further piece. Absent: XTREME's 128, or as many as a
     smaller model takes."""
     seed: int = 1
-    """Of the head, the order and dropout."""
+    """Seed of the head, the order and dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Piece:
     """One of a pair; one for each token of a sentence, `IGNORED` but at words' first tokens."""
     example: int
     words: list[int]
-    """Of a tagged sentence, the words whose first tokens are here, in order."""
+    """The words of a tagged sentence whose first tokens are here, in order."""
 
 
 def transfer(

@@ -32,14 +32,14 @@ TAGGED: tuple[Task, ...] = ("pos", "ner")
 SPELLED = {"contradictory": "contradiction"}
 """MultiNLI's machine-translated release calls it so."""
 HEADERS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypo", "label"), ("sentence1", "sentence2", "label"))
-"""Of XNLI, of its translated training set, and of PAWS-X."""
+"""Header lines of XNLI, of its translated training set, and of PAWS-X."""
 UNDECIDED = "-"
 """XNLI's and MultiNLI's label where the annotators did not agree."""
 WITHHELD = "XTREME's own test files withhold the labels: take the original release's test file"
 PREFIX = re.compile(r"[a-z]{2,3}(-[a-z-]+)?:")
 """PAN-X' language before a token."""
 COLUMNS = 10
-"""Of CoNLL-U."""
+"""Columns of a CoNLL-U line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,9 +213,9 @@ def _two_columns(prefix: str) -> Callable[[list[tuple[int, str]]], list[Word] | 
 def _conllu(block: list[tuple[int, str]]) -> list[Word] | Broken:
     """The words of a sentence as XTREME reads them (its `ud-conversion-tools` and `udpos_preprocess`).
 
-    A fused form (`2-3 du`) stands for its parts with the tag of the one that is nearest to the root, the first of
-    equally near ones; empty nodes (`8.1`) are left out, and blanks and zero-width non-joiners within a word. Sentences
-    whose words a treebank withholds (all `_` but one at most) are broken.
+    A fused form (`2-3 du`) stands for its parts. It has the tag of the part that is nearest to the root, the first
+    of equally near ones. Empty nodes (`8.1`) are left out, and so are blanks and zero-width non-joiners within a
+    word. Sentences whose words a treebank withholds (all `_` but one at most) are broken.
     """
     words: list[Word] = []
     heads: list[int] = []

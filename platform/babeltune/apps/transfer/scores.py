@@ -32,10 +32,10 @@ def entity_spans(tags: Sequence[str]) -> list[Span]:
 
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:
-    """The chunks of which XTREME's `F1` of parts of speech is the F1: what seqeval makes of tags without a prefix.
+    """The chunks for XTREME's F1 of parts of speech: seqeval's chunks of tags without a prefix.
 
-    A run of equal tags is one chunk, so `NOUN NOUN` is right only if both are; seqeval takes the S of `SCONJ` and `SYM`
-    for the prefix of a chunk of one word.
+    A run of equal tags is one chunk, so `NOUN NOUN` is right only if both are. seqeval takes the S of `SCONJ` and
+    `SYM` for the prefix of a chunk of one word.
     """
     spans: list[Span] = []
     for place, tag in enumerate(tags):

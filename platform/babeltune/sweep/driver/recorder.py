@@ -1,4 +1,4 @@
-"""What happens in a sweep, told to MLflow and to the trials' outcome files."""
+"""Records what happens in a sweep, in MLflow and in the trials' outcome files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
 from babeltune.tracking.mlflow_client import NOTE
-from babeltune.tracking.tracker import Status, Told, Tracker
+from babeltune.tracking.tracker import SpooledRun, Status, Tracker
 from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
 
 SUMMARY_EVERY_S = 30.0
@@ -89,7 +89,7 @@ class Recorder:
         self.open: set[int] = set()
         """Trials that began and have not ended."""
         self.choices: dict[int, MetricChoice] = {}
-        """Of the trials that began and have not ended."""
+        """What MLflow gets of each trial that began and has not ended."""
         self.summarized = 0.0
         """When the sweep's run was last given its summary, by the monotonic clock."""
         self.complete = False
@@ -169,8 +169,9 @@ class Recorder:
         )
 
     def catch_up(self) -> None:
-        """Tells what the ledger has and nobody has told: a driver died, or its disk was full, between the two."""
-        told = self.tracker.told()
+        """Records what the ledger has and MLflow or a trial's folder lacks, because a driver died or its disk was
+        full."""
+        spooled = self.tracker.spooled()
         recorded: dict[int, set[int]] = {}
         ended: dict[int, dict[str, Any]] = {}
         for line in Ledger(self.folder.path / "results.jsonl").lines:
@@ -180,14 +181,14 @@ class Recorder:
             elif line["event"] == "end":
                 ended[line["number"]] = line
         for number, indices in recorded.items():
-            known, place = told.get(str(number), Told()), self.folder.trial(number)
+            known, place = spooled.get(str(number), SpooledRun()), self.folder.trial(number)
             if read_of_trial(place, "trial.json") is None:  # its method refused it, or it is lost: nothing to tell
                 continue
             reports = [r for r in read_reports(place) if r.index in indices and r.step not in known.steps]
             state = ENDS[ended[number]["state"]] if number in ended else None
             late = state is not None and (not known.ended or state != read_outcome(place))
             if reports or late:
-                self.folder.note(f"MLflow is told again of {place.name}")
+                self.folder.note(f"MLflow is sent again what it lacks of {place.name}")
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
@@ -230,7 +231,7 @@ class Recorder:
 
     def report(self, number: int, report: Report) -> None:
         trained = [point.time_ms for point in report.points if "train/loss" in point.values]
-        now = trained[-1] if trained else int(time.time() * 1000)  # whenever it is told, it is the same to MLflow
+        now = trained[-1] if trained else int(time.time() * 1000)  # the same whenever it is sent
         values = {**self._best_so_far(number, report), **report.metrics}
         choice = self.choices.setdefault(number, self._choice())
         choice.see((*values, *(name for point in report.points for name in point.values)))

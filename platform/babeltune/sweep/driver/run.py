@@ -1,4 +1,4 @@
-"""Runs a sweep from its file to its last trial: prepare, score the baselines, search on warm lanes, track.
+"""Runs a sweep from its file to its last trial: prepare, score the baselines, search on warm worker groups, track.
 
 The driver holds the sweep's lock while it lives. Everything that it knows is in the sweep's folder, so a driver that
 died is replaced by submitting the same sweep again.
@@ -110,7 +110,7 @@ def submit(
             if insecure and (danger := open_to_all(cluster.named, ray_at)):
                 folder.note(danger)
                 log.warning(danger)
-        if driver_sync.where is None:  # or else the courier says and hears it in the bucket
+        if driver_sync.where is None:  # else `driver_sync` does this in the bucket
             refuse_if_driven(folder, ray_at)
             check = shared.enter_context(heartbeats(folder, ray_at))
         mend(folder)
@@ -239,12 +239,12 @@ def _run(
     surveyed: Callable[[int], None],
 ) -> bool:
     """The search; True when the budget's trials are all there."""
-    sweep_progress.progress("starting lanes", 0, 1)
+    sweep_progress.progress("starting worker groups", 0, 1)
     measure_rates(sweep, folder, cluster, poll)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
     left = max(1, sweep.budget.trials - sweep_progress.ended)
     pool = WorkerPool(
-        count=left if cluster.lanes == "auto" else min(left, cluster.lanes),
+        count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
         workers=cluster.workers,
         cpus_per_worker=cluster.cpus_per_worker,
         gpus_per_worker=cluster.gpus_per_worker,
@@ -252,7 +252,7 @@ def _run(
         storage=folder.path / "train",
         least_workers=cluster.least_workers,
         isolation=cluster.isolation,
-        silence=cluster.silence,
+        progress_timeout=cluster.progress_timeout,
         note=sweep_progress.note,
         surveyed=surveyed,
         waiting=poll,
@@ -297,13 +297,13 @@ def _run(
             )
         if interrupted() and not tracking.complete:
             raise KeyboardInterrupt
-        sweep_progress.progress("closing lanes and MLflow", sweep_progress.ended, sweep.budget.trials)
+        sweep_progress.progress("closing worker groups and MLflow", sweep_progress.ended, sweep.budget.trials)
     sweep_progress.progress("done" if tracking.complete else "stopped", sweep_progress.ended, sweep.budget.trials)
     return tracking.complete
 
 
 def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
-    """What a lane needs to train trial `number`; written to the trial's folder, too.
+    """What a worker group needs to train trial `number`; written to the trial's folder, too.
 
     One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
     `DamagedError` where these are lost.

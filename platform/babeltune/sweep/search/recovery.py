@@ -1,5 +1,5 @@
-"""Makes a study that is lost, damaged or of another version again, from the ledger: it has all that a search needs.
-What the study alone knows, the ledger is told."""
+"""Makes a study that is lost, damaged or of another version again from the ledger, which has all that a search
+needs. Events that only the study has are added to the ledger."""
 
 from __future__ import annotations
 
@@ -69,18 +69,20 @@ def sound_study(
 
 def catch_up(ledger: Ledger, proposals: Proposals) -> None:
     """Adds to the ledger what the study learned just before a crash, in the order in which it did."""
-    told = {event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")}
+    recorded = {
+        event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")
+    }
     unknown: list[tuple[datetime, Callable[[], None]]] = []
     for number, trial in sorted(proposals.trials().items()):
         began = trial.datetime_start or datetime.min
         until = max(began, trial.datetime_complete or datetime.max)
-        if number not in told["propose"]:
+        if number not in recorded["propose"]:
             unknown.append((began, partial(ledger.add, "propose", number, params=trial.params)))
         known = {line["index"] for line in ledger.reports(number)}
         for index, values in sorted(reported(trial).items()):
             if index not in known:  # proposals do not depend on when a report came
                 unknown.append((until, partial(ledger.add, "report", number, index=index, values=values)))
-        if number not in told["end"] and trial.state.is_finished():
+        if number not in recorded["end"] and trial.state.is_finished():
             final = trial.values if trial.state == TrialState.COMPLETE else None
             reason = trial.user_attrs.get("reason")
             unknown.append((until, partial(ledger.add_end, number, trial.state.name, final, reason)))
@@ -108,10 +110,12 @@ def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
 def _half_drawn(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
     """The study's last trial, where it began while its parameters were drawn and nothing else is unknown to the ledger:
     to draw the rest of them would not lead to what an undisturbed search draws."""
-    told = {event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")}
-    new = known.keys() - told["propose"]
+    recorded = {
+        event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")
+    }
+    new = known.keys() - recorded["propose"]
     ended = {number for number, trial in known.items() if trial.state.is_finished()}
-    if len(new) != 1 or new != {max(known)} or ended - told["end"] or known[max(known)].intermediate_values:
+    if len(new) != 1 or new != {max(known)} or ended - recorded["end"] or known[max(known)].intermediate_values:
         return ""
     return f"trial {max(known)} was being drawn"
 

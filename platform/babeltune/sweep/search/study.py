@@ -1,8 +1,8 @@
-"""The proposals of a sweep: an Optuna study that lasts, and the order in which results came.
+"""The proposals of a sweep: an Optuna study on disk, and a log of the order in which results came.
 
-study.db        Optuna's storage: every trial with its parameters, state, values and attributes
-results.jsonl   proposals, reports, notes (the MLflow run) and ends in the order in which they happened, and the trials
-                on which the sweep gave up; replaying it proposes the same
+`study.db` is Optuna's storage: every trial with its parameters, state, values and attributes. `results.jsonl` has
+proposals, reports, notes (the MLflow run) and ends in the order in which they happened, and the trials on which the
+sweep gave up. Replaying it proposes the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, lik
 LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for a study in which another process writes."""
 REPORT = "report "
-"""With a report's index, the user attribute that holds it where there are several objectives."""
+"""The user attribute that holds a report, followed by the report's index, if there are several objectives."""
 
 
 def sampler_for(sweep: Sweep, number: int) -> optuna.samplers.BaseSampler:
@@ -78,7 +78,7 @@ class Ledger:
         self._reports: dict[int, list[dict[str, Any]]] = {}
         self._notes: dict[int, dict[str, Any]] = {}
         self.given_up: set[int] = set()
-        """The trials of which so many failed that the sweep ended."""
+        """Trials that failed before the sweep ended for its failures."""
         end_on_a_line(path)
         whole = path.read_bytes() if path.exists() else b""
         sound = 0

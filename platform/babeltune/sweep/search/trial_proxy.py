@@ -14,7 +14,7 @@ from babeltune.sweep.state.lease_actor import NAMESPACE
 
 
 class TrialProxy(tune.Trainable):  # type: ignore[misc]
-    """A trial as Tune sees it: each report that its lane hands to the desk is one step.
+    """A trial as Tune sees it: each report that its worker group hands to the dispatcher is one step.
 
     It only watches. The searcher alone stops a trial: Tune may throw away an actor that it has just started for a
     trial, because a used one became free for it.

@@ -1,8 +1,7 @@
-"""Runs a sweep's search: Ray Tune proposes and stops, the lanes train, Optuna remembers. The only door to both.
+"""Runs a sweep's search: Ray Tune proposes and stops, the worker groups train, Optuna remembers. The only door to both.
 
-Tune sees one thin trainable per trial whose steps are the reports that a lane hands to the desk. A resumed search
-starts a new Tune run from the study and the ledger; nothing that Tune wrote is read back.
-"""
+Tune sees one thin trainable per trial whose steps are the reports that a worker group hands to the dispatcher. A
+resumed search starts a new Tune run from the study and the ledger; nothing that Tune wrote is read back."""
 
 from __future__ import annotations
 
@@ -120,10 +119,10 @@ class _Forget(tune.Callback):  # type: ignore[misc]
 
 
 class _KeepWatchers:
-    """Of a scheduler: Tune keeps as many idle actors as there are lanes. It would keep one, and start a process anew
-    for every other trial that ends while none waits, which is whenever a lane is busy. Nor does a trial whose own actor
-    is on its way get another's: that would be withdrawn, and while trials are shorter than a process' start no lane but
-    the first would ever have one."""
+    """Of a scheduler: Tune keeps as many idle actors as there are worker groups. It would keep one, and start a process
+    anew for every other trial that ends while none waits, which is whenever a worker group is busy. Nor does a trial
+    whose own actor is on its way get another's: that would be withdrawn, and while trials are shorter than a process'
+    start no worker group but the first would ever have one."""
 
     def __init__(self, pool: Callable[[], int], **settings: Any) -> None:
         super().__init__(**settings)
@@ -184,7 +183,7 @@ class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
 
 def scheduler_for(sweep: Sweep, pool: Callable[[], int]) -> TrialScheduler:
     """What judges reports, which come at equal shares of the pairs seen, by the first objective. `pool` counts the
-    lanes."""
+    worker groups."""
     if sweep.scheduler.kind == "none":
         return _Fifo(pool)
     if sweep.scheduler.kind != "asha":

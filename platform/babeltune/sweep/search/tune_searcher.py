@@ -21,19 +21,20 @@ from babeltune.sweep.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
-"""Told of a trial's start (with its payload), its reports, and its end: `state` (`finished`, `pruned`, `failed` or
-`stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
+"""Called at a trial's start (with its assignment), its reports, and its end: `state` (`finished`, `pruned`, `failed`
+or `stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
 MEND_INTERVAL_S = 1.0
 PAUSE = 0.02
-"""Seconds between two questions whether a lane is free, while none has a trial."""
+"""Seconds between two questions whether a worker group is free, while none has a trial."""
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
 class OptunaSearcher(Searcher):  # type: ignore[misc]
-    """Tune's searcher: proposes while a lane is free, and keeps study, ledger and listeners true to what happened."""
+    """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
+    happened."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
         self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
-        self._make_payload, self._on_event = make_assignment, on_event
+        self._make_assignment, self._on_event = make_assignment, on_event
         self._budget, self._stop, self._no_more, self._check = trials, stop, no_more, check
         self._polled = time.monotonic()
         self._judged = sorted(judged)
@@ -80,21 +81,22 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return True
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """The next trial's configuration for Tune, None while no lane is free, FINISHED when nothing is left."""
+        """The next trial's configuration for Tune, None while no worker group is free, FINISHED when nothing is
+        left."""
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
                 self._tell("start", number, {})
                 self._prune(number)
             while not self._over() and not self._no_more() and (self._resumed or self._proposals.begun < self._budget):
-                # A lane is free before Tune has passed its trial's end on, and proposals shall see every end.
+                # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.free():
                     if (proposal := self._propose(trial_id)) is not None:
                         return proposal
                     continue
                 if self._numbers:
                     return None
-                self.poll()  # with nothing to run, Tune would wait for minutes, look at no lane, and ask every second
+                self.poll()  # Tune would wait for minutes without polling the worker groups
                 time.sleep(PAUSE)
         except Exception as error:
             self.trouble = error
@@ -104,7 +106,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         return self.trouble is not None or self._stop()
 
     def poll(self) -> bool:
-        """Sees to the lanes, and to whether the search may go on, about once a second; True where it may not."""
+        """Sees to the worker groups, and to whether the search may go on, about once a second; True where it may
+        not."""
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
             try:
@@ -125,7 +128,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             number, params = self._proposals.ask()
             self._ledger.add("propose", number, params=params)
         try:
-            assignment = self._make_payload(number, params)
+            assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
             self._record_end(number, TrialState.FAIL, None, str(error))
@@ -221,9 +224,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     def _record_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
         if reason:
             self._proposals.note(number, {"reason": reason})
-        told = values if state == TrialState.COMPLETE else None
-        self._proposals.tell(number, state, told)
-        self._ledger.add_end(number, state.name, told, reason)
+        final = values if state == TrialState.COMPLETE else None
+        self._proposals.tell(number, state, final)
+        self._ledger.add_end(number, state.name, final, reason)
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says

@@ -25,7 +25,7 @@ from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
-"""A trial's; the last of one of which a file cannot be read, for who looks on."""
+"""State of a trial. `damaged` means that one of its files cannot be read."""
 NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
 NUMBERED = re.compile(r"t?([0-9]{1,9})")
@@ -33,7 +33,8 @@ NUMBERED = re.compile(r"t?([0-9]{1,9})")
 HEARTBEAT = "owner.json"
 """Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
 RATES = "rates.json"
-"""By what `training.compute` counts, where the sweep file does not say: `{"rates": [operations, bytes]}`."""
+"""The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
+bytes]}`."""
 ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 

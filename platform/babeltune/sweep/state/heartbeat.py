@@ -9,7 +9,7 @@ from typing import Any
 from babeltune.sweep.state.folder import SweepFolder
 
 OWNER = "owner.json"
-"""In a sweep's folder: which driver has it, on which machine, and when it was last heard."""
+"""File of a sweep's folder: which driver has it, on which machine, and the time of its last heartbeat."""
 
 
 HEARTBEAT_INTERVAL_S = 5.0
@@ -26,10 +26,11 @@ def here(folder: SweepFolder) -> dict[str, str]:
 
 
 def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | None:
-    """Seconds since the driver of another machine was heard; None where there is none that may live.
+    """Seconds since the last heartbeat of a driver on another machine; None if there is none that may be alive.
 
-    Below −`HEARTBEAT_TIMEOUT_S` where its clock, or this machine's, was wrong: then this says nothing of whether it
-    lives."""
+    Below −`HEARTBEAT_TIMEOUT_S` if its clock, or this machine's, was wrong: then the age does not show whether it is
+    alive.
+    """
     if not owner or owner.get("ended") or here(folder).items() <= owner.items():
         return None
     ago = time.time() - float(owner.get("beat", 0))
@@ -37,7 +38,7 @@ def heartbeat_age(owner: dict[str, Any] | None, folder: SweepFolder) -> float | 
 
 
 def driven_elsewhere(folder: SweepFolder) -> bool:
-    """Whether a driver on another machine was heard a moment ago."""
+    """Whether a driver on another machine has sent a heartbeat a moment ago."""
     owner = folder.read(OWNER)
     ago = heartbeat_age(owner, folder)
     if ago is not None and ago < -HEARTBEAT_TIMEOUT_S:

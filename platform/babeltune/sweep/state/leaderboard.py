@@ -30,11 +30,11 @@ class Row:
     state: State
     params: dict[str, Scalar] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the best report by the first objective."""
+    """Metrics of the best report by the first objective."""
     reports: int = 0
     step: int = 0
     steps: int | None = None
-    """Of the whole training, where it has begun."""
+    """Steps of the whole training, if it has begun."""
     loss: float | None = None
     """At the latest step of a trial that runs."""
     pairs: int = 0
@@ -45,9 +45,9 @@ class Row:
     warning: str = ""
     """What the method found amiss with the training, such as labels that are nearly flat."""
     front: bool = False
-    """With several objectives: no other trial is better in one and as good in all (the Pareto front)."""
+    """Whether no other trial is better in one objective and as good in all (the Pareto front), if there are several."""
     condition: int = 1
-    """Which of the sweep's conditions it began under; more than one where changes were accepted."""
+    """The number of the sweep's condition that it began under; more than one if changes were accepted."""
 
 
 def trial_row(path: Path, objective: Objective) -> Row:

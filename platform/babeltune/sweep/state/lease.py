@@ -1,8 +1,8 @@
-"""One driver for each sweep: a lock on its folder, and on a cluster that several machines share a lease besides.
+"""Only one driver runs a sweep: a file lock on its folder, and a lease on a cluster that several machines share.
 
-A file lock may not hold where the storage is NFS, and does not where two drivers see other storages. So the driver
-also says in the folder, every few seconds, that it lives, and ends where another has said so since; and the lease is
-an actor of the sweep's name that belongs to the driver's Ray job: Ray gives a name once, and it falls with the job.
+A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also writes a
+heartbeat to the folder every few seconds, and ends if another driver has written one since. The lease is an actor
+with the sweep's name that belongs to the driver's Ray job. Ray gives a name once, and the actor ends with the job.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def this_driver() -> dict[str, Any]:
 
 
 def running_elsewhere(sweep: str, driver: Mapping[str, Any]) -> DrivenError:
-    """What a second driver is told."""
+    """The error that a second driver gets."""
     who = "another process"
     if driver:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(driver["started"]))
@@ -74,8 +74,8 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
 
 
 def refuse_if_driven(folder: SweepFolder, ray_at: str = "") -> None:
-    """Raises `SweepError` where a driver on another machine was heard a moment ago; not where its Ray is the one at
-    `ray_at`, whose lease says whether it lives."""
+    """Raises `SweepError` if a driver on another machine sent a heartbeat a moment ago. It does not if that driver's
+    Ray is the one at `ray_at`: there the lease shows whether it is alive."""
     heartbeat = folder.read(OWNER) or {}
     if driven_elsewhere(folder) and not (ray_at and heartbeat.get("ray") == ray_at):
         who = running_elsewhere(folder.id, folder.read("driver.json") or {})
@@ -127,7 +127,7 @@ def heartbeats(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], N
             )
 
     say()
-    thread = threading.Thread(target=work, name="babeltune-heard", daemon=True)
+    thread = threading.Thread(target=work, name="babeltune-heartbeat", daemon=True)
     thread.start()
     try:
         yield check

@@ -15,4 +15,4 @@ class LeaseActor:
 
 
 NAMESPACE = "babeltune"
-"""Of the actors that Ray knows by name."""
+"""Ray's namespace of the actors that are found by name."""

@@ -53,7 +53,7 @@ class SweepProgress:
 
 
 def is_driven(folder: SweepFolder) -> bool:
-    """Whether a driver holds the sweep's lock now, or was heard on another machine a moment ago."""
+    """Whether a driver holds the sweep's lock now, or sent a heartbeat from another machine a moment ago."""
     folder.refresh()
     with suppress(OSError):  # there is no such file yet, or it may not be read
         lock = os.open(folder.path / "driver.lock", os.O_RDONLY)  # whoever looks on may not be able to write

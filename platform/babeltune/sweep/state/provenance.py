@@ -169,7 +169,7 @@ def accepted_lines(folder: SweepFolder) -> Iterator[str]:
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
         yield (
             f"mixed conditions: {index} since {when}, accepted: {changes}; {len(entry['begun'])} trials began before"
-            + (f", of which {across} had not ended and kept their settings and data" if across else "")
+            + (f"; {across} had not ended and kept their settings and data" if across else "")
         )
 
 

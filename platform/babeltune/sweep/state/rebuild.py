@@ -83,7 +83,8 @@ def rebuilt(folder: SweepFolder, name: str) -> dict[str, Any] | None:
 
 
 def spooled_tags(folder: SweepFolder, *, before: int | None = None) -> Mapping[str, Any]:
-    """The tags of the sweep's run that MLflow was told last, or last before this accepted change, counted from 1."""
+    """The tags of the sweep's run that were sent to MLflow last, or last before this accepted change, counted from
+    1."""
     found: Mapping[str, Any] = {}
     for event in _lines(folder.path / "spool.jsonl"):
         tags = event.get("tags", {})

@@ -104,10 +104,10 @@ class Gain:
     """One setting after its refit, by the first objective on the dev sets."""
 
     trial: str
-    """Of the earlier sweep."""
+    """Name of the trial in the earlier sweep."""
     before: float
     after: tuple[float, ...]
-    """With each seed that has finished."""
+    """Scores of each seed that has finished."""
     mean: float
     gain: float
     """Above 0 is better, whichever way the objective points."""

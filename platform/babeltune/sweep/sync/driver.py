@@ -1,11 +1,11 @@
-"""Carries what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
+"""Uploads what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
 
-Before the driver begins, the sweep's folder is brought up to date: who drove a sweep last has the newest folder, so a
-driver on the same machine keeps its own, and one on another takes the bucket's. `owner.json` in the bucket says who
-that is and when it was last heard; a driver that finds another's name there stops.
+Before the driver begins, the sweep's folder is brought up to date. The machine of the last driver has the newest
+folder: a driver there keeps its own, and one on another machine takes the bucket's. `owner.json` in the bucket has that
+machine's name and the time of its last heartbeat; a driver that finds another's name there stops.
 
-A store that does not answer stops nothing at once: what changes waits in the folder, is counted in the log, and is sent
-when the store is back. After the cluster's `patience` the sweep ends with an error, and nothing is lost.
+A store that does not answer stops nothing at once. Changes wait in the folder, are counted in the log, and are sent
+when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")
 REQUEST_TIMEOUT_S = 5.0
-"""Seconds in which the courier repeats a request, before it turns to what else has changed."""
+"""Seconds in which an upload is repeated, before the next change is tried."""
 LARGE = 2**20
 """Bytes beyond which a file that no resumed sweep needs is sent less often."""
 PER_MEBIBYTE = 2.0
@@ -71,7 +71,7 @@ class DriverSync:
         self._sent: dict[Path, float] = {}
         self._session = uuid.uuid4().hex
         self._changed, self._ending = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._work, name="babeltune-courier", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="babeltune-driver-sync", daemon=True)
 
     @property
     def _mirror(self) -> Mirror:
@@ -92,7 +92,7 @@ class DriverSync:
         except BaseException:
             self._lock.release()
             raise
-        self._mirror.store.patience = REQUEST_TIMEOUT_S
+        self._mirror.store.timeout = REQUEST_TIMEOUT_S
         self._stores = stores_from(self._fetch)
         self._stores.__enter__()
         self._thread.start()
@@ -109,7 +109,7 @@ class DriverSync:
         self._thread.join()
         try:
             if self.lost is None:
-                self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.patience)
+                self._insist(self._finish, FINAL_UPLOAD_TIMEOUT_S if kind else self.where.timeout)
         except SweepError as lost:
             if kind is None:
                 raise
@@ -140,7 +140,8 @@ class DriverSync:
         ago = heartbeat_age(owner, self.folder)
         if owner is not None and ago is not None and (ago >= -HEARTBEAT_TIMEOUT_S or self._is_alive(owner)):
             raise DrivenError(
-                f"sweep {self.folder.id} is being run on {owner['host']}, which was heard {max(0.0, ago):.0f} s ago; "
+                f"sweep {self.folder.id} is being run on {owner['host']}, "
+                f"whose last heartbeat was {max(0.0, ago):.0f} s ago; "
                 f"`babeltune stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
             )
         if self.needs is not None:
@@ -201,7 +202,7 @@ class DriverSync:
     def _fetch(self, store: Path) -> None:
         """Brings a store that another sweep or machine has built already."""
         assert self.where is not None
-        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.patience)
+        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.timeout)
 
     # While the driver runs
 
@@ -213,7 +214,7 @@ class DriverSync:
         """Raises `ClusterError` when the store has been away for too long, `SweepError` when another driver came."""
         if self.lost is not None:
             raise self.lost
-        if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.patience:
+        if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.timeout:
             raise ClusterError(self._words(self.trouble))
 
     def publish(self, prepared: Prepared) -> None:
@@ -227,17 +228,17 @@ class DriverSync:
             for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
                 self._mirror.push(record)
 
-        self._insist(send, self.where.patience)
+        self._insist(send, self.where.timeout)
 
     def sent(self, assignment: dict[str, Any]) -> dict[str, Any]:
-        """A lane's payload for any node: its paths are relative to that node's mirror."""
+        """A worker group's assignment for any node: its paths are relative to that node's mirror."""
         if self.where is None:
             return assignment
         paths = {name: self._mirror.key(Path(assignment[name])) for name in ("prepared", "folder")}
         return {**assignment, **paths, "mirror": plain(self.where)}
 
     def see(self, kind: str, number: int, info: dict[str, Any]) -> None:
-        """Told of a trial's events. Reports that another node wrote are brought here, for the leaderboard."""
+        """Called for a trial's events. Brings reports that another node wrote here, for the leaderboard."""
         if self.where is None:
             return
         place = self.folder.trial(number)

@@ -1,4 +1,4 @@
-"""A cluster's storage as this machine sees it, for who looks on, promotes or evaluates.
+"""A cluster's storage as this machine sees it, for commands that read, promote or evaluate.
 
 Where the storage is a folder, nothing is moved. Where it is a URI, a mirror on this machine is brought up to date
 before it is read, and what is written goes to the bucket.
@@ -73,7 +73,7 @@ class StorageView:
         """Raises `ClusterError` for a URI whose protocol is unknown or not installed."""
         self.cluster, self.folder = cluster, cluster.folder
         where = cluster.mirrored
-        self.mirror = None if where is None else Mirror(replace(where, patience=min(where.patience, 30.0)))
+        self.mirror = None if where is None else Mirror(replace(where, timeout=min(where.timeout, 30.0)))
 
     def sweep(self, name: str | None) -> SweepFolder:
         """`find_sweep`, with everything but stores and checkpoints brought here; it stays in step while it is read."""
@@ -108,7 +108,7 @@ class StorageView:
         def refresh() -> None:
             nonlocal polled
             if time.monotonic() - polled > POLL_INTERVAL_S:
-                with contextlib.suppress(ObjectStoreError):  # who looks on may look again
+                with contextlib.suppress(ObjectStoreError):  # the reader may try again
                     self._pull(folder.id)
                 polled = time.monotonic()
 

@@ -42,11 +42,12 @@ from babeltune.training.checkpoint import (
 SHORTLY = 20.0
 """Seconds that training waits for a checkpoint to be sent; later it goes on, and the next report sends both."""
 LONGER = 2.0
-"""Times the cluster's patience that the last checkpoint of a trial has: the driver gives up first, and says why."""
+"""The upload of a trial's last checkpoint may take this many times `storage_timeout`, so that the driver gives up first
+and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
 SIGN_EVERY = 1.0
-"""Seconds between two signs of life while something is brought or sent."""
+"""Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
 
 
@@ -61,15 +62,15 @@ class Reports(Protocol):
 class Sending:
     """Sends what rank 0 wrote for a report before it is handed on."""
 
-    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, patience: float) -> None:
-        self._inner, self._mirror, self._folder, self._rank, self._patience = inner, mirror, folder, rank, patience
+    def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
+        self._inner, self._mirror, self._folder, self._rank, self._timeout = inner, mirror, folder, rank, timeout
 
     def report(self, report: dict[str, Any]) -> bool:
         if self._rank == 0:
             try:
-                patiently(
+                with_retries(
                     lambda: push_trial(self._mirror, self._folder),
-                    LONGER * self._patience if report.get("last") else min(SHORTLY, self._patience),
+                    LONGER * self._timeout if report.get("last") else min(SHORTLY, self._timeout),
                     self.stopped,
                 )
             except ObjectStoreError as error:
@@ -82,7 +83,7 @@ class Sending:
         return self._inner.stopped()
 
 
-def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
+def with_retries(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:
     """The errand, tried again for so many seconds while the store does not answer; meanwhile, `alive` says now and then
     that the trial waits and does not hang."""
     deadline, done = time.monotonic() + seconds, threading.Event()
@@ -102,7 +103,7 @@ def patiently(errand: Callable[[], object], seconds: float, alive: Callable[[], 
 
 def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> None:
     while not done.wait(SIGN_EVERY):
-        with suppress(Exception):  # whoever hears it is away, and is told again
+        with suppress(Exception):  # the receiver is away; the next heartbeat may arrive
             alive()
 
 
@@ -110,12 +111,13 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
 def on_this_node(
     assignment: dict[str, Any], reports: Reports, rank: int, world: int, device: str
 ) -> Iterator[tuple[dict[str, Any], Reports]]:
-    """The payload with this node's paths, and the line to the desk that sends checkpoints first.
+    """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
-    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
+    Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is downloaded or made.
+    """
     where = StorageLocation(**assignment["mirror"])
     try:
-        mirror = Mirror(replace(where, patience=min(SHORTLY, where.patience)))
+        mirror = Mirror(replace(where, timeout=min(SHORTLY, where.timeout)))
     except ClusterError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
@@ -123,7 +125,7 @@ def on_this_node(
     prepared, folder = mirror.path(assignment["prepared"]), mirror.path(assignment["folder"])
 
     def waiting(errand: Callable[[], object]) -> None:
-        patiently(errand, LONGER * where.patience, reports.stopped)
+        with_retries(errand, LONGER * where.timeout, reports.stopped)
 
     def unfit(why: object) -> NodeError:
         return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
@@ -140,7 +142,7 @@ def on_this_node(
     if rank == 0:
         thread.start()
     try:
-        sending = Sending(reports, mirror, folder, rank, where.patience)
+        sending = Sending(reports, mirror, folder, rank, where.timeout)
         paths = {"prepared": str(prepared), "folder": str(folder), "storage": str(mirror.folder)}
         yield {**assignment, **paths}, sending
         if rank == 0:

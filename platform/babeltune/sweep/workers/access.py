@@ -42,8 +42,8 @@ def listens(address: str) -> bool:
 def authenticate(token: str) -> None:
     """Shows this token to every Ray that this process will connect to.
 
-    Ray reads its mode when it is imported and a token when it first looks for one, from `~/.ray/auth_token` if there
-    is no other; so it is told to read both again.
+    Ray reads its mode when it is imported, and a token when it first needs one, from `~/.ray/auth_token` if there is
+    no other. So both are read again.
     """
     os.environ |= shown(token)
     Config.initialize("")
@@ -56,7 +56,7 @@ def shown(token: str) -> dict[str, str]:
 
 
 def takes(address: str, variables: Mapping[str, str]) -> bool | None:
-    """Whether the Ray at this `host:port` answers a process with these variables; None where that cannot be told.
+    """Whether the Ray at this `host:port` answers a process with these variables; None if it does not answer in time.
 
     It takes half a second, where `ray.init` tries a refused token for twenty.
     """
@@ -71,7 +71,7 @@ def takes(address: str, variables: Mapping[str, str]) -> bool | None:
 
 
 def open_to_all(named: str, address: str) -> str:
-    """What is to be said of a cluster, `named` therein, that is open to all; empty where it is not."""
+    """The warning that a cluster, named `named`, is open to all; empty if it is not."""
     return f"{named} {OPEN}" if takes(address, STRANGER) else ""
 
 

@@ -1,7 +1,7 @@
-"""Nodes that a cluster starts when they are asked for: asked for with a sweep's lanes, and let go with its end.
+"""Asks an autoscaler for the nodes of a sweep's worker groups, and releases them when the sweep ends.
 
-Each worker without a node has a placement group that nothing has room for, of which an autoscaler makes nodes. Ray's
-own `request_resources` would outlive a driver that is killed, and each driver's would replace the others'; a placement
+Each worker without a node has a pending placement group, for which an autoscaler starts nodes. Ray's own
+`request_resources` would outlive a driver that is killed, and each driver's would replace the others'. A placement
 group ends with its driver.
 """
 
@@ -21,22 +21,24 @@ from babeltune.schema.cluster import Cluster
 from babeltune.sweep.workers.nodes import is_placed, resources_of, room_for, worker_groups_that_fit
 
 POLL_INTERVAL_S = 1.0
-"""Seconds between two looks for the first nodes."""
+"""Seconds between two checks for the first nodes."""
 
 
 @contextmanager
 def nodes_asked(
     cluster: Cluster, *, trials: int, note: Callable[[str], None], progress: Progress
 ) -> Iterator[Callable[[int], None]]:
-    """Asks for the nodes of the lanes of `trials` until the end of the block, which begins when one lane has its own.
+    """Asks for the nodes of the worker groups of `trials` until the block ends. The block begins when one group has a
+    node.
 
-    The block is given what it tells, from time to time, how many workers have nodes: those of others are asked for.
-    Raises `ClusterError` where not one lane fits within `cluster.nodes_within`; meanwhile, whatever `progress` raises.
+    It yields a function: call it now and then with the number of workers that have a node, and it asks for the rest.
+    Raises `ClusterError` if no worker group fits within `cluster.nodes_within`, and whatever `progress` raises
+    meanwhile.
     """
     if not cluster.nodes_within:
         yield lambda _: None
         return
-    worker_groups = 1 if cluster.lanes == "auto" else max(1, min(cluster.lanes, trials))
+    worker_groups = 1 if cluster.worker_groups == "auto" else max(1, min(cluster.worker_groups, trials))
     asked = _Asked(worker_groups * cluster.workers, cluster, note)
     deadline = time.monotonic() + cluster.nodes_within
     try:
@@ -59,10 +61,11 @@ class _Asked:
         self._elastic = cluster.least_workers is not None
         self._groups: list[PlacementGroup] = []
         self._missing = workers
-        """How many had none at the last look."""
+        """The number of workers without a node at the last call."""
 
     def poll(self, *, last: bool) -> int:
-        """How many lanes fit now; asks for the nodes where none does, or raises if this was the `last` look."""
+        """How many worker groups fit now. If none does, it asks for the nodes, or raises if this was the `last`
+        attempt."""
         cluster = self._cluster
         try:
             least = min(cluster.workers, cluster.least_workers or cluster.workers)
@@ -80,11 +83,11 @@ class _Asked:
             return 0
 
     def keep(self, there: int) -> None:
-        """Asks for the nodes of all workers but the `there` that have theirs.
+        """Asks for the nodes of all workers but the `there` that have one.
 
-        Those of a lane that starts again are missed for a moment only, and not asked for. A group for which a node has
-        come is removed, and a worker takes its place; until it has, nothing more is asked for, which would take it. A
-        lane that waits for more room than there is, too, comes first.
+        Workers of a group that restarts have no node for a moment; none is asked for. When a node has come, its
+        placement group is removed and a worker takes the room. Until then nothing more is asked for, as it would take
+        that room. A worker group that waits for more room also comes first.
         """
         before, now = len(self._groups), max(0, self._workers - there)
         missing, self._missing = min(now, self._missing), now
@@ -92,8 +95,8 @@ class _Asked:
         waiting = [group for group in self._groups if group not in come]
         for group in come + waiting[missing:]:
             remove_placement_group(group)
-        lanes_first = come or (self._elastic and room_for(self._worker))
-        more = 0 if lanes_first else missing - len(waiting)
+        worker_groups_first = come or (self._elastic and room_for(self._worker))
+        more = 0 if worker_groups_first else missing - len(waiting)
         self._groups = waiting[:missing] + [placement_group([self._worker]) for _ in range(more)]
         if more > 0 and missing > before:
             self._note(f"waiting for nodes: asked for {self._wanted(missing)}")

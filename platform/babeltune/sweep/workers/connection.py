@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 NEEDED = ("gcs_server", "raylet")
 """Ray's own processes, without which nothing goes on."""
 POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at whether they live."""
+"""Seconds between two checks that they are alive."""
 
 
 def _init(**options: Any) -> None:
-    """`ray.init`, whose words for whoever watches go to the log."""
+    """`ray.init`, with its console output sent to the log."""
     ray._private.worker.print_to_stdstream = _no_result
     ray.init(log_to_driver=False, **options)
 
 
 def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
-    """What Ray would print in colours on stdout, where results go: of memory that runs out, or of a worker that died,
-    which a sweep's log says in its own words."""
+    """Logs what Ray would print in colours on stdout, where results go: memory that runs out, or a worker that died.
+    The sweep's log has a message of its own for the latter."""
     for words in data["lines"]:
         mended = "worker died" in words or "retries remaining" in words
         log.log(logging.DEBUG if mended else logging.WARNING, "Ray: %s", words.strip())
@@ -43,10 +43,10 @@ def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
 
 @contextmanager
 def connected(cluster: Cluster, *, insecure: bool | None = None) -> Iterator[None]:
-    """A connection to the cluster; the local one is started and ended here, an open one is used as it is.
+    """A connection to the cluster. The local one is started and ended here; an open one is used as it is.
 
-    Raises `ClusterError` where it does not answer, and where it wants no token, unless `insecure` (None: whoever
-    asks cannot say that it is).
+    Raises `ClusterError` if it does not answer, or if it wants no token, unless `insecure`. None means that the caller
+    has no such option.
     """
     if ray.is_initialized():
         yield
@@ -101,7 +101,7 @@ def _found(address: str) -> str:
 def local_ray(num_cpus: int | None = None, num_gpus: int = 0, env: dict[str, str] | None = None) -> Iterator[None]:
     """A Ray of our own on this machine, listening for 127.0.0.1, ended with the block.
 
-    It has the machine's CPUs unless told otherwise. Ray's token authentication stays on, unless the environment says
+    It has the machine's CPUs by default. Ray's token authentication stays on, unless the environment says
     `RAY_AUTH_MODE=disabled`. `env` reaches every worker. Ray reports no usage, unless the environment says so. Raises
     `ClusterError` where it does not start.
     """

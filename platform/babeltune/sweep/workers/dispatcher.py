@@ -1,10 +1,11 @@
-"""The desk between a sweep's search and its lanes: trials wait here, reports and verdicts cross here.
+"""The dispatcher between a sweep's search and its worker groups: it holds trials, reports and verdicts.
 
-Plain asyncio, so that it can be tested alone; `pool.py` runs one as a small named actor. A trial is offered, a free
-lane takes it, each of its reports waits for a verdict, and it ends once all ranks of its lane agree that it did.
+Plain asyncio, so that it can be tested alone; `pool.py` runs one as a small named actor. The search offers a trial, and
+a free worker group takes it. Each of its reports waits for a verdict. The trial ends once all ranks of its worker group
+agree.
 
-What it knows is in a file before it answers, so a desk that died starts again where it was: every call may be made
-twice, and the second has the first one's answer.
+The dispatcher writes its state to a file before it answers, so one that died continues from there. Every call may be
+made twice, and the second gets the same answer.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from typing import Any, Literal
 from babeltune.files import write_whole
 
 RESTARTS = 3
-"""Restarts of a lane within one trial, without a new report, before that trial has failed."""
+"""Restarts of a worker group within one trial, without a new report, before that trial has failed."""
 PEER_TIMEOUT_S = 5.0
-"""Seconds that one failed rank waits for the others before its lane is restarted."""
+"""Seconds that one failed rank waits for the others before its worker group is restarted."""
 POLL_TIMEOUT_S = 10.0
-"""Seconds after which an idle lane's question is answered with nothing, so that its ranks stay in touch."""
+"""Seconds after which the poll of an idle worker group is answered with nothing, so that its ranks stay in step."""
 WATCHED = 8
-"""Ended trials whose last report is kept, for who watches them anew."""
+"""Ended trials whose last report is kept, for a caller that restarts."""
 KEPT = 100
-"""Ended trials that are remembered, for those who have not heard of their end."""
+"""Ended trials that are remembered, for callers that have not yet read their end."""
 
 Ending = Literal["done", "refused", "raised", "peer"]
-"""How a rank left a trial: finished or stopped; a `BabeltuneError`, which all ranks raise alike; any other exception;
-or a collective that broke because another rank did."""
+"""How a rank left a trial. `done`: finished or stopped. `refused`: a `BabeltuneError`, which all ranks raise alike.
+`raised`: any other exception. `peer`: a collective broke because another rank did."""
 
-DIED = "a worker process of its lane died"
+DIED = "one of its worker processes died"
 
 
 @dataclass
 class _Attempt:
-    """One run of a trial by a lane's group of ranks; a restart makes a new one."""
+    """One run of a trial by one start of a worker group's ranks; a restart makes a new one."""
 
     endings: dict[int, tuple[Ending, str]] = field(default_factory=dict)
     go_on: bool | None = None
@@ -51,11 +52,11 @@ class _Attempt:
 
 @dataclass
 class _Work:
-    """What the desk knows of one trial."""
+    """What the dispatcher knows of one trial."""
 
     assignment: dict[str, Any]
     reports: list[dict[str, Any]] = field(default_factory=list)
-    """Those that the search has not said it has."""
+    """Reports that the search has not acknowledged."""
     seen: int = 0
     allowed: int = 0
     """Training may go past the report of this index."""
@@ -66,33 +67,34 @@ class _Work:
     restarts: int = 0
     trouble: str = DIED
     heartbeat: float = field(default_factory=time.monotonic)
-    """When its ranks last gave a sign of life; infinite while they wait for a verdict, or to be started again."""
+    """When its ranks last sent a heartbeat; infinite while they wait for a verdict or for a restart."""
     attempt: _Attempt = field(default_factory=_Attempt)
 
 
 class TrialDispatcher:
-    """Holds one assignment per lane, one report queue per trial, and who was told to stop."""
+    """Holds one assignment per worker group, one report queue per trial, and which trials are stopped."""
 
     def __init__(self, file: str | Path | None = None) -> None:
-        """`file` keeps its state, which an earlier desk may have left there."""
+        """`file` keeps the state; if it exists, the dispatcher continues from it."""
         self._file = Path(file) if file is not None else None
         self._works: dict[str, _Work] = {}
         self._pending: deque[str] = deque()
         self._assigned: dict[str, str] = {}
         self._groups: dict[str, str] = {}
-        """Of each lane, the group of ranks that asked last."""
+        """For each worker group, the id of the start of its ranks that asked last."""
         self._waiting: set[str] = set()
         self._idle: dict[str, float] = {}
-        """Since when lanes have neither had a trial nor waited for one, which is a moment between two."""
+        """For each worker group that neither has a trial nor waits for one, the time since when. This lasts a moment.
+        """
         self._broken: dict[str, tuple[str, str]] = {}
-        """Of lanes that cannot train, the reason and the node's id."""
+        """For each worker group that cannot train, the reason and the node's id."""
         self._made: dict[str, int] = {}
-        """Of each lane, how many new reports its trials have handed over."""
+        """For each worker group, the number of new reports of its trials."""
         self._renewed: set[str] = set()
-        """Lanes whose groups shall be new ones before their next trial."""
+        """Worker groups whose ranks must restart before their next trial."""
         self._retired: set[str] = set()
         self._messages: list[str] = []
-        """What has become of trials and lanes, for the driver's log."""
+        """Messages about trials and worker groups for the driver's log."""
         self._closed = False
         self._changed = asyncio.Condition()
         if self._file is not None and self._file.exists():
@@ -149,7 +151,7 @@ class TrialDispatcher:
     # The search's side
 
     async def offer(self, trial: str, assignment: dict[str, Any]) -> None:
-        """Puts a trial where the next free lane takes it."""
+        """Queues a trial for the next free worker group."""
         if trial not in self._works:
             self._works[trial] = _Work(assignment)
             self._pending.append(trial)
@@ -159,7 +161,7 @@ class TrialDispatcher:
         """Lets the trial go on past report `after` and waits for the next: `{"report": …}` or `{"ended": reason}`."""
         work = self._works[trial]
         work.allowed = max(work.allowed, after)
-        # The last one stays: who watches the trial may die before anybody else has heard of it.
+        # The last one stays: the trial's proxy may die before anybody else has read it.
         work.reports = [report for report in work.reports if report["index"] > after or report.get("last")]
         await self._tell()
 
@@ -186,20 +188,20 @@ class TrialDispatcher:
         await self._tell()
 
     async def free(self) -> int:
-        """How many lanes wait for a trial that nobody has offered yet."""
+        """The number of worker groups that wait for a trial, less the trials in the queue."""
         return max(0, len(self._waiting) - len(self._pending))
 
     async def ready(self, seconds: float) -> bool:
-        """True once there is a lane that can train, False after `seconds`."""
+        """True once a worker group can train, False after `seconds`."""
         return await self._until(lambda: bool(self._groups.keys() - self._retired), seconds)
 
     async def renew(self, worker_group: str) -> None:
-        """Asks for a new group of ranks in the lane, before its next trial."""
+        """Asks the worker group to restart its ranks before its next trial."""
         self._renewed.add(worker_group)
         await self._tell()
 
     async def retire(self, worker_group: str) -> str | None:
-        """Forgets a lane that has no place to train; its trial, which is returned, goes to the next free one."""
+        """Removes a worker group that has no node. Its trial, whose name is returned, goes to the next free one."""
         self._retired.add(worker_group)
         self._waiting.discard(worker_group)
         self._idle.pop(worker_group, None)
@@ -211,24 +213,25 @@ class TrialDispatcher:
         return trial and self._name(trial)
 
     async def holding(self) -> list[str]:
-        """The lanes that have a trial."""
+        """The worker groups that have a trial."""
         return list(self._assigned)
 
     async def broken(self) -> dict[str, tuple[str, str]]:
-        """The lanes that cannot train at all, with reasons and the ids of their nodes."""
+        """The worker groups that cannot train at all, with reasons and the ids of their nodes."""
         return dict(self._broken)
 
     async def messages(self, after: int) -> list[str]:
-        """What has become of trials and lanes since so much was said."""
+        """The messages about trials and worker groups from number `after` on."""
         return self._messages[after:]
 
     async def made(self, worker_group: str) -> int:
-        """How many new reports the lane's trials have handed over."""
+        """The number of new reports of the worker group's trials."""
         return self._made.get(worker_group, 0)
 
     async def stalled(self, seconds: float, idle: float) -> dict[str, str | None]:
-        """The lanes whose trial, which is given, has shown no sign of life for so long, and those that have neither had
-        one nor asked for one for so many seconds `idle`. Each once for a group."""
+        """The worker groups whose trial (the value) has sent no heartbeat for `seconds`. The value is None for those
+        that have neither had a trial nor asked for one for `idle` seconds. Each is returned once per start of its
+        ranks."""
         bound = time.monotonic() - seconds
         busy = {
             worker_group: trial
@@ -243,8 +246,8 @@ class TrialDispatcher:
         return {**{worker_group: self._name(trial) for worker_group, trial in busy.items()}, **dict.fromkeys(lost)}
 
     async def abandon(self, seconds: float, unplaced: list[str]) -> dict[str, str]:
-        """Ends the trials that were told to stop and cannot hear it: their lanes have no place, or they have shown no
-        sign of life for so long. Returns them by their lanes, whose groups are of no use any more."""
+        """Ends the stopped trials that do not react: their worker groups have no node, or have sent no heartbeat for
+        `seconds`. Returns the trials by worker group; these groups must be replaced."""
         bound = time.monotonic() - seconds
         unreachable = {
             worker_group: trial
@@ -260,30 +263,31 @@ class TrialDispatcher:
         return named
 
     async def close(self) -> None:
-        """Sends every lane home: idle ones now, busy ones as `stop` does."""
+        """Ends every worker group: idle ones now, busy ones as `stop` does."""
         self._closed = True
         for work in self._works.values():
             work.stopped = True
         await self._tell()
 
-    # A lane's side
+    # A worker group's side
 
     async def refuse(self, worker_group: str, reason: str, node: str) -> None:
-        """A lane's word that it cannot train at all, and on which node."""
+        """Records that a worker group cannot train at all, and on which node."""
         self._broken[worker_group] = (reason, node)
         await self._tell()
 
     async def add_message(self, words: str) -> None:
-        """Has the driver log what several ranks may have to say, once."""
+        """Adds a message to the driver's log, once if several ranks send the same."""
         if words not in self._messages:
             self._messages.append(words)
             self._write()
 
     async def next(self, worker_group: str, group: str) -> dict[str, Any]:
-        """The lane's trial: the unfinished one where this group of ranks is new, else the next offered.
+        """The worker group's trial: after a restart the unfinished one, else the next offered.
 
-        Returns `{"trial", "assignment"}`, `{}` when none came within `POLL_TIMEOUT_S` seconds, `{"renew": True}` for a
-        group that a new one shall replace, or `{"closed": True}`."""
+        Returns `{"trial", "assignment"}`, `{}` when none came within `POLL_TIMEOUT_S` seconds, `{"renew": True}` if the
+        ranks must restart, or `{"closed": True}`.
+        """
         new = self._groups.get(worker_group) != group
         self._groups[worker_group] = group
         if new:
@@ -333,7 +337,7 @@ class TrialDispatcher:
         return {"trial": trial, "assignment": self._works[trial].assignment}
 
     def _restarted(self, worker_group: str) -> bool:
-        """Whether a restarted lane should run its trial again."""
+        """Whether a restarted worker group should run its trial again."""
         work = self._works[self._assigned[worker_group]]
         work.attempt.go_on = False
         work.restarts += 1
@@ -344,13 +348,13 @@ class TrialDispatcher:
         else:
             if work.trouble == DIED:
                 name = self._name(self._assigned[worker_group])
-                self._messages.append(f"{name} lost a worker of its lane; it goes on from its last checkpoint")
+                self._messages.append(f"{name} lost a worker process; it goes on from its last checkpoint")
             work.attempt = _Attempt()
             work.trouble = DIED
         return worker_group in self._assigned
 
     def _name(self, trial: str) -> str:
-        """What the trial is called: as its folder is, if it has one."""
+        """The trial's name in messages: its folder's name if it has a folder."""
         return Path(self._works[trial].assignment.get("folder", trial)).name
 
     def _end(self, worker_group: str, reason: str | None) -> None:
@@ -361,7 +365,8 @@ class TrialDispatcher:
     async def report(self, trial: str, report: dict[str, Any]) -> bool:
         """Hands over a report and waits for its verdict: True means go on.
 
-        A report that a resumed trial repeats is known by its `index`, is not delivered twice, and has the same verdict.
+        A resumed trial may repeat a report. It is known by its `index`, is not delivered twice, and gets the same
+        verdict.
         """
         work = self._works[trial]
         index = int(report["index"])
@@ -377,7 +382,8 @@ class TrialDispatcher:
         return not work.stopped
 
     async def stopped(self, trial: str) -> bool:
-        """Whether the trial should end before its next report. That it asks is its sign of life, until it is told."""
+        """Whether the trial should end before its next report. Each call counts as a heartbeat until the answer is
+        yes."""
         work = self._works[trial]
         if not work.stopped:
             work.heartbeat = time.monotonic()
@@ -386,11 +392,11 @@ class TrialDispatcher:
     async def leave(
         self, worker_group: str, trial: str, rank: int, world: int, ending: Ending, reason: str, renew: bool = False
     ) -> bool:
-        """One rank's word that it left the trial; waits for the others. False means: restart the group.
+        """Records how one rank left the trial, and waits for the others. False means: restart the ranks.
 
-        Ranks that all finished, or all refused alike, go on together, unless one wants a new group (`renew`). Any other
-        exception leaves collectives out of step, so the group is restarted, and the trial has failed unless the only
-        cause was a rank's death.
+        Ranks that all finished, or all refused alike, go on together, unless one asks for a restart (`renew`). Any
+        other exception leaves collectives out of step, so the ranks are restarted. The trial has failed then, unless
+        the only cause was a rank's death.
         """
         work = self._works.get(trial)
         if work is None or self._assigned.get(worker_group) != trial:
@@ -400,9 +406,9 @@ class TrialDispatcher:
             self._renewed.add(worker_group)
         if attempt.go_on is None:
             attempt.endings[rank] = (ending, reason)
-            patience = None if ending == "done" else PEER_TIMEOUT_S
+            timeout = None if ending == "done" else PEER_TIMEOUT_S
             if len(attempt.endings) < world:
-                await self._until(lambda: attempt.go_on is not None or len(attempt.endings) == world, patience)
+                await self._until(lambda: attempt.go_on is not None or len(attempt.endings) == world, timeout)
             if attempt.go_on is None:
                 self._settle(worker_group, work, attempt, world)
                 await self._tell()

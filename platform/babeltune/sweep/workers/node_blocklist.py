@@ -1,4 +1,4 @@
-"""The nodes where a lane could not train. Their room is held, as a lane that starts again may land anywhere."""
+"""The nodes on which a worker group could not train. Their room is reserved, as a restarted group may land anywhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from babeltune.sweep.workers.nodes import is_placed, nodes_there, takes_room, wo
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives each node."""
 MOST_HELD, HOLD_TIMEOUT_S = 256, 2.0
-"""Workers whose room is held on a node, and seconds to wait for it to be free."""
+"""Workers whose room is reserved on a node, and seconds to wait for it to be free."""
 
 
 class NodeBlocklist:
-    """Those of one sweep, whose lanes have so many workers of these resources."""
+    """The blocklist of one sweep, whose worker groups have `workers` ranks with these resources."""
 
     def __init__(self, workers: int, worker: dict[str, float]) -> None:
         self._workers, self._worker = workers, worker
@@ -28,17 +28,17 @@ class NodeBlocklist:
         return len(self._held)
 
     def add(self, node: str) -> None:
-        """No lane is counted on there from now on."""
+        """Adds the node: no worker group is counted there from now on."""
         self._held.setdefault(node, [])
 
     def good(self) -> list[dict[str, float]]:
-        """The resources of the other nodes that are there."""
+        """The resources of the other nodes that are alive."""
         return [resources for node, resources in nodes_there().items() if node not in self._held]
 
     @contextmanager
     def held(self, node: str) -> Iterator[None]:
-        """Holds what is free on one of them, or is freed in the block, until it goes. A group for each worker: what
-        others have there keeps none but its own waiting."""
+        """Reserves what is free on the node, or is freed in the block, until the node is released. Each worker has a
+        placement group of its own, so that work of others there blocks only its own part."""
         free = available_resources_per_node().get(node, {})
         slots = min(self._workers + workers_held(self._worker, free), MOST_HELD) if takes_room(self._worker) else 0
         asked = [placement_group([self._worker], bundle_label_selector=[{NODE_ID: node}]) for _ in range(slots)]
@@ -56,7 +56,7 @@ class NodeBlocklist:
             self._release(node)
 
     def release(self) -> None:
-        """Lets go of all."""
+        """Releases all nodes."""
         for node in list(self._held):
             self._release(node)
 

@@ -1,4 +1,4 @@
-"""The cluster's nodes, as a sweep sees them: which are there, how many lanes they hold, and who holds what."""
+"""The cluster's nodes: which are alive, how many worker groups they hold, and which placement groups use them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from babeltune.errors import ClusterError
 
 
 def here() -> NodeAffinitySchedulingStrategy:
-    """For actors that live and die with the driver: on its node."""
+    """The scheduling strategy for actors that live and die with the driver: on its node."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def own_node() -> str:
-    """The resource that only the driver's node has, for what takes resources by name alone."""
+    """The resource that only the driver's node has, for requests that name resources only."""
     own = nodes_there()[ray.get_runtime_context().get_node_id()]
     return next(str(name) for name in own if name.startswith("node:") and not name.startswith("node:__"))
 
 
 def nodes_there() -> dict[str, dict[str, float]]:
-    """The resources of the nodes that are there, by their ids."""
+    """The resources of the nodes that are alive, by their ids."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def named(node: str) -> str:
-    """The node of this id, as its owner knows it."""
+    """The address and short id of the node with this id, for messages."""
     places = [each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node]
     return f"{places[0] if places else 'a node that is gone'} (node {node[:8]})"
 
 
 def workers_held(worker: Mapping[str, float], node: Mapping[str, float]) -> int:
-    """How many workers of these resources a node of those holds."""
+    """How many workers with these resources the node holds."""
     return int(min(node.get(name, 0.0) / share for name, share in worker.items()) + 1e-6)
 
 
 def worker_groups_held(workers: int, worker: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many lanes of so many of these workers the nodes hold together; one each where they ask for nothing."""
+    """How many worker groups the nodes hold together; one per node if a worker needs neither CPUs nor GPUs."""
     if not takes_room(worker):
         return len(nodes)
     return sum(workers_held(worker, node) for node in nodes) // workers
@@ -56,16 +56,18 @@ def worker_groups_that_fit(
     least: int | None = None,
     nodes: Sequence[Mapping[str, float]] | None = None,
 ) -> int:
-    """How many lanes of these workers the nodes hold (the connected cluster's, unless their resources are given), one
-    where they hold `least`; `ClusterError` when none."""
+    """How many worker groups the nodes hold, and one if they hold `least` workers only. Raises `ClusterError` for none.
+
+    Without `nodes`, those of the connected cluster count.
+    """
     nodes = list(nodes_there().values()) if nodes is None else nodes
     worker = resources_of(cpus_per_worker, gpus_per_worker)
     count = worker_groups_held(workers, worker, nodes) or min(1, worker_groups_held(least or workers, worker, nodes))
     if count < 1:
         cpus, gpus = sum(n.get("CPU", 0) for n in nodes), sum(n.get("GPU", 0) for n in nodes)
         raise ClusterError(
-            f"a lane of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs each "
-            f"does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
+            f"a worker group of {least or workers} workers with {cpus_per_worker:g} CPUs and {gpus_per_worker:g} GPUs "
+            f"each does not fit: the cluster has {cpus:g} CPUs and {gpus:g} GPUs in all (nodes: {len(nodes)}); "
             "ask for fewer workers, or less per worker, in the cluster file; `nodes_within` there asks for nodes where "
             "an autoscaler starts them"
         )
@@ -73,13 +75,14 @@ def worker_groups_that_fit(
 
 
 def resources_of(cpus_per_worker: float, gpus_per_worker: float) -> dict[str, float]:
-    """What a worker asks Ray for: a byte of memory where it is neither CPUs nor GPUs, for it must be something."""
+    """The resources of one worker for Ray: a byte of memory if it needs neither CPUs nor GPUs, as it must need
+    something."""
     asked = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
     return {name: share for name, share in asked.items() if share} or {"memory": 1}
 
 
 def takes_room(worker: Mapping[str, float]) -> bool:
-    """Whether it asks for CPUs or GPUs."""
+    """Whether the worker needs CPUs or GPUs."""
     return bool({"CPU", "GPU"} & worker.keys())
 
 
@@ -89,18 +92,18 @@ def room_for(worker: Mapping[str, float]) -> int:
 
 
 def is_placed(group: PlacementGroup) -> bool:
-    """Whether it holds what it asked for."""
+    """Whether the placement group has its resources."""
     return bool(placement_group_table(group)["state"] == "CREATED")
 
 
 def groups_of(creators: set[bytes]) -> list[PlacementGroupTableData]:
-    """The placement groups that these actors created and that still hold or want something."""
+    """The placement groups that these actors created and that were not removed."""
     rows = cluster_state._connect_and_get_accessor().get_placement_group_table()
     groups = [PlacementGroupTableData.FromString(row) for row in rows]
     return [g for g in groups if g.creator_actor_id in creators and g.state != PlacementGroupTableData.REMOVED]
 
 
 def places_of(creators: set[bytes]) -> int:
-    """How many workers these placement groups have a place for, on nodes that are there."""
+    """How many workers of these actors' placement groups have a node that is alive."""
     there = {bytes.fromhex(node) for node in nodes_there()}
     return sum(bundle.node_id in there for group in groups_of(creators) for bundle in group.bundles)

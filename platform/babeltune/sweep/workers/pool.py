@@ -1,9 +1,10 @@
-"""Warm lanes: long-lived Ray Train groups that take trial after trial.
+"""Warm worker groups: long-lived Ray Train groups that take trial after trial.
 
-Each lane is one Ray Train run whose ranks wait at the desk (`dispatcher.py`), run a trial together (`worker.py`), and
-wait again. So a trial starts in milliseconds. When a worker dies, Ray Train restarts the lane's group, the desk hands
-it the same trial, and the trial resumes from its own checkpoint. Nodes that come bring lanes, and those that go take
-them."""
+Each worker group is one Ray Train run. Its ranks wait at the dispatcher (`dispatcher.py`), run a trial together
+(`worker.py`), and wait again, so a trial starts in milliseconds. When a worker dies, Ray Train restarts all ranks of
+its group. The dispatcher hands them the same trial, which resumes from its own checkpoint. A new node adds worker
+groups; a lost node removes those that it held.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +42,20 @@ from babeltune.sweep.workers.ray_train import WorkerGroupTrainer
 from babeltune.sweep.workers.worker import worker_loop
 
 RESPAWNS = 3
-"""How often a lane whose Ray Train run itself ended is started again without a new report of its trials."""
+"""Restarts of a worker group whose Ray Train run ended, without a new report in between, before it is given up."""
 TRIED = 3
-"""Nodes on which no lane can train before none is looked for that can."""
+"""Nodes on the blocklist after which a sweep without a working worker group ends with an error."""
 TEAR_DOWN_TIMEOUT_S = 30.0
-"""Seconds to wait for a lane that was killed to free its resources."""
+"""Seconds to wait for a worker group that was killed to free its resources."""
 SURVEY = 5.0
-"""Seconds between two looks at which nodes there are."""
+"""Seconds between two surveys of the cluster's nodes."""
 NO_ROOM_NOTICE_S = 5.0
-"""Seconds without room for the first lane after which that is said."""
+"""Seconds without room for the first worker group before a note is logged."""
 UNPLACED_TIMEOUT_S = 15.0
-"""Seconds that a lane which has lost its place may wait for a node to come back."""
+"""Seconds that a worker group without a node may wait for one before it is removed."""
 STOP_TIMEOUT_S = 120.0
-"""Seconds without a sign of life after which a trial that was told to stop is held to have done so, and a lane without
-a trial to hang, which a new group of ranks must not be: it has nothing to tell until it has started."""
+"""Seconds without a heartbeat after which a stopped trial counts as ended. A worker group without a trial counts as
+stalled after as long, at least: a new group of ranks sends nothing until it has started."""
 
 
 def worker_threads(cpus_per_worker: float) -> int:
@@ -64,27 +65,27 @@ def worker_threads(cpus_per_worker: float) -> int:
 
 @dataclass
 class _WorkerGroup:
-    """One lane's Ray Train run."""
+    """One worker group's Ray Train run."""
 
     controller: Any
     run: Any
-    """Its end."""
+    """The future of the run's end."""
     unplaced: float | None = None
-    """Since when its group has no place."""
+    """The time since when its ranks have had no node; None while they have one."""
     respawns: int = 0
-    """Since it made a report."""
+    """Restarts since its last new report."""
     made: int = 0
-    """Reports that it had made when it was last started again."""
+    """Reports that it had made when it was last restarted."""
 
 
 class WorkerPool:
-    """A sweep's desk and lanes, from `with` to the end of its block.
+    """A sweep's dispatcher and worker groups, from `with` to the end of its block.
 
-    At most `count` lanes of `workers` ranks each, as many as the cluster holds at each time; no less than
-    `least_workers` ranks where nodes are gone. `note` is told what becomes of lanes. `waiting` is called about once a
-    second until the first lane is up; what it raises ends the wait. A lane whose trial shows no progress for `silence`
-    seconds is replaced. Raises `ClusterError` when not even one fits, or when `run_trial` (an import path) cannot be
-    loaded on the workers.
+    There are at most `count` worker groups of `workers` ranks each, as many as the cluster holds at each time. Where
+    nodes are gone, a group has at least `least_workers` ranks. `note` logs what happens to worker groups. `waiting` is
+    called about once a second until the first worker group is up; an exception that it raises ends the wait. A worker
+    group whose trial makes no progress for `progress_timeout` seconds is replaced. Raises `ClusterError` when not even
+    one fits, or when the workers cannot load `run_trial` (an import path).
     """
 
     def __init__(
@@ -97,18 +98,18 @@ class WorkerPool:
         run_trial: str,
         storage: str | Path,
         least_workers: int | None = None,
-        isolation: Isolation = "lane",
-        silence: float = 1800.0,
+        isolation: Isolation = "worker_group",
+        progress_timeout: float = 1800.0,
         note: Callable[[str], None] = lambda _: None,
         surveyed: Callable[[int], None] = lambda _: None,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        self.dispatcher_name = f"desk-{uuid.uuid4().hex[:8]}"
+        self.dispatcher_name = f"dispatcher-{uuid.uuid4().hex[:8]}"
         self._workers, self._least = workers, min(workers, least_workers or workers)
         self._shares = cpus_per_worker, gpus_per_worker
         self._limit = math.inf if count == "auto" else count
         self._tell_placed = surveyed
-        """Called at each look at the nodes with how many workers need none besides."""
+        """Called after each survey of the nodes with the number of workers that have a node."""
         self._first = int(min(self._limit, worker_groups_that_fit(workers, *self._shares, least=self._least)))
         self._resources = resources_of(cpus_per_worker, gpus_per_worker)
         self._settings = {
@@ -121,22 +122,22 @@ class WorkerPool:
         self._dispatcher_file = Path(storage).absolute() / f"{self.dispatcher_name}.json"
         self._worker_groups: dict[str, _WorkerGroup] = {}
         self._started = 0
-        self._silence = silence
+        self._progress_timeout = progress_timeout
         self._seen: dict[str, int] = {}
         """The last report that `next_report` gave of each trial."""
         self._surveyed = 0.0
         self._bad = NodeBlocklist(workers, self._resources)
         self._messages_noted = 0
-        """How much of what the desk has said is noted."""
+        """How many of the dispatcher's messages are logged."""
         self._given_up: list[set[str]] = []
-        """For each lane that could not train, who knows why, the nodes that were there."""
+        """For each worker group that failed without a known reason, the nodes of the cluster at that time."""
         self._nowhere = False
-        """Whether no node holds a lane."""
+        """Whether no node holds a worker group."""
         self._note, self._waiting = note, waiting
 
     @property
     def count(self) -> int:
-        """How many lanes there are now; before the block, how many it begins with."""
+        """The number of worker groups now; before the block, the number to begin with."""
         return len(self._worker_groups) or self._first
 
     def __enter__(self) -> Self:
@@ -156,15 +157,15 @@ class WorkerPool:
             self._wait_for_one()
             self.mend()
         except BaseException:
-            self._tear_down(patience=0)
+            self._tear_down(timeout=0)
             raise
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._tear_down(patience=0 if kind else 2 * POLL_TIMEOUT_S)
+        self._tear_down(timeout=0 if kind else 2 * POLL_TIMEOUT_S)
 
     def _wait_for_one(self) -> None:
-        """Until a lane can train; says once what they wait for where there is no room."""
+        """Waits until a worker group can train; logs once what they wait for if there is no room."""
         since, messages = time.monotonic(), False
         while not ray.get(self._dispatcher.ready.remote(1.0)):
             self._waiting()
@@ -178,13 +179,13 @@ class WorkerPool:
                 )
 
     def _add(self) -> str:
-        worker_group = f"{self.dispatcher_name}-lane-{self._started}"
+        worker_group = f"{self.dispatcher_name}-group-{self._started}"
         self._started += 1
         self._start(worker_group)
         return worker_group
 
     def _start(self, worker_group: str) -> None:
-        """A Ray Train run of the lane's ranks."""
+        """A Ray Train run of the worker group's ranks."""
         trainer = WorkerGroupTrainer(
             worker_loop,
             name=worker_group,
@@ -198,14 +199,16 @@ class WorkerPool:
         self._worker_groups[worker_group] = _WorkerGroup(trainer.controller, trainer.controller.run.remote())
 
     def mend(self) -> None:
-        """Starts a lane again whose run ended, and has as many as the nodes hold. `ClusterError` when that is in vain.
+        """Restarts worker groups whose run ended, and adds as many as the nodes hold. Raises `ClusterError` if none can
+        train.
 
-        Call it every second or so."""
+        Call it every second or so.
+        """
         broken = ray.get(self._dispatcher.broken.remote())
         for worker_group, (reason, node) in broken.items():
             if worker_group not in self._worker_groups:
                 continue
-            words = f"lane {worker_group} on {named(node)} {reason}"
+            words = f"worker group {worker_group} on {named(node)} {reason}"
             self._bad.add(node)
             if self._worker_groups.keys() <= broken.keys() and (len(self._bad) >= TRIED or self._room() < 1):
                 raise ClusterError(words)
@@ -219,28 +222,31 @@ class WorkerPool:
             made = ray.get(self._dispatcher.made.remote(worker_group))
             respawns = before.respawns + 1 if made == before.made else 1
             if respawns > RESPAWNS:
-                words = f"lane {worker_group} cannot train: {reason}; see Ray's logs of its workers, then resume"
+                words = (
+                    f"worker group {worker_group} cannot train: {reason}; see Ray's logs of its workers, then resume"
+                )
                 if len(self._worker_groups) == 1:
                     raise ClusterError(words)
                 self._given_up.append(set(nodes_there()))
                 self._leave_out(worker_group, f"{words}; the sweep goes on without it")
                 continue
-            self._note(f"lane {worker_group} ended ({reason}) and is started again")
+            self._note(f"worker group {worker_group} ended ({reason}) and is started again")
             self._again(worker_group, respawns=respawns, made=made)
         lost = self._lost()
-        idle = max(self._silence, STOP_TIMEOUT_S)
-        for worker_group, trial in ray.get(self._dispatcher.stalled.remote(self._silence, idle)).items():
+        idle = max(self._progress_timeout, STOP_TIMEOUT_S)
+        for worker_group, trial in ray.get(self._dispatcher.stalled.remote(self._progress_timeout, idle)).items():
             if trial is not None:
                 self._note(
-                    f"{trial} shows no progress for {self._silence:g} s; its lane {worker_group} is started again"
+                    f"{trial} makes no progress for {self._progress_timeout:g} s; "
+                    f"its worker group {worker_group} is started again"
                 )
             elif worker_group in self._worker_groups and worker_group not in lost:
-                self._note(f"lane {worker_group} has asked for no trial for {idle:g} s; it is started again")
+                self._note(f"worker group {worker_group} has asked for no trial for {idle:g} s; it is started again")
             else:
                 continue
             self._again(worker_group)
         for worker_group, trial in ray.get(self._dispatcher.abandon.remote(STOP_TIMEOUT_S, lost)).items():
-            self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
+            self._note(f"{trial} does not react to the request to stop; it goes on from its last checkpoint")
             if worker_group not in lost:
                 self._again(worker_group)
         if time.monotonic() - self._surveyed > SURVEY:
@@ -248,26 +254,27 @@ class WorkerPool:
             self._survey()
 
     def _again(self, worker_group: str, **counts: int) -> None:
-        """Ends the lane and starts it anew, with its trial."""
+        """Ends the worker group and starts it again, with its trial."""
         self._end([worker_group])
         self._start(worker_group)
         self._worker_groups[worker_group] = replace(self._worker_groups[worker_group], **counts)
 
     def _held(self, workers: int) -> int:
-        """How many lanes of so many workers the nodes hold on which lanes can train."""
+        """The number of worker groups with `workers` ranks that fit on the nodes outside the blocklist."""
         return worker_groups_held(workers, self._resources, self._bad.good())
 
     def _room(self) -> int:
-        """How many lanes there may be; one that was given up has its place again once another node has come."""
+        """The largest number of worker groups now. A group that was given up counts again once another node has
+        come."""
         there = nodes_there().keys()
         given_up = sum(there <= nodes for nodes in self._given_up)
         return (self._held(self._workers) or min(1, self._held(self._least))) - given_up
 
     def _survey(self) -> None:
-        """Adds lanes where nodes have come, retires those whose node is gone, lets those grow that have room."""
+        """Adds worker groups on new nodes, removes those whose node is gone, and lets smaller ones grow."""
         self._bad.forget_those_gone()
         while len(self._worker_groups) < min(self._limit, self._room()):
-            self._note(f"there is room for another lane: {self._add()}")
+            self._note(f"there is room for another worker group: {self._add()}")
         ranks = self._ranks()
         now = time.monotonic()
         for name, worker_group in self._worker_groups.items():
@@ -275,29 +282,29 @@ class WorkerPool:
         lost = self._lost()
         nowhere = len(lost) == len(self._worker_groups) and not self._held(self._least)
         if nowhere and not self._nowhere:
-            self._note("no node holds a lane any more; waiting for one")
+            self._note("no node holds a worker group any more; waiting for one")
         self._nowhere = nowhere
         gone = lost[: max(0, len(self._worker_groups) - max(1, self._held(self._least)))]
         if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
             holding = ray.get(self._dispatcher.holding.remote())
             gone += [name for name in lost if name in holding and name not in gone]
         for name in gone:
-            self._leave_out(name, f"lane {name} has lost its node")
+            self._leave_out(name, f"worker group {name} has lost its node")
         for name, count in ranks.items():
             if count < self._workers and room_for(self._resources):
                 ray.get(self._dispatcher.renew.remote(name))
         self._tell_placed(self._placed())
 
     def _placed(self) -> int:
-        """How many workers no node has to be asked for. All of them, where a lane starts with all or none: its own
-        placement group asks. Else those that have a place, and as many as there is room for."""
+        """How many workers need no node from the autoscaler. All of them if a worker group starts with all ranks or
+        none: its own placement group asks. Else those that have a node, and as many as there is room for."""
         if self._least == self._workers:
             return len(self._worker_groups) * self._workers
         controllers = {worker_group.controller._actor_id.binary() for worker_group in self._worker_groups.values()}
         return places_of(controllers) + room_for(self._resources)
 
     def _lost(self) -> list[str]:
-        """The lanes that have had no place for a while."""
+        """The worker groups without a node for longer than `UNPLACED_TIMEOUT_S`."""
         since = time.monotonic() - UNPLACED_TIMEOUT_S
         return [
             name
@@ -306,13 +313,14 @@ class WorkerPool:
         ]
 
     def _leave_out(self, worker_group: str, why: str) -> None:
-        """Ends a lane for good; another gets its trial, once nothing of this one writes in the trial's folder."""
+        """Ends a worker group for good. Another one gets its trial once no process of this one writes to the trial's
+        folder."""
         self._end([worker_group])
         trial = ray.get(self._dispatcher.retire.remote(worker_group))
         self._note(f"{why}; {trial} goes on in another" if trial else why)
 
     def _ranks(self) -> dict[str, int]:
-        """How many ranks the lanes have that have a place."""
+        """The number of ranks of each worker group that has nodes."""
         creators = {
             worker_group.controller._actor_id.binary(): name for name, worker_group in self._worker_groups.items()
         }
@@ -320,7 +328,7 @@ class WorkerPool:
         return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
 
     def _ended(self, seconds: float) -> list[str]:
-        """The lanes whose run is over; waits at most `seconds` until all are."""
+        """The worker groups whose run is over; waits at most `seconds` until all are."""
         runs = [worker_group.run for worker_group in self._worker_groups.values()]
         ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
         return [name for name, worker_group in self._worker_groups.items() if worker_group.run in ended]
@@ -334,39 +342,39 @@ class WorkerPool:
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
 
     def offer(self, trial: str, assignment: dict[str, Any]) -> None:
-        """Hands a trial (a JSON payload) to the next free lane."""
+        """Hands a trial's assignment to the next free worker group."""
         ray.get(self._dispatcher.offer.remote(trial, assignment))
 
     def stop(self, trial: str) -> None:
-        """Ends the trial, if it listens within about a second, else at its next report."""
+        """Ends the trial within about a second if it polls, else at its next report."""
         ray.get(self._dispatcher.stop.remote(trial))
 
     def free(self) -> int:
-        """Lanes that wait for a trial."""
+        """The number of worker groups that wait for a trial."""
         return int(ray.get(self._dispatcher.free.remote()))
 
     def next_report(self, trial: str) -> dict[str, Any]:
-        """`TrialDispatcher.next_report`, for callers without Tune: each call has the report before it."""
+        """`TrialDispatcher.next_report` for callers without Tune: each call acknowledges the report before."""
         answer: dict[str, Any] = ray.get(self._dispatcher.next_report.remote(trial, self._seen.get(trial, 0)))
         if "report" in answer:
             self._seen[trial] = answer["report"]["index"]
         return answer
 
-    def _tear_down(self, patience: float) -> None:
-        """Sends the lanes home, ends by force those that are late, and frees what they held."""
+    def _tear_down(self, timeout: float) -> None:
+        """Asks the worker groups to end, ends late ones by force, and frees what they held."""
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(self._dispatcher.close.remote())
-            self._ended(patience)
+            self._ended(timeout)
         self._end(list(self._worker_groups))
         self._bad.release()
         ray.kill(self._dispatcher)
         self._dispatcher_file.unlink(missing_ok=True)
 
     def _end(self, names: list[str]) -> None:
-        """Ends lanes by force and waits until what they held is free.
+        """Ends worker groups by force and waits until what they held is free.
 
-        Ray frees a dead controller's groups only with the whole job, and its last group may be one that no rank has
-        told of yet: so they are found by their creator, once it is dead.
+        Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
+        rank, so they are found by their creator once it is dead.
         """
         worker_groups = [self._worker_groups.pop(name) for name in names]
         for worker_group in worker_groups:

@@ -1,4 +1,4 @@
-"""What a lane's process must not carry from one trial to the next: random state, global switches, memory."""
+"""Restores a worker process between two trials: random state, global switches, environment, memory."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torch.backends import cuda, cudnn
 from babeltune.memory import give_back_memory
 
 LEAK = 512 * 2**20
-"""Bytes kept after a trial, of the machine's memory or the GPU's, that make a process leaky."""
+"""Bytes of memory of the machine or the GPU that a trial may keep before its process is replaced."""
 FIRST = 2 * 2**30
-"""Bytes of the machine's memory that the first trial may keep besides: it imports and reads what all need."""
+"""Bytes of the machine's memory that the first trial may keep besides, for what all trials import and read."""
 
 
 def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
@@ -58,23 +58,23 @@ SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (np.geterr, lambda value: np.seterr(**value)),
     (lambda: torch.cuda.current_device() if torch.cuda.is_available() else -1, torch.cuda.set_device),
 )
-"""How each global switch is read in a new process, and put back; those that cannot be read have a known beginning."""
+"""How each global switch is read in a new process, and put back. Those that cannot be read have a known default."""
 
 
 class ProcessState:
-    """A process as it was before its first trial."""
+    """The state of a process before its first trial."""
 
     def __init__(self, threads: int) -> None:
-        """`threads` is torch's number of them."""
+        """`threads` is torch's number of threads."""
         torch.set_num_threads(threads)
         self._switches = [(put, read()) for read, put in SWITCHES]
         self._environment = dict(os.environ)
         self._kept = _gpu_memory()
-        """What is no leak, by kind: of the GPU's memory, what is held before the first trial."""
+        """Bytes that do not count as a leak, by kind. Of the GPU's memory, what is held before the first trial."""
         self._bound = own_memory() + FIRST
 
     def clean(self, seed: int) -> None:
-        """Puts random and global state where a new process would have it."""
+        """Restores random and global state to that of a new process."""
         random.seed(seed)
         torch.manual_seed(seed)
         with contextlib.suppress(ImportError):
@@ -89,9 +89,9 @@ class ProcessState:
             torch.cuda.reset_peak_memory_stats()
 
     def leak(self) -> str:
-        """After a trial: what it has kept, in words; empty when that is little.
+        """What the last trial has kept, as text; empty when that is little.
 
-        Of the machine's memory that is beyond what the first trial left, which has imported and read what all need.
+        Of the machine's memory, this is the growth since the first trial, which imports and reads what all need.
         """
         self._give_back()
         held = {"memory": own_memory(), **_gpu_memory()}
@@ -107,7 +107,7 @@ class ProcessState:
 
 
 def own_memory() -> int:
-    """Bytes of this process's own memory: pages of files that it maps, such as the stores', are the system's."""
+    """Bytes of this process's own memory. Pages of files that it maps, such as the stores', do not count."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
             if line.startswith("RssAnon:"):

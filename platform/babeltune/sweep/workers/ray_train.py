@@ -1,6 +1,9 @@
-"""Ray Train's run of a lane, as we need it: on the driver's node, without what lanes have no use for, elastic.
+"""Ray Train's run of one worker group: on the driver's node, elastic, and without callbacks that worker groups do not
+need.
 
-The controller's process imports this file. Nothing here imports torch at once, for which every lane would wait."""
+The controller's process imports this file. Nothing here imports torch at once, because every worker group would wait
+for it.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ ENVIRONMENT = {
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-"""What the controller of a Ray Train run reads. A worker that does not answer for two minutes hangs: its lane's group
-is restarted."""
+"""Environment of the controller of a Ray Train run. A worker that does not answer for two minutes counts as stalled,
+and all ranks are restarted."""
 LEFT_OUT = (
     DatasetsCallback,
     PlacementGroupCleanerCallback,
@@ -40,18 +43,18 @@ LEFT_OUT = (
     ControllerMetricsCallback,
     WorkerMetricsCallback,
 )
-"""What Ray Train would do besides, of which a lane has no use: Ray Data and a watcher cost every group a process of
-their own, and relative paths keep their meaning in the workers."""
+"""Callbacks of Ray Train that a worker group does not need. Ray Data and the preemption watcher cost every group a
+process each, and relative paths keep their meaning in the workers."""
 FULL_SIZE_TIMEOUT_S = 10.0
-"""Seconds that an elastic lane waits for room for all of its workers before it goes on with fewer."""
+"""Seconds that an elastic worker group waits for room for all of its workers before it goes on with fewer."""
 TOGETHER = timedelta(minutes=30)
-"""How long a rank waits for the others; they may be scoring."""
+"""The longest that a rank waits in a collective; the others may be scoring."""
 POLL_INTERVAL_S = 0.5
-"""Seconds between two looks for room."""
+"""Seconds between two checks for room."""
 
 
 class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """A Ray Train run whose `fit` starts the controller, on the driver's node, and does not wait for its end."""
+    """A Ray Train run whose `fit` starts the controller on the driver's node and does not wait for its end."""
 
     controller: Any
     """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
@@ -67,7 +70,7 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
         resources: dict[str, float],
         storage: str,
     ) -> None:
-        """`least_workers`: as few as that are enough, where the cluster has no room for all. `resources` of each."""
+        """`least_workers` are enough if the cluster has no room for `workers`. `resources` are those of each worker."""
         super().__init__(
             loop,
             train_loop_config=settings,
@@ -93,8 +96,8 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
 
 
 class _Controller(TrainController):  # type: ignore[misc]
-    """With settings of its own. An actor with another environment would need a process of its own, and Ray has some
-    that wait."""
+    """Ray Train's controller, with settings of its own. An actor with another environment would need a new process, and
+    Ray keeps some that wait."""
 
     def __init__(self, environment: dict[str, str], **parts: Any) -> None:
         os.environ.update(environment)
@@ -104,8 +107,8 @@ class _Controller(TrainController):  # type: ignore[misc]
 
 
 class _NoBarrier:
-    """Instead of the actor at which Ray Train's ranks wait for one another when they report, one more process of every
-    group. Those of a lane report to the desk."""
+    """Replaces the actor at which Ray Train's ranks wait for one another when they report. It is one more process per
+    group, and our ranks report to the dispatcher."""
 
     def options(self, **_: Any) -> _NoBarrier:
         return self
@@ -115,8 +118,8 @@ class _NoBarrier:
 
 
 class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
-    """Tells nobody what the group needs, for its placement group does, or `autoscaling.py`. Ray's coordinator of such
-    requests is one more process, for which every first lane of a cluster would wait."""
+    """Requests no resources: the placement group does, or `autoscaling.py`. Ray's coordinator of such requests is one
+    more process, for which the first worker group of a cluster would wait."""
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Nothing."""
@@ -126,7 +129,7 @@ class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
 
 
 class _Elastic(_Fixed):
-    """A group that starts has as many workers as there is room for, between the least and all."""
+    """Starts a group with as many workers as there is room for, between the least and all."""
 
     def __init__(self, scaling_config: ray.train.ScalingConfig, least: int) -> None:
         super().__init__(scaling_config)
@@ -138,8 +141,8 @@ class _Elastic(_Fixed):
         self._since = self._since or time.monotonic()
         own = bytes.fromhex(ray.get_runtime_context().get_actor_id())
         room = room_for(decision.resources_per_worker) + places_of({own})  # what its last group has, the next one gets
-        patient = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
-        if room < (decision.num_workers if patient else self._least):
+        waits = time.monotonic() - self._since < FULL_SIZE_TIMEOUT_S
+        if room < (decision.num_workers if waits else self._least):
             time.sleep(POLL_INTERVAL_S)  # the controller asks again at once
             return NoopDecision()
         self._since = None
@@ -153,11 +156,11 @@ class _Joined(BackendConfig):  # type: ignore[misc]
 
 
 class _ProcessGroup(Backend):  # type: ignore[misc]
-    """torch's, of all ranks: over NCCL if torch sees each one's GPU, else over gloo. They leave it as their processes
-    end: to ask each to would take 30 s where one of them hangs."""
+    """torch's process group of all ranks: over NCCL if torch sees each one's GPU, else over gloo. Nothing is torn down,
+    because the processes end: with a rank that hangs, that would take 30 s."""
 
     share_cuda_visible_devices = True
-    """NCCL connects the GPUs of a node directly where every rank there sees all of them."""
+    """NCCL connects the GPUs of a node directly if every rank there sees all of them."""
 
     def on_start(self, worker_group: Any, _: BackendConfig) -> None:
         kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"

@@ -1,4 +1,4 @@
-"""One trial, joined: what a lane's worker and a trainable registered with Tune run."""
+"""Runs one trial: for a rank of a worker group, and for a trainable registered with Tune."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _refuse_blind_node(prepared: str, folder: str) -> None:
 
 @contextmanager
 def _store_troubles() -> Iterator[None]:
-    """A store that was altered is no fact about the trial that meets it: the next submission builds it again."""
+    """Makes a damaged store a storage error, not a trial failure. The next submission builds the store again."""
     try:
         yield
     except StoreError as error:
@@ -59,9 +59,8 @@ def _store_troubles() -> Iterator[None]:
 
 
 def run(assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
-    """Trains the trial of a lane's assignment on this rank. The payload has `trial`, `prepared` and `folder`, the
-    `storage` in which they are, and where that is behind a URI its `mirror`. Raises `NodeError` where this node has no
-    access to them."""
+    """Trains the assigned trial on this rank. The assignment has `trial`, `prepared`, `folder`, the `storage` that
+    holds them, and the storage's `mirror` if it is behind a URI. Raises `NodeError` if this node cannot access them."""
     with _on_this_node(assignment, reporter, rank, world, device) as (assignment, reporter):
         trial, folder = trial_from(assignment["trial"]), Path(assignment["folder"])
         with storage_refusals(folder, assignment.get("storage")), _store_troubles():

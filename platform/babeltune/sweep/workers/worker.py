@@ -1,4 +1,4 @@
-"""What one rank of a warm lane runs: trial after trial, in one process."""
+"""What one rank of a warm worker group runs: trial after trial, in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_CUDA = (
 
 
 class RunTrial(Protocol):
-    """The function that a lane's ranks call for each trial."""
+    """The function that a worker group's ranks call for each trial."""
 
     def __call__(
         self, assignment: dict[str, Any], dispatcher: Reporter, rank: int, world: int, device: str
@@ -40,7 +40,7 @@ class RunTrial(Protocol):
 
 
 class Reporter:
-    """A trial's line to the desk. Every rank calls `report` for every report."""
+    """A trial's connection to the dispatcher. Every rank calls `report` for every report."""
 
     def __init__(self, dispatcher: Any, trial: str, rank: int, world: int, device: str) -> None:
         self._dispatcher, self._trial, self._rank, self._world, self._device = dispatcher, trial, rank, world, device
@@ -62,8 +62,8 @@ class Reporter:
         return bool(json.loads(from_rank_0(words, self._rank, self._world, self._device)))
 
     def stopped(self) -> bool:
-        """Whether the trial was told to stop since its last report; for rank 0 to ask, about once a second: a trial
-        that does not is taken for one that hangs."""
+        """Whether the trial should stop before its next report. Rank 0 asks about once a second; a trial that does not
+        ask counts as stalled."""
         return bool(ray.get(self._dispatcher.stopped.remote(self._trial)))
 
 
@@ -108,7 +108,7 @@ def load(path: str) -> Callable[..., Any]:
 
 
 def worker_loop(settings: dict[str, Any]) -> None:
-    """One rank of one lane, as Ray Train runs it: takes trials until the desk closes."""
+    """One rank of one worker group, as Ray Train runs it: takes trials until the dispatcher closes."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     cuda = distributed.get_backend() == "nccl"
@@ -133,7 +133,7 @@ def worker_loop(settings: dict[str, Any]) -> None:
         if answer.get("closed"):
             return
         if answer.get("renew"):
-            raise ClusterError(f"lane {worker_group} restarts: it was asked to")
+            raise ClusterError(f"worker group {worker_group} restarts: it was asked to")
         if answer:
             trial, assignment = answer["trial"], answer["assignment"]
             process_state.clean(int(assignment.get("seed", 0)))
@@ -147,14 +147,15 @@ def worker_loop(settings: dict[str, Any]) -> None:
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
             if not ray.get(dispatcher.leave.remote(worker_group, trial, rank, world, ending, reason, renew)):
-                raise ClusterError(f"lane {worker_group} restarts after trial {trial}: {reason or leak or DIED}")
+                why = reason or leak or DIED
+                raise ClusterError(f"worker group {worker_group} restarts after trial {trial}: {why}")
 
 
 def _attempt(
     run: RunTrial, assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
 ) -> tuple[Ending, str]:
-    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the lane; but
-    `NodeError` is raised."""
+    """Runs the trial and returns how this rank left it. Only `NodeError` is raised: any other exception is a failure of
+    the trial, not of the worker group."""
     try:
         run(assignment, reporter, rank, world, device)
     except NodeError:

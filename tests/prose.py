@@ -1,0 +1,199 @@
+"""Checks the prose of the repository: `make lint` runs it, and it prints a line for each fault and then fails.
+
+It looks at docstrings, comments and texts of Python files, at Markdown, and at the comments of YAML files. It refuses
+words of the project's old private vocabulary, sentences above 30 words, docstrings of constants that start in
+mid-sentence, functions above 60 lines, and functions with more than eight parameters.
+Commands of typer are exempt: they have one parameter per option.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LONGEST_SENTENCE = 30
+"""Words of the longest sentence: test_docs.py has the same bound for the site."""
+LONGEST_FUNCTION = 60
+"""Lines of the longest function, with its docstring."""
+MOST_PARAMETERS = 8
+"""Parameters of a function, without `self` and `cls`. Commands of typer have one per option and are exempt."""
+
+BANNED = {
+    r"\blanes?\b": "worker group",
+    r"\bdesks?\b": "dispatcher",
+    r"\bslates?\b": "process state",
+    r"\bcouriers?\b": "driver sync",
+    r"\bhomeless\b": "unplaced",
+    r"\bnudge[sd]?\b": "wake",
+    r"\bkeep_house\b": "trim_memory",
+    r"\bpayloads?\b": "assignment",
+    r"\bpatient(ly)?\b": "timeout",
+    r"\b(cluster's|storage's|store's) patience\b": "storage_timeout",
+    r"\bsilence\b": "progress_timeout",
+    r"\bheard\b": "heartbeat",
+    r"\btold\b": "called with, given, sent",
+    r"\bof which\b": "two sentences",
+    r"\b(sign of life|signs of life)\b": "heartbeat",
+    r"\bwho looks on\b": "reader",
+    r"\bin so many words\b": "plain words",
+    r"\bby so much\b": "the amount",
+}
+"""Words of the old vocabulary, as patterns, and what to write instead."""
+ALLOWED = re.compile(r"lanes?'? (?:of|in) (?:AVX|SIMD)|\blane\b(?=')")
+"""Uses of banned words that are fine: vector units have lanes."""
+EXEMPT = {
+    "CHANGELOG.md",
+    "tests/prose.py",
+    "tests/test_prose.py",
+    "platform/babeltune/schema/old_names.py",
+    "tests/schema/test_old_names.py",
+}
+"""Files that name the old words on purpose."""
+SHAPES_LEFT = frozenset(
+    {
+        "platform/babeltune/apps/filtering/filter.py filter_corpus",
+        "platform/babeltune/apps/mining/retrieval.py retrieve",
+        "platform/babeltune/data/prepare.py prepare",
+        "platform/babeltune/method/tiled_contrastive.py tiled_cross_entropy",
+        "platform/babeltune/models/packing.py packed_attention",
+        "platform/babeltune/promotion/promote.py evaluate_model",
+        "platform/babeltune/promotion/promote.py weigh",
+        "platform/babeltune/schema/cluster.py _problems",
+        "platform/babeltune/sweep/driver/run.py _run",
+        "platform/babeltune/sweep/driver/run.py submit",
+        "platform/babeltune/sweep/search/tune_run.py search",
+        "platform/babeltune/sweep/search/tune_searcher.py __init__",
+        "platform/babeltune/sweep/workers/pool.py __init__",
+        "platform/babeltune/training/dev_evaluation.py dev_scores",
+    }
+)
+"""Functions that are still too large. Names leave this list when they are split; none may be added."""
+CONTINUES = (
+    "Of|Or|And|But|That|Whose|Who|Than|Else|Also|Those|Them|It|Its|They|Their|Such|So|Besides|Told|Where|As|By|"
+    "Since|From|With|Without|Beside|Before|After|Into|Nor|Not"
+)
+"""First words of a docstring that needs the name before it to be understood."""
+SYMBOLS = "tau|phi|alpha|beta|gamma|lambda|sigma|log|fairseq's|torch's"
+"""Small words that may begin a docstring: symbols of papers, and names of libraries."""
+MID_SENTENCE = re.compile(rf"(?:{CONTINUES})\b|(?!(?:{SYMBOLS})\b)[a-z]{{2,}}[ ,.:;]")
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One line of the report."""
+
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Each sentence of a text with its number of words. Code, formulas, tables and headings do not count."""
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    text = re.sub(r"^(\s*[|>#].*|!!!.*|\s*---.*|( {4,}|\t)\S.*)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "X", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"<[^>]+>", "", text)
+    for paragraph in re.split(r"\n\s*\n|\n\s*[-*]\s|\n\s*\d+\.\s", text):
+        for sentence in re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split())):
+            yield len(re.findall(r"[A-Za-z][\w'-]*", sentence)), sentence
+
+
+def long_sentences(path: str, line: int, text: str) -> Iterator[Fault]:
+    """A fault for each sentence that is too long."""
+    for words, sentence in sentences(text):
+        if words > LONGEST_SENTENCE:
+            yield Fault(path, line, f"{words} words in a sentence, at most {LONGEST_SENTENCE}: {sentence[:70]}…")
+
+
+def old_words(path: str, line: int, text: str) -> Iterator[Fault]:
+    """A fault for each word of the old vocabulary."""
+    for number, each in enumerate(text.split("\n")):
+        for pattern, instead in BANNED.items():
+            for found in re.finditer(pattern, ALLOWED.sub("", each), re.IGNORECASE):
+                yield Fault(path, line + number, f"{found[0]!r} is of the old vocabulary; write: {instead}")
+
+
+def documented(tree: ast.AST) -> Iterator[tuple[ast.Constant, ast.stmt | None]]:
+    """Every docstring, with the assignment that it describes if it follows one."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for before, each in zip([None, *body], body, strict=False) if isinstance(body, list) else ():
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.value, before if isinstance(before, ast.Assign | ast.AnnAssign) else None
+
+
+def shape(path: str, tree: ast.AST) -> Iterator[Fault]:
+    """Faults of functions that are too long or have too many parameters."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or f"{path} {node.name}" in SHAPES_LEFT:
+            continue
+        if path.startswith("platform/babeltune/cli/"):
+            continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > LONGEST_FUNCTION:
+            yield Fault(path, node.lineno, f"{node.name} has {lines} lines, at most {LONGEST_FUNCTION}")
+        names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        count = len([name for name in names if name not in ("self", "cls")])
+        if count > MOST_PARAMETERS:
+            yield Fault(path, node.lineno, f"{node.name} has {count} parameters, at most {MOST_PARAMETERS}")
+
+
+def python_faults(path: str, source: str) -> Iterator[Fault]:
+    """Faults of a Python file. In tests, only words count."""
+    tree = ast.parse(source)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.STRING, tokenize.COMMENT, tokenize.NAME):
+            yield from old_words(path, token.start[0], token.string.replace("_", " "))
+    if path.startswith("tests/"):
+        return
+    yield from shape(path, tree)
+    for constant, assigned in documented(tree):
+        text = inspect.cleandoc(str(constant.value))
+        yield from long_sentences(path, constant.lineno, text)
+        if assigned is not None and MID_SENTENCE.match(text):
+            yield Fault(path, constant.lineno, f"the docstring of a constant starts in mid-sentence: {text[:60]}…")
+
+
+def faults_of(path: str, source: str) -> list[Fault]:
+    """The faults of one file by its path in the repository."""
+    if path in EXEMPT:
+        return []
+    if path.endswith(".py"):
+        return sorted(set(python_faults(path, source)))
+    if path.endswith(".md"):
+        return [*old_words(path, 1, source), *long_sentences(path, 1, source)]
+    comments = "\n".join(line.partition("#")[2] for line in source.split("\n"))
+    return list(old_words(path, 1, comments))
+
+
+def main() -> None:
+    """Checks every file that git knows."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.yml"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    faults = [
+        fault for path in listed.stdout.split() for fault in faults_of(path, (ROOT / path).read_text(encoding="utf-8"))
+    ]
+    print(*faults, sep="\n", end="\n" if faults else "")
+    sys.exit(f"prose: {len(faults)} faults" if faults else 0)
+
+
+if __name__ == "__main__":
+    main()

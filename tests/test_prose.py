@@ -1,0 +1,58 @@
+"""The check of the repository's prose sees each fault that it is for, and nothing in good text."""
+
+import pytest
+
+from prose import LONGEST_FUNCTION, LONGEST_SENTENCE, MOST_PARAMETERS, faults_of
+
+LONG = " ".join(["word"] * (LONGEST_SENTENCE + 1)) + "."
+MODULE = "platform/babeltune/example.py"
+GOOD = '''"""A module. It has `a.code.span` and two sentences."""
+
+TIMEOUT_S = 3.0
+"""Seconds that a worker group may wait for its heartbeat."""
+
+
+def poll(store, timeout_s):
+    """Whether the store answers within `timeout_s`."""
+'''
+
+
+def test_good_text_has_no_faults():
+    assert faults_of(MODULE, GOOD) == []
+    assert faults_of("docs/page.md", "# Title\n\nA short sentence.\n") == []
+    assert faults_of("clusters/a.yaml", "worker_groups: 2 # trials at once\n") == []
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        (f'"""{LONG}"""\n', f"{LONGEST_SENTENCE + 1} words in a sentence"),
+        ('"""A lane waits."""\n', "'lane' is of the old vocabulary; write: worker group"),
+        ("# the desk answers\n", "'desk' is of the old vocabulary; write: dispatcher"),
+        ('print(f"{name} was heard")\n', "'heard' is of the old vocabulary"),
+        ("def run_payload():\n    pass\n", "'payload' is of the old vocabulary"),
+        ('"""Trials of which one failed."""\n', "'of which' is of the old vocabulary"),
+        ('RATE = 2\n"""Of the learning."""\n', "starts in mid-sentence: Of the learning."),
+        ('RATE = 2\n"""seconds of a wait."""\n', "starts in mid-sentence: seconds of a wait."),
+        ("def long():\n" + "    pass\n" * LONGEST_FUNCTION, f"long has {LONGEST_FUNCTION + 1} lines"),
+        (f"def wide({', '.join(f'a{i}' for i in range(MOST_PARAMETERS + 1))}): ...\n", "wide has 9 parameters"),
+    ],
+)
+def test_a_planted_fault_is_reported_with_its_line(planted, found):
+    faults = [str(fault) for fault in faults_of(MODULE, "import re\n\n" + planted)]
+    assert len(faults) == 1
+    assert faults[0].startswith(f"{MODULE}:")
+    assert found in faults[0]
+
+
+def test_markdown_and_comments_of_yaml_are_read_too():
+    assert "31 words" in str(faults_of("docs/page.md", f"# Title\n\n{LONG}\n")[0])
+    assert "'lanes'" in str(faults_of("docs/page.md", "Four lanes.\n")[0])
+    assert str(faults_of("clusters/a.yaml", "name: x\nworkers: 1 # in each lane\n")[0]).startswith(
+        "clusters/a.yaml:2: 'lane'"
+    )
+
+
+def test_in_tests_words_count_and_sentences_do_not():
+    assert faults_of("tests/test_x.py", f'"""{LONG}"""\n') == []
+    assert len(faults_of("tests/test_x.py", "def test_a_lane_waits():\n    pass\n")) == 1
