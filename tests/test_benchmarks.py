@@ -442,7 +442,7 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     sweep, prepared = tiny
     folder = SweepFolder(tmp_path)
     write_prepared(prepared, folder.prepared)
-    trial_start.stock_loop({"payload": assignment(sweep, folder, 0, {})})
+    trial_start.stock_loop({"assignment": assignment(sweep, folder, 0, {}).encode()})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,24 +54,61 @@ def acknowledged() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+class StopRequestedError(KeyboardInterrupt):
+    """`babeltune stop`, a Ctrl-C from afar, came before the search began."""
+
+
+@dataclass
+class StopSignal:
+    """Whether a driver goes on. One object is passed to all that must ask."""
+
+    requested: Callable[[], bool] = lambda: False
+    """Whether somebody asked for an end by `babeltune stop`."""
+    refused: Callable[[], None] = lambda: None
+    """Raises if this driver must not go on: another one took over, or the storage is gone."""
+    last_start: float = math.inf
+    """The time of the monotonic clock after which no trial starts."""
+    interrupted: bool = False
+    """Whether this process received a Ctrl-C."""
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    def stops(self) -> bool:
+        """Whether running trials should end, to be resumed later."""
+        return self.interrupted or self.requested()
+
+    def starts_no_more(self) -> bool:
+        """Whether the time is up in which trials may start."""
+        return time.monotonic() > self.last_start
+
+    def check(self) -> None:
+        """Raises what keeps this driver from going on."""
+        self.refused()
+
+    def raise_if_stopped(self) -> None:
+        """Raises what keeps this driver from going on, or `StopRequestedError`. For work before the search."""
+        self.check()
+        if self.requested():
+            raise StopRequestedError
+
+
 @contextmanager
-def interrupts(heard: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request, of which `heard` is told and which the
-    yielded function knows; the second raises `KeyboardInterrupt`."""
-    asked = False
+def interrupts(stop: StopSignal, heard: Callable[[], None]) -> Iterator[None]:
+    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request to `stop`, and calls `heard`. The
+    second raises `KeyboardInterrupt`."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        if stop.interrupted:
             signal.default_int_handler(number, frame)
-        asked = True
+        stop.interrupt()
         with suppress(OSError):  # such as a full disk, on which nothing can be noted
             heard()
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}
     try:
-        yield lambda: asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -39,10 +39,14 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     storage = tmp_path / "storage"
     storage.mkdir()
     write_prepared(prepared, storage / "prepared.json")
-    assignment = {"trial": plain(make_trial(sweep, 0, {})), "prepared": str(storage / "prepared.json")}
-    assignment |= {"folder": str(storage / "t0000"), "storage": str(storage)}
+    given = TrialAssignment(
+        trial=plain(make_trial(sweep, 0, {})),
+        prepared=str(storage / "prepared.json"),
+        folder=str(storage / "t0000"),
+        storage=str(storage),
+    )
 
-    def met(*named):
+    def met(*named, assignment=given):
         def train(*_):
             raise OSError(code, os.strerror(code), *named)
 
@@ -59,5 +63,4 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     assert not met(elsewhere)
     assert not met(str(elsewhere))
     assert not met(str(linked / "cache"))
-    del assignment["storage"]  # of a trial without a driver: there is none
-    assert met(elsewhere)
+    assert met(elsewhere, assignment=replace(given, storage=None)), "a trial without a driver has none"

@@ -13,12 +13,14 @@ from babeltune.data.prepared import Prepared
 from babeltune.data.store import facts_of
 from babeltune.errors import DamagedError
 from babeltune.files import plain
-from babeltune.method import load_method, make_config
-from babeltune.schema.records import Point, Report, Scalar, Sweep, report_from
+from babeltune.method import trial_context
+from babeltune.schema.records import Point, Report, Scalar, Sweep
 from babeltune.sweep.search.study import Ledger
+from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.folder import State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.lease import OvertakenError
+from babeltune.sweep.state.messages import TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.tracker import Status, Told, Tracker
@@ -109,7 +111,7 @@ class Recorder:
             return
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
             for number in sorted(self.open):
-                self.end(number, "stopped", "")
+                self.end(number, "stopped", TrialEnd("stopped"))
             self.catch_up()
         raised = error[1]
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
@@ -141,18 +143,18 @@ class Recorder:
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
-                self.end(number, state or "stopped", ended.get(number, {}).get("reason", ""), again=True)
+                self.end(number, state or "stopped", end_of(ended.get(number, {})), again=True)
 
-    def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
-        """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
-        if kind == "start":
-            return self.start(number)
-        if kind == "report":
-            self.report(number, report_from(info))
+    def on_event(self, _: str, number: int, event: Event) -> dict[str, Scalar] | None:
+        """Records a trial's start, a report, or its end."""
+        if isinstance(event, TrialOutcome):
+            self.end(number, event.state, event.end)
+            return None
+        if isinstance(event, Report):
+            self.report(number, event)
             run = self.tracker.run_id(number)
             return {"mlflow_run": run} if run else None
-        self.end(number, info["state"], info.get("reason") or "")
-        return None
+        return self.start(number)
 
     def start(self, number: int, *, again: bool = False) -> dict[str, Scalar] | None:
         trial = read_of_trial(self.folder.trial(number), "trial.json")
@@ -165,12 +167,16 @@ class Recorder:
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
         searched = {f"search.{key}": value for key, value in trial["params"].items()}
-        method = load_method(trial["method"])
-        config = make_config(method, trial["config"])
-        negatives = self.prepared.negatives_seen(method, config, trial["training"]["global_batch"])
+        context = trial_context(trial["method"], trial["config"])
+        negatives = self.prepared.negatives_seen(context, trial["training"]["global_batch"])
         history = self.folder.accepted()
         began = {"babeltune.condition": condition_of(number, history)} if history else {}
-        tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
+        tags = {
+            "babeltune.method": context.method_class.name,
+            "fact.effective_negatives": negatives,
+            **self.world,
+            **self.tags,
+        }
         self.tracker.start_trial(number, {**settings, **searched}, {**tags, **began})
         return None
 
@@ -181,20 +187,20 @@ class Recorder:
         self.tracker.metrics(number, [*report.points, scores])
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
 
-    def end(self, number: int, state: State, reason: str, *, again: bool = False) -> None:
+    def end(self, number: int, state: State, end: TrialEnd, *, again: bool = False) -> None:
         place = self.folder.trial(number)
         self.open.discard(number)
-        outcome(place, state, reason)
+        outcome(place, state, end)
         row = trial_row(place, self.sweep.objectives[0])
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
         )
         if not again:
             self.folder.note(
-                f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}"
+                f"{place.name} {state} after {row.reports} reports{best}{f' ({end.text})' if end.text else ''}"
             )
         status: Status = "FINISHED" if state in ("finished", "pruned") else "FAILED" if state == "failed" else "KILLED"
-        tags = {"babeltune.state": state, "babeltune.reason": reason, "babeltune.best_report": row.best or 0}
+        tags = {"babeltune.state": state, "babeltune.reason": end.text, "babeltune.best_report": row.best or 0}
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
 
 
