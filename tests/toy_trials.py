@@ -161,7 +161,8 @@ def _change_whatever_a_process_shares():
 
 
 def train_for_real(assignment, dispatcher, rank, world, device):
-    """`babeltune.sweep.workers.run_trial:run`, after which it is untidy in a folder named `between`; what has no method is for `train`."""
+    """`babeltune.sweep.workers.run_trial:run`, untidy after a trial in a folder named `between`; what has no method is
+    for `train`."""
     from babeltune.sweep.workers.run_trial import run
 
     (run if "method" in assignment.trial else train)(assignment, dispatcher, rank, world, device)

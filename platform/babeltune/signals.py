@@ -12,6 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+import psutil
+
+LAST_S = 4.0
+"""Seconds that a program has after a second Ctrl-C to close what is open."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,24 +38,47 @@ def acknowledged() -> Iterator[None]:
 
     What the block has opened may take seconds to close. The words go to the file descriptor: a console may be in the
     middle of a line."""
-    count = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        words = "interrupted; closing what is open (Ctrl-C again ends sooner)" if count == 1 else "interrupted again"
-        with suppress(OSError):
-            os.write(2, f"{words}\n".encode())
-        signal.default_int_handler(number, frame)
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, handle)
+    handler = _Acknowledgement()
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        handler.ended.set()
+
+
+class _Acknowledgement:
+    """The handler of `acknowledged`. From the second Ctrl-C on, the program ends soon whatever hangs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ended = threading.Event()
+        """Set at the end of the block."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        text = (
+            "interrupted; closing what is open (Ctrl-C again ends sooner)" if self.count == 1 else "interrupted again"
+        )
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+        if self.count == 2:
+            threading.Thread(target=self._end_soon, daemon=True).start()
+        signal.default_int_handler(number, frame)
+
+    def _end_soon(self) -> None:
+        """Ends this process and those that it started, unless the block ends by itself in time."""
+        if self.ended.wait(LAST_S):
+            return
+        with suppress(OSError):
+            os.write(2, b"something hangs and is left as it is; the same command again goes on\n")
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+        os._exit(128 + signal.SIGINT)
 
 
 class StopRequestedError(KeyboardInterrupt):
@@ -99,8 +126,11 @@ def interrupts(stop: StopSignal, heard: Callable[[], None]) -> Iterator[None]:
     second raises `KeyboardInterrupt`."""
 
     def handle(number: int, frame: FrameType | None) -> None:
+        outer = before.get(signal.Signals(number))
         if stop.interrupted:
-            signal.default_int_handler(number, frame)
+            (outer if isinstance(outer, _Acknowledgement) else signal.default_int_handler)(number, frame)
+        if isinstance(outer, _Acknowledgement):
+            outer.count = max(outer.count, 1)
         stop.interrupt()
         with suppress(OSError):  # such as a full disk, on which nothing can be noted
             heard()

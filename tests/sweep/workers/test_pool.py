@@ -347,3 +347,17 @@ def test_isolation_gives_every_trial_new_workers(room, tmp_path):
             offer(opened, tmp_path, name)
             assert follow(opened, name) == ([1, 2, 3], FINISHED)
         assert len({starts(tmp_path, name)[0]["pid"] for name in ("one", "two", "three")}) == 3
+
+
+@pytest.mark.long
+def test_a_dispatcher_that_is_stopped_ends_the_search_with_a_line_that_says_how_to_go_on(room, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.sweep.workers.pool.DISPATCHER_TIMEOUT_S", 3.0)
+    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "going", steps=500, seconds=0.05)
+        assert opened.next_message("going").report.index == 1
+        stopped = process_of(opened._dispatcher)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(ClusterError, match=r"dispatcher has not answered for 3 s.*`babeltune resume` goes on"):
+            opened.mend()
+    wait_until(lambda: not psutil.pid_exists(stopped))
+    assert left_behind()[0] == set()

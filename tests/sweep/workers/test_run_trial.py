@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from babeltune.data.prepared import write_prepared
 from babeltune.errors import NodeError, StorageError
 from babeltune.files import plain
 from babeltune.planning.space import make_trial
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers import run_trial as trials
 from babeltune.sweep.workers.run_trial import load_prepared, run
 
