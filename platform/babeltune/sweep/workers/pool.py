@@ -356,8 +356,9 @@ class WorkerPool:
             error = died
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
 
-    def _ask(self, method: str, *arguments: Any, seconds: float = DISPATCHER_TIMEOUT_S) -> Any:
+    def _ask(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
         """The dispatcher's answer. `ClusterError` if it gives none in time: it is stopped, or its machine hangs."""
+        seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
         try:
             return ray.get(getattr(self._dispatcher, method).remote(*arguments), timeout=seconds)
         except ray.exceptions.GetTimeoutError as error:
