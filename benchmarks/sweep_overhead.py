@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from babeltune.planning.space import suggest
-from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Sweep, Training
+from babeltune.schema.records import Budget, Data, Objective, Parameter, Report, Sampler, Scheduler, Sweep, Training
+from babeltune.signals import StopSignal
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import OnEvent
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.worker import Reporter
@@ -27,14 +29,15 @@ ROOT = Path(__file__).resolve().parents[1]
 METRIC = "dev/score"
 
 
-def work(assignment: dict[str, Any], dispatcher: Reporter, rank: int, world: int, device: str) -> None:
-    """What a worker group runs as a trial: `assignment["reports"]` reports over `assignment["seconds"]` of sleep."""
-    for index in range(1, assignment["reports"] + 1):
-        time.sleep(assignment["seconds"] / assignment["reports"])
-        metrics = {METRIC: assignment["value"] * index}
-        last = index == assignment["reports"]
-        report = {"index": index, "metrics": metrics, "last": last, "checkpoint": "", "points": [], "facts": {}}
-        if not dispatcher.report(report):
+def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
+    """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
+    reports, seconds, value = (assignment.trial[name] for name in ("reports", "seconds", "value"))
+    for index in range(1, reports + 1):
+        time.sleep(seconds / reports)
+        metrics = {METRIC: value * index}
+        if not dispatcher.report(
+            Report(index=index, step=index, pairs=0, seconds=0.0, metrics=metrics, last=index == reports)
+        ):
             return
 
 
@@ -74,17 +77,19 @@ def wait_for(pool: WorkerPool) -> None:
 def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: OnEvent) -> float:
     """Seconds of one search of the sweep's trials, of so many seconds of work each."""
     folder.mkdir(parents=True)
-    shape = {"reports": sweep.training.reports, "seconds": seconds, "seed": 0}
+    shape = {"reports": sweep.training.reports, "seconds": seconds}
     started = time.perf_counter()
     search(
         sweep,
         pool=pool,
         folder=folder,
         suggest=lambda trial: suggest(sweep.parameters, trial),
-        make_assignment=lambda _, params: {**shape, "value": params["x"]},
+        make_assignment=lambda number, params: TrialAssignment(
+            folder=str(folder / f"t{number:04d}"), trial={**shape, "value": params["x"]}
+        ),
         on_event=on_event,
         trials=sweep.budget.trials,
-        stop=lambda: False,
+        stop=StopSignal(),
     )
     return time.perf_counter() - started
 

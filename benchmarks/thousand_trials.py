@@ -42,7 +42,7 @@ class Watch:
         self.memory: list[float] = []
         self._reported: dict[int, float] = {}
 
-    def __call__(self, event: str, number: int, info: dict[str, Any]) -> None:
+    def __call__(self, event: str, number: int, _: object) -> None:
         now = time.perf_counter()
         if event == "report":
             self._reported[number] = now  # the last one counts

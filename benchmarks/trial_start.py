@@ -28,10 +28,13 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.signals import StopSignal
 from babeltune.sweep.driver.run import assignment
 from babeltune.sweep.search.tune_run import search
+from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.run_trial import run as run_trial
@@ -79,9 +82,9 @@ class Starts:
             proposed[trial.number] = trial.datetime_start.timestamp()
             return suggest(self.sweep.parameters, trial)
 
-        def listen(event: str, number: int, info: dict[str, Any]) -> None:
-            if event == "report":
-                stepped[number] = info["points"][0]["time_ms"] / 1000
+        def listen(_: str, number: int, event: Event) -> None:
+            if isinstance(event, Report):
+                stepped[number] = event.points[0].time_ms / 1000
 
         search(
             self.sweep,
@@ -91,7 +94,7 @@ class Starts:
             make_assignment=lambda number, params: assignment(self.sweep, folder, number, params),
             on_event=listen,
             trials=TRIALS,
-            stop=lambda: False,
+            stop=StopSignal(),
         )
         first, *others = (stepped[number] - proposed[number] for number in sorted(stepped))
         self.cold.append(first)
@@ -100,7 +103,7 @@ class Starts:
     def peer(self) -> float:
         """Seconds of a trial of stock Tune and Train."""
         folder = self.folder()
-        given = {"assignment": assignment(self.sweep, folder, 0, {}), "storage": str(self.scratch / "ray")}
+        given = {"assignment": assignment(self.sweep, folder, 0, {}).encode(), "storage": str(self.scratch / "ray")}
         proposals = Proposals(given)
         tune.Tuner(
             stock_trial,
@@ -140,9 +143,8 @@ def stock_trial(config: dict[str, Any]) -> None:
 def stock_loop(config: dict[str, Any]) -> None:
     """The same trial on one of its workers."""
     ranks = ProcessGroup()
-    run_trial(
-        config["assignment"], OneStep(Path(config["assignment"]["folder"]), ranks.rank), ranks.rank, ranks.world, "cpu"
-    )
+    given = TrialAssignment.decode(config["assignment"])
+    run_trial(given, OneStep(Path(given.folder), ranks.rank), ranks.rank, ranks.world, "cpu")
 
 
 @dataclass
@@ -152,9 +154,9 @@ class OneStep:
     folder: Path
     rank: int
 
-    def report(self, report: dict[str, Any]) -> bool:
+    def report(self, report: Report) -> bool:
         if self.rank == 0:
-            (self.folder / "stepped").write_text(str(report["points"][0]["time_ms"] / 1000))
+            (self.folder / "stepped").write_text(str(report.points[0].time_ms / 1000))
         return False
 
     def stopped(self) -> bool:

@@ -21,7 +21,7 @@ from babeltune.errors import SpecError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.sweep_file import data_root, read_sweep
-from babeltune.schema.records import Student, Sweep, Trial
+from babeltune.schema.records import Report, Student, Sweep, Trial
 from babeltune.training.trainer import TrialTrainer
 
 SWEEP = "search_spaces/quickstart.yaml"
@@ -87,7 +87,7 @@ def describe_lengths(prepared: Prepared) -> str:
 class Silent:
     """A run's reporter, which benchmarks of single steps never call."""
 
-    def report(self, report: dict[str, Any]) -> bool:
+    def report(self, report: Report) -> bool:
         return True
 
     def stopped(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,13 @@ from ray.cluster_utils import Cluster
 
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster as ClusterFile
+from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers.autoscaling import nodes_asked
 from babeltune.sweep.workers.pool import WorkerPool
 from marked import MARK
 from ports import free_port
+from toy_trials import toy
 from waiting import PATIENCE_S, wait_until
 
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -63,21 +66,19 @@ def look_again_and_again(pool):
 
 
 def ended(pool, *names):
-    """Lets the trials run to their ends, all at once; the reports of each and why it ended."""
-    waiting = {pool._dispatcher.next_report.remote(name, 0): name for name in names}
-    seen = {name: [] for name in names}
-    reasons = {}
-    while waiting:
-        ready, _ = ray.wait(list(waiting), timeout=0.2)
+    """Lets the trials run to their ends, all at once; the reports of each, and why it failed."""
+    seen, ends = {name: [] for name in names}, {}
+    while len(ends) < len(names):
+        pool.receive(0.2)
         pool.mend()
-        for answer in ready:
-            name, found = waiting.pop(answer), ray.get(answer)
-            if "ended" in found:
-                reasons[name] = found["ended"]
-                continue
-            seen[name].append(found["report"]["index"])
-            waiting[pool._dispatcher.next_report.remote(name, seen[name][-1])] = name
-    return seen, reasons
+        for name in names:
+            while (message := pool.take(name)) is not None:
+                if isinstance(message, EndMessage):
+                    ends[name] = message.end.text or None
+                else:
+                    seen[name].append(message.report.index)
+                    pool.go_on(name, seen[name][-1])
+    return seen, ends
 
 
 def starts(folder, name):
@@ -99,7 +100,7 @@ def come_and_go(folder):
         counts.append(pool.count)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.next_report(name)["report"]["index"] == 1
+            assert pool.next_message(name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
         until(pool, lambda: pool.count == 1)
@@ -117,13 +118,13 @@ def come_and_go(folder):
 def shrink_and_grow(folder):
     """A trial trains on a worker on each of two nodes; the same one goes on with one worker when one node goes, and
     later ones have two again once it is back."""
-    trial = json.loads((folder / "trial.json").read_text())
+    trial = TrialAssignment.decode((folder / "trial.json").read_text())
     elastic = {"workers": 2, "least_workers": 1, "run_trial": "toy_trials:train_for_real"}
     with nodes(1, 1) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic)) as pool:
         for name in ("whole", "cut"):
             (folder / name).mkdir()
-            pool.offer(name, {**trial, "folder": str(folder / name)})
-            assert pool.next_report(name)["report"]["index"] == 1
+            pool.offer(name, replace(trial, folder=str(folder / name)))
+            assert pool.next_message(name).report.index == 1
             if name == "cut":
                 cluster.remove_node(second, allow_graceful=False)
             seen, reasons = ended(pool, name)
@@ -140,7 +141,7 @@ def lose_one_of_two(folder):
         until(pool, lambda: pool.free() == 2)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.next_report(name)["report"]["index"] == 1
+            assert pool.next_message(name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
@@ -171,7 +172,7 @@ def stop_without_nodes(folder):
     notes = []
     with nodes(1) as (cluster, (only,)), WorkerPool(**settings(folder, count=1, workers=1), note=notes.append) as pool:
         offer(pool, folder, "a", steps=600, seconds=0.1)
-        assert pool.next_report("a")["report"]["index"] == 1
+        assert pool.next_message("a").report.index == 1
         cluster.remove_node(only, allow_graceful=False)
         until(pool, lambda: any("waiting for one" in note for note in notes))
         pool.stop("a")
@@ -377,7 +378,7 @@ def settings(folder, **more):
 
 
 def offer(pool, folder, name, **assignment):
-    pool.offer(name, {"folder": str(folder / name), "seed": 1, **assignment})
+    pool.offer(name, toy(folder / name, **assignment))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The benchmarks at tiny sizes: what they print, when they fail, and that they run what a trial runs."""
 
+import asyncio
 import json
 import re
 import sys
@@ -442,7 +443,7 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     sweep, prepared = tiny
     folder = SweepFolder(tmp_path)
     write_prepared(prepared, folder.prepared)
-    trial_start.stock_loop({"assignment": assignment(sweep, folder, 0, {})})
+    trial_start.stock_loop({"assignment": assignment(sweep, folder, 0, {}).encode()})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
 
 
@@ -518,3 +519,24 @@ def test_a_thousand_trials_are_refused_for_whatever_grows_with_their_number():
     assert saving == "saving a trial took 1.50 s, allowed 1"
     assert "a proposal took 6.35 times as long at the end" in proposals
     assert trials.startswith("the last hundred took 6.3")
+
+
+def test_a_dispatcher_is_measured_at_a_small_size(tmp_path, monkeypatch):
+    from benchmarks import scale
+
+    monkeypatch.setattr(scale, "REPORTS", 200)
+    monkeypatch.setattr(scale, "SECONDS", 0.1)
+    figures = asyncio.run(scale.measure(20, tmp_path))
+    assert figures.groups == 20
+    assert min(figures.rate, figures.p99_ms, figures.peak) > 0
+
+
+def test_a_dispatcher_is_refused_for_what_grows_faster_than_its_trials():
+    from benchmarks.scale import Figures, faults
+
+    small, mib = Figures(200, 20_000.0, 1.0, 110 << 20), 1 << 20
+    assert faults([small, Figures(2000, 18_000.0, 1.0, 200 * mib)], 100 * mib) == []
+    assert "memory is 11.0 times as much" in faults([small, Figures(2000, 18_000.0, 1.0, 210 * mib)], 100 * mib)[0]
+    slow, late = faults([small, Figures(2000, 5.5, 90.0, 200 * mib)], 100 * mib)
+    assert slow.startswith("6 reports/s at 2000 groups")
+    assert late.startswith("p99 90 ms")

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from torch import distributed
 from torch.backends import cuda, cudnn
 
 from babeltune.errors import TrainingError
+from babeltune.schema.records import Report
+from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 
 LEAKED = []
 
 
 def train(assignment, dispatcher, rank, world, device):
     """Sums ranks' contributions for `steps` reports, with a checkpoint file per report, and follows orders to fail."""
-    folder = Path(assignment["folder"])
+    folder, asked = Path(assignment.folder), assignment.trial
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.json"
     start = json.loads(checkpoint.read_text())["index"] if checkpoint.exists() else 0
@@ -32,9 +35,9 @@ def train(assignment, dispatcher, rank, world, device):
             began = {"from": start, "time": time.time(), "pid": os.getpid(), "world": world}
             began["visible"] = os.environ.get("CUDA_VISIBLE_DEVICES")
             file.write(json.dumps({**began, "gpu_memory": torch.cuda.memory_reserved()}) + "\n")
-    steps, orders = assignment["steps"], assignment.get("orders", {})
+    steps, orders = asked["steps"], asked.get("orders", {})
     if start == steps:
-        dispatcher.report(report_of(assignment, start))
+        dispatcher.report(report_of(asked, start))
         return
     for index in range(start + 1, steps + 1):
         if index == orders.get("at"):
@@ -43,27 +46,35 @@ def train(assignment, dispatcher, rank, world, device):
         if world > 1:
             distributed.all_reduce(total)
         assert int(total) == world
-        if assignment.get("seconds"):
-            time.sleep(assignment["seconds"])
+        if asked.get("seconds"):
+            time.sleep(asked["seconds"])
         if rank == 0:
             _write(checkpoint, {"index": index, "draw": float(torch.rand(1))})
-        if not dispatcher.report(report_of(assignment, index)):
+        if not dispatcher.report(report_of(asked, index)):
             return
     if orders.get("kind") == "hang_after":
         _hang_after_the_next_answer()
 
 
-def report_of(assignment, index):
-    value = assignment.get("value", 0.5)
-    metrics = {"dev/score": value * index / assignment["steps"], "dev/other": -value}
-    if assignment.get("nan") == index:
+def report_of(asked, index):
+    value = asked.get("value", 0.5)
+    metrics = {"dev/score": value * index / asked["steps"], "dev/other": -value}
+    if asked.get("nan") == index:
         metrics["dev/score"] = float("nan")
-    if assignment.get("missing"):
+    if asked.get("missing"):
         del metrics["dev/score"]
-    last = index == assignment["steps"]
-    facts = {"collapsed": "collapsed: all vectors are alike"} if assignment.get("collapse") == index else {}
-    checkpoint = f"{index:06d}"
-    return {"index": index, "metrics": metrics, "last": last, "checkpoint": checkpoint, "points": [], "facts": facts}
+    facts = {"collapsed": "collapsed: all vectors are alike"} if asked.get("collapse") == index else {}
+    return a_report(index, last=index == asked["steps"], metrics=metrics, checkpoint=f"{index:06d}", facts=facts)
+
+
+def a_report(index, **more):
+    """A report of nothing but its number."""
+    return Report(**{"index": index, "step": index, "pairs": 0, "seconds": 0.0, "metrics": {}, **more})
+
+
+def toy(folder, **asked):
+    """The assignment of a trial of `train`, which does as it is asked."""
+    return TrialAssignment(folder=str(folder), seed=asked.pop("seed", 1), trial={"steps": 3, **asked})
 
 
 def _write(path, value):
@@ -150,12 +161,12 @@ def _change_whatever_a_process_shares():
 
 
 def train_for_real(assignment, dispatcher, rank, world, device):
-    """`babeltune.sweep.workers.run_trial:run`, after which it may be `untidy`; an assignment without a trial is for
-    `train`."""
+    """`babeltune.sweep.workers.run_trial:run`, untidy after a trial in a folder named `between`; what has no method is
+    for `train`."""
     from babeltune.sweep.workers.run_trial import run
 
-    (run if "trial" in assignment else train)(assignment, dispatcher, rank, world, device)
-    if assignment.get("untidy"):
+    (run if "method" in assignment.trial else train)(assignment, dispatcher, rank, world, device)
+    if Path(assignment.folder).name == "between":
         _change_whatever_a_process_shares()
 
 
@@ -165,6 +176,14 @@ def wait_until_free(pool, count):
 
     free = pool.free  # how many
     wait_until(lambda: free() >= count, free, meanwhile=pool.mend)
+
+
+def follow(pool, name):
+    """Lets the trial run to its end: the indices of its reports, and how it ended."""
+    reports = []
+    while not isinstance(message := pool.next_message(name), EndMessage):
+        reports.append(message.report.index)
+    return reports, message.end
 
 
 def groups_held():
@@ -178,7 +197,7 @@ def seen_on_one_node(assignment, dispatcher, rank, world, device):
     from babeltune.sweep.workers.run_trial import run
 
     if not _is_known_here():
-        run({**assignment, "prepared": "/nowhere/prepared.json"}, dispatcher, rank, world, device)
+        run(replace(assignment, prepared="/nowhere/prepared.json"), dispatcher, rank, world, device)
     train(assignment, dispatcher, rank, world, device)
 
 

@@ -55,7 +55,7 @@ def contest(surrogate: Surrogate, contestant: Contestant, points: list[dict[str,
     sweep = replace(surrogate.sweep, sampler=sampler, scheduler=contestant.scheduler, seed=seed)
     study = optuna.create_study(directions=["maximize"])
     proposals = Proposals(study, sweep, functools.partial(suggest, sweep.parameters))
-    scheduler = scheduler_for(sweep, lambda: 1)
+    scheduler = scheduler_for(sweep)
     spent, incumbent = 0.0, -math.inf
     for trial in range(1, MOST_TRIALS + 1):
         number, params = proposals.ask()

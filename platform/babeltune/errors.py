@@ -12,7 +12,6 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 """How a file in UTF-16 begins: the byte order mark. No UTF-8 text has these bytes."""
@@ -71,13 +70,10 @@ class StorageError(BabeltuneError):
     """A storage that is full, read-only or gone. Nothing that is on it is lost, and what was not written can be made
     again: a trial that met it has not failed."""
 
-    begins: ClassVar[str] = "the storage "
-    """How every message of this kind begins, and those about buckets, whichever process they come from."""
-
     @classmethod
     def at(cls, place: Path, why: object) -> StorageError:
         return cls(
-            f"{cls.begins}refuses {place} ({why}); free space or make it writable, then `babeltune resume`: every "
+            f"the storage refuses {place} ({why}); free space or make it writable, then `babeltune resume`: every "
             "trial keeps its last checkpoint"
         )
 

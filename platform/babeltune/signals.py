@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 
+import psutil
+
+LAST_S = 4.0
+"""Seconds that a program has after a second Ctrl-C to close what is open."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -31,46 +38,107 @@ def acknowledged() -> Iterator[None]:
 
     What the block has opened may take seconds to close. The words go to the file descriptor: a console may be in the
     middle of a line."""
-    count = 0
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        words = "interrupted; closing what is open (Ctrl-C again ends sooner)" if count == 1 else "interrupted again"
-        with suppress(OSError):
-            os.write(2, f"{words}\n".encode())
-        signal.default_int_handler(number, frame)
-
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, handle)
+    handler = _Acknowledgement()
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+        handler.ended.set()
+
+
+class _Acknowledgement:
+    """The handler of `acknowledged`. From the second Ctrl-C on, the program ends soon whatever hangs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ended = threading.Event()
+        """Set at the end of the block."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        text = (
+            "interrupted; closing what is open (Ctrl-C again ends sooner)" if self.count == 1 else "interrupted again"
+        )
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+        if self.count == 2:
+            threading.Thread(target=self._end_soon, daemon=True).start()
+        signal.default_int_handler(number, frame)
+
+    def _end_soon(self) -> None:
+        """Ends this process and those that it started, unless the block ends by itself in time."""
+        if self.ended.wait(LAST_S):
+            return
+        with suppress(OSError):
+            os.write(2, b"something hangs and is left as it is; the same command again goes on\n")
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                child.kill()
+        os._exit(128 + signal.SIGINT)
+
+
+class StopRequestedError(KeyboardInterrupt):
+    """`babeltune stop`, a Ctrl-C from afar, came before the search began."""
+
+
+@dataclass
+class StopSignal:
+    """Whether a driver goes on. One object is passed to all that must ask."""
+
+    requested: Callable[[], bool] = lambda: False
+    """Whether somebody asked for an end by `babeltune stop`."""
+    refused: Callable[[], None] = lambda: None
+    """Raises if this driver must not go on: another one took over, or the storage is gone."""
+    last_start: float = math.inf
+    """The time of the monotonic clock after which no trial starts."""
+    interrupted: bool = False
+    """Whether this process received a Ctrl-C."""
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+    def stops(self) -> bool:
+        """Whether running trials should end, to be resumed later."""
+        return self.interrupted or self.requested()
+
+    def starts_no_more(self) -> bool:
+        """Whether the time is up in which trials may start."""
+        return time.monotonic() > self.last_start
+
+    def check(self) -> None:
+        """Raises what keeps this driver from going on."""
+        self.refused()
+
+    def raise_if_stopped(self) -> None:
+        """Raises what keeps this driver from going on, or `StopRequestedError`. For work before the search."""
+        self.check()
+        if self.requested():
+            raise StopRequestedError
 
 
 @contextmanager
-def interrupts(on_first: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes a request of the first Ctrl-C (or SIGTERM, SIGHUP) within the block; the second raises `KeyboardInterrupt`.
-
-    The first calls `on_first`, and from then on the yielded function returns True.
-    """
-    asked = False
+def interrupts(stop: StopSignal, on_first: Callable[[], None]) -> Iterator[None]:
+    """Makes of the first Ctrl-C (or SIGTERM, SIGHUP) within the block a request to `stop`, and calls `on_first`. The
+    second raises `KeyboardInterrupt`."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked = True
+        outer = before.get(signal.Signals(number))
+        if stop.interrupted:
+            (outer if isinstance(outer, _Acknowledgement) else signal.default_int_handler)(number, frame)
+        if isinstance(outer, _Acknowledgement):
+            outer.count = max(outer.count, 1)
+        stop.interrupt()
         with suppress(OSError):  # such as a full disk, on which nothing can be noted
             on_first()
 
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in (heeded() if main else ())}
     try:
-        yield lambda: asked
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

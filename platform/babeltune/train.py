@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.program import run_program
 from babeltune.promotion.export import export_trial
-from babeltune.schema.records import Sweep
+from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.workers.standalone import with_rates
 from babeltune.training.trainer import TrialTrainer
 
@@ -30,10 +29,10 @@ class Printer:
     def __init__(self, metrics: Sequence[str]) -> None:
         self.metrics = metrics
 
-    def report(self, report: dict[str, Any]) -> bool:
-        scores = " ".join(f"{name} {report['metrics'][name]:.4f}" for name in self.metrics)
-        print(f"report {report['index']} step {report['step']} pairs {report['pairs']} {scores}", flush=True)
-        if words := report["facts"].get("collapsed"):
+    def report(self, report: Report) -> bool:
+        scores = " ".join(f"{name} {report.metrics[name]:.4f}" for name in self.metrics)
+        print(f"report {report.index} step {report.step} pairs {report.pairs} {scores}", flush=True)
+        if words := report.facts.get("collapsed"):
             print(words, flush=True)
         return True
 

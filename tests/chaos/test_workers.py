@@ -5,7 +5,6 @@ import signal
 import time
 from collections import Counter
 
-import psutil
 import pytest
 
 from babeltune.sweep.workers import ray_train
@@ -106,24 +105,7 @@ def test_a_trial_that_cannot_go_on_fails_with_its_reason_and_the_others_are_trai
     )
 
 
-def the_process(title):
-    """A process of this Ray by the title that Ray gives it."""
-    found = [p for p in psutil.Process().children(recursive=True) if (p.cmdline() or [""])[0].startswith(title)]
-    titles = sorted({" ".join(p.cmdline())[:40] for p in psutil.Process().children(recursive=True)})
-    assert found, " | ".join(titles)
-    return found[0]
-
-
-def test_the_actor_that_watches_a_trial_is_killed(make_arena, note):
-    arena = make_arena(pause=0.02)
-    with arena.meanwhile(arena.trained(50), lambda: the_process("ray::ResourceTrainable").kill()):
-        arena.submit()
-    arena.check()
-    assert arena.repeated() == 0, "who watches a trial does not train it"
-    note(arena, "trial actor SIGKILL", seconds=arena.pause())
-
-
-def test_a_group_that_is_killed_between_trials_is_started_again(make_arena, note):
+def test_a_worker_group_that_is_killed_between_trials_is_started_again(make_arena, note):
     """The worker that has ended a trial, before it has made a step of the next one."""
     arena = make_arena(pause=0.02)
     killed = []

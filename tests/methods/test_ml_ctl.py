@@ -13,6 +13,7 @@ from babeltune.data.alignment import word_counts
 from babeltune.data.prepared import read_prepared, write_prepared
 from babeltune.data.store import open_ragged
 from babeltune.errors import DataError, MethodError, TrainingError
+from babeltune.files import plain as as_plain
 from babeltune.method import Batch, Masked, Tokens, load_method, make_config
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.duplicates import Duplicates
@@ -359,7 +360,7 @@ def run(sweep, prepared, folder, most=100, dropout=0.0, **training):
 
     class Collect:
         def report(self, report):
-            reports.append(report)
+            reports.append(as_plain(report))
             return len(reports) < most
 
         def stopped(self):

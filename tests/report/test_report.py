@@ -20,6 +20,7 @@ from babeltune.report.write import LARGEST, page, write_report
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import read_reports, write_reports
 
@@ -208,7 +209,7 @@ def hostile(copied):
     trial = json.loads(place.read_text(encoding="utf-8"))
     trial["params"] = {**trial["params"], words: words}
     place.write_text(json.dumps(trial), encoding="utf-8")
-    outcome(folder.trial(1), "failed", words)
+    outcome(folder.trial(1), "failed", TrialEnd("raised", text=words))
     return folder, words
 
 
@@ -334,7 +335,7 @@ def test_a_sweep_without_a_finished_trial_has_no_report(copied):
     _, folder, cluster = copied
     (folder.path / "report.html").unlink(missing_ok=True)
     for place in folder.trials():
-        outcome(place, "failed", "nothing")
+        outcome(place, "failed", TrialEnd("refused", text="nothing"))
     with pytest.raises(SweepError, match="has no finished trial; states: t0000 failed, "):
         write_report(folder, StorageView(cluster))
     assert not (folder.path / "report.html").exists()

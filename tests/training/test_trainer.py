@@ -61,7 +61,7 @@ class Collect:
         self.looks, self.stop_at = 0, stop_at
 
     def report(self, report):
-        self.reports.append(report)
+        self.reports.append(plain(report))
         return len(self.reports) < self.most
 
     def stopped(self):

@@ -34,7 +34,7 @@ class Collect:
         self.reports, self.looks, self.stop_at = [], 0, stop_at
 
     def report(self, report):
-        self.reports.append(report)
+        self.reports.append(plain(report))
         return True
 
     def stopped(self):

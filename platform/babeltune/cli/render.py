@@ -93,7 +93,7 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs:
             far.append(f"{row.loss:.3f}" if row.loss is not None else "")
         values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
         values += [COSTS[name][1](row.metrics[name]) if name in row.metrics else "–" for name in costed]
-        notes = [row.reason.splitlines()[0][:80]] if row.reason and not row.reason.startswith("stopped by") else []
+        notes = [row.reason.splitlines()[0][:80]] if row.reason and row.kind != "pruned" else []
         notes += [row.warning] if row.warning else []
         name = row.name + (" ★" if row.front else "")
         table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))

@@ -23,7 +23,7 @@ from babeltune.files import plain, write_json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.method import Method
+    from babeltune.method import TrialContext
 
 Text = TypeVar("Text", int, str)
 TWO_SIDES = ("bitext", "mining")
@@ -182,10 +182,10 @@ class Prepared:
         """The text ids that are some pair's source, each once."""
         return np.unique(np.asarray(self.pairs()[:, 0], dtype=np.int64))
 
-    def negatives_seen(self, method: type[Method], config: Any, global_batch: int) -> int:
+    def negatives_seen(self, context: TrialContext, global_batch: int) -> int:
         """Different negatives that an anchor can see: of a queue, which holds anchors, no more than there are."""
-        negatives = method.negatives(config, global_batch)
-        return min(negatives, len(self.distinct_anchors())) if method.needs(config).warm_up else negatives
+        negatives = context.method_class.negatives(context.config, global_batch)
+        return min(negatives, len(self.distinct_anchors())) if context.needs.warm_up else negatives
 
     def pair_groups(self) -> NDArray[np.int16]:
         """[pairs] index into `groups`."""

@@ -16,8 +16,10 @@ from babeltune.method.batch import joined as joined
 from babeltune.method.batch import states_together as states_together
 from babeltune.method.batch import tokens_from as tokens_from
 from babeltune.method.registry import GROUP as GROUP
+from babeltune.method.registry import TrialContext as TrialContext
 from babeltune.method.registry import available as available
 from babeltune.method.registry import entry_of as entry_of
 from babeltune.method.registry import load_method as load_method
 from babeltune.method.registry import make_config as make_config
 from babeltune.method.registry import needs_of as needs_of
+from babeltune.method.registry import trial_context as trial_context

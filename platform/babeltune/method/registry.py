@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -38,6 +39,23 @@ def entry_of(name: str) -> EntryPoint:
             return entry
     names = list(available())
     raise MethodError(f"no method {name!r} is installed; available: {', '.join(names) or 'none'}{nearest(name, names)}")
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """What every part of a trial asks of its method. Built once for a trial and passed on."""
+
+    method_class: type[Method]
+    config: Any
+    """The method's own `Config`."""
+    needs: Needs
+
+
+def trial_context(method: str, values: Mapping[str, Any]) -> TrialContext:
+    """The context of a trial of this method with these settings."""
+    method_class = load_method(method)
+    config = make_config(method_class, values)
+    return TrialContext(method_class, config, method_class.needs(config))
 
 
 def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:

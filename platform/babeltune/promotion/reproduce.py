@@ -7,11 +7,10 @@ same versions the result is equal to the last bit. Nothing is kept.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 from babeltune.errors import CheckpointError, SpecError, SweepError
 from babeltune.files import plain
@@ -20,6 +19,7 @@ from babeltune.promotion.standard_errors import error_of
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.sweep.state.folder import find_run
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.provenance import deciding_facts, differences
 from babeltune.sweep.sync.view import StorageView
 from babeltune.training.checkpoint import checkpoint_folder, is_good, load_checkpoint, read_reports
@@ -67,8 +67,8 @@ class StopAfter:
     def __init__(self, reports: int) -> None:
         self.reports = reports
 
-    def report(self, report: Mapping[str, Any]) -> bool:
-        return int(report["index"]) < self.reports
+    def report(self, report: Report) -> bool:
+        return report.index < self.reports
 
     def stopped(self) -> bool:
         return False
@@ -103,12 +103,12 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
     world = int(facts.get("world_size") or 1)
     trial = draft / "trial"
     trial.mkdir()
-    assignment = {
-        "trial": plain(candidate.trial),
-        "prepared": str(candidate.folder.began_with(candidate.trial.number, candidate.folder.prepared.name)),
-        "folder": str(trial),
-        "seed": candidate.trial.seed,
-    }
+    assignment = TrialAssignment(
+        trial=plain(candidate.trial),
+        prepared=str(candidate.folder.began_with(candidate.trial.number, candidate.folder.prepared.name)),
+        folder=str(trial),
+        seed=candidate.trial.seed,
+    )
     meeting = f"file://{draft / 'ranks'}" if world > 1 else ""
     job = (assignment, len(recorded), world, int(facts.get("threads") or 1), meeting)
     spawn = multiprocessing.get_context("spawn")
@@ -124,7 +124,7 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
         )
 
 
-def train_rank(rank: int, assignment: dict[str, Any], reports: int, world: int, threads: int, meeting: str) -> None:
+def train_rank(rank: int, assignment: TrialAssignment, reports: int, world: int, threads: int, meeting: str) -> None:
     """One rank's training, in a process that has done nothing before."""
     import torch
     from torch import distributed
@@ -135,7 +135,7 @@ def train_rank(rank: int, assignment: dict[str, Any], reports: int, world: int, 
     state = ProcessState(threads)
     if world > 1:
         distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
-    state.clean(int(assignment["seed"]))
+    state.clean(assignment.seed)
     device = "cuda" if world == 1 and torch.cuda.is_available() else "cpu"
     run(assignment, StopAfter(reports), rank, world, device)
     if world > 1:

@@ -255,6 +255,7 @@ def _weights(folder: SweepFolder, best: Row) -> tuple[tuple[str, str], ...]:
 def _trial_notes(rows: Sequence[Row]) -> Iterator[str]:
     """What is amiss with single trials: damage, warnings, and why they failed or collapsed."""
     for row in sorted(rows, key=lambda row: row.name):
-        for text in (row.warning, row.reason if row.state in ("failed", "pruned") else ""):
-            if text and not text.startswith("stopped by"):
+        ended_badly = row.state in ("failed", "pruned") and row.kind != "pruned"
+        for text in (row.warning, row.reason if ended_badly else ""):
+            if text:
                 yield f"{row.name} ({row.state}): {' '.join(text.split())[:300]}"

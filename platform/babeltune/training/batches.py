@@ -16,7 +16,7 @@ from torch import Tensor
 from babeltune.data.store import Matrix, Ragged, open_matrix, open_ragged
 from babeltune.data.tokens import tokenizer_key
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Masked, Needs, Tokens, needs_of
+from babeltune.method import Batch, Masked, Needs, Tokens, TrialContext, trial_context
 from babeltune.method.masked_lm import Masking
 from babeltune.models.encoder import TextIds
 from babeltune.training.sampler import Schedule, lots
@@ -132,9 +132,9 @@ def token_set(trial: Trial, prepared: Prepared) -> TokenSet:
     return prepared.tokens[tokenizer_key(trial.student, prepared.text_digest)]
 
 
-def make_reader(trial: Trial, prepared: Prepared, device: torch.device) -> Reader:
-    """The reader of a trial's batches."""
-    needs = needs_of(trial.method, trial.config)
+def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context: TrialContext | None = None) -> Reader:
+    """The reader of a trial's batches. Without a context it makes its own."""
+    needs = (context or trial_context(trial.method, trial.config)).needs
     mined = prepared.negatives[needs.negatives_key] if needs.hard_negatives else None
     tokens = None if needs.frozen else token_set(trial, prepared)
     return Reader(

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
 from babeltune.errors import TrainingError
-from babeltune.method import load_method, make_config
+from babeltune.method import trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.training.batches import make_reader, make_schedule
 from babeltune.training.row_adam import RowAdam
@@ -129,10 +129,9 @@ def _bytes(value: Any) -> int:
 def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
     """What training on one pair costs: the mean over the trial's first `COUNTED` global batches, all of each on this
     rank, so that the number of ranks plays no part. Trains a student that is thrown away."""
-    train_step = make_train_step(trial, prepared, ProcessGroup.alone(), device)
-    reader = make_reader(trial, prepared, device)
-    method = load_method(trial.method)
-    needs = method.needs(make_config(method, trial.config))
+    context = trial_context(trial.method, trial.config)
+    train_step = make_train_step(trial, prepared, ProcessGroup.alone(), device, context)
+    reader, needs = make_reader(trial, prepared, device, context), context.needs
     schedule = make_schedule(with_length(trial, COUNTED * trial.training.global_batch), prepared, reader, needs)
     if needs.warm_up:
         train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))

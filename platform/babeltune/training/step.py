@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from babeltune.data.store import open_matrix
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Cut, Method, Tokens, load_method, make_config, needs_of
+from babeltune.method import Batch, Cut, Method, Tokens, TrialContext, trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
@@ -241,9 +241,9 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
+def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None = None) -> StudentEncoder:
     """The untrained student of a trial, the same weights on every rank; or the teacher's stored vectors."""
-    needs = needs_of(trial.method, trial.config)
+    needs = (context or trial_context(trial.method, trial.config)).needs
     if needs.frozen:
         assert prepared.teacher is not None
         return FrozenEncoder(open_matrix(Path(prepared.teacher)), prepared.teacher_rows())
@@ -266,11 +266,12 @@ def make_student(trial: Trial, prepared: Prepared) -> StudentEncoder:
     return encoder
 
 
-def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Method:
+def make_method(
+    trial: Trial, prepared: Prepared, encoder: StudentEncoder, context: TrialContext | None = None
+) -> Method:
     """The untrained method of a trial on this encoder; the same weights on every rank."""
-    method = load_method(trial.method)
-    config = make_config(method, trial.config)
-    needs = method.needs(config)
+    context = context or trial_context(trial.method, trial.config)
+    needs = context.needs
     sizes: dict[str, Any] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
     if needs.per_language:
         sizes["languages"] = prepared.trained_languages
@@ -279,10 +280,17 @@ def make_method(trial: Trial, prepared: Prepared, encoder: StudentEncoder) -> Me
         sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        return method(config, **sizes)
+        return context.method_class(context.config, **sizes)
 
 
-def make_train_step(trial: Trial, prepared: Prepared, ranks: ProcessGroup, device: torch.device) -> TrainStep:
-    """The untrained learner of a trial."""
-    encoder = make_student(trial, prepared)
-    return TrainStep(encoder, make_method(trial, prepared, encoder), trial.training, ranks, device)
+def make_train_step(
+    trial: Trial,
+    prepared: Prepared,
+    ranks: ProcessGroup,
+    device: torch.device,
+    context: TrialContext | None = None,
+) -> TrainStep:
+    """The untrained learner of a trial. Without a context it makes its own."""
+    context = context or trial_context(trial.method, trial.config)
+    encoder = make_student(trial, prepared, context)
+    return TrainStep(encoder, make_method(trial, prepared, encoder, context), trial.training, ranks, device)

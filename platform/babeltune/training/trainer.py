@@ -20,7 +20,7 @@ from babeltune.errors import CheckpointError, StorageError, TrainingError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain, write_json
 from babeltune.memory import give_back_memory
-from babeltune.method import load_method, make_config
+from babeltune.method import trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Point, Report, Scalar, Trial
 from babeltune.training.averages import Averages, Interval
@@ -65,8 +65,8 @@ COLLAPSED = 0.99
 class Reporter(Protocol):
     """Where reports go. Every rank calls it; rank 0's report counts; all ranks receive the same verdict."""
 
-    def report(self, report: dict[str, Any]) -> bool:
-        """Hands over a plain `Report`; True means go on."""
+    def report(self, report: Report) -> bool:
+        """Hands over a report; True means go on."""
         ...
 
     def stopped(self) -> bool:
@@ -87,14 +87,13 @@ class TrialTrainer:
         ranks: ProcessGroup,
         device: torch.device,
     ) -> None:
+        self.context = context = trial_context(trial.method, trial.config)
         trial = paid_for(trial, prepared, ranks, device)
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
         self.ranks, self.device = ranks, device
-        self.train_step = make_train_step(trial, prepared, ranks, device)
-        self.reader = make_reader(trial, prepared, device)
-        method = load_method(trial.method)
-        config = make_config(method, trial.config)
-        self.needs = method.needs(config)
+        self.train_step = make_train_step(trial, prepared, ranks, device, context)
+        self.reader = make_reader(trial, prepared, device, context)
+        self.needs = context.needs
         usable = self.reader.usable()
         self.schedule = make_schedule(trial, prepared, self.reader, self.needs)
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
@@ -108,8 +107,8 @@ class TrialTrainer:
             "backend": ranks.backend,
             "device": device.type,
             "threads": torch.get_num_threads(),
-            "effective_negatives": prepared.negatives_seen(method, config, int(np.median(batches))),
-            "effective_negatives_least": prepared.negatives_seen(method, config, int(batches.min())),
+            "effective_negatives": prepared.negatives_seen(context, int(np.median(batches))),
+            "effective_negatives_least": prepared.negatives_seen(context, int(batches.min())),
             "packed": self.train_step.encoder.packs,
         }
         if not self.needs.frozen and (tokens := token_set(trial, prepared)).untrimmed:
@@ -157,7 +156,7 @@ class TrialTrainer:
         while state_of(self.folder) != wanted:
             if time.monotonic() > deadline:
                 raise StorageError(
-                    f"{StorageError.begins}shows rank {self.ranks.rank} other checkpoints in {self.folder} than rank 0 "
+                    f"the storage shows rank {self.ranks.rank} other checkpoints in {self.folder} than rank 0 "
                     f"for {VISIBILITY_TIMEOUT_S:g} s; check that all nodes mount the same folder, "
                     "then `babeltune resume`"
                 )
@@ -230,7 +229,7 @@ class TrialTrainer:
         spent = self.reports[-1].seconds if self.reports else 0.0
         if self.reports:  # it may not have been handed over: a checkpoint comes before its report
             last = self.reports[-1]
-            if not self.reporter.report(plain(last)) or last.last:
+            if not self.reporter.report(last) or last.last:
                 return self.reports
         self.note_progress(done, {})
         for index in range(len(self.reports) + 1, len(milestones) + 1):
@@ -269,7 +268,7 @@ class TrialTrainer:
             )
             self.save(report)
             done = end
-            if not self.reporter.report(plain(report)) or report.last or "collapsed" in report.facts:
+            if not self.reporter.report(report) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
 
@@ -318,7 +317,7 @@ class TrialTrainer:
         """The fact `warning`, where the method has one about the latest of these points."""
         values = points[-1].values if points else {}
         means = {name.removeprefix("train/"): value for name, value in values.items()}
-        words = load_method(self.trial.method).warning(means)
+        words = self.context.method_class.warning(means)
         return {"warning": words} if words else {}
 
     def trim_memory(self) -> None:

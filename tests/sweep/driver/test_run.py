@@ -24,13 +24,14 @@ from babeltune.evaluation.evaluate import SPEED
 from babeltune.files import plain, sha256_of
 from babeltune.planning.sweep_file import sweep_from, sweep_id
 from babeltune.schema.records import Report
-from babeltune.signals import end_when_asked, interrupts
+from babeltune.signals import StopSignal, end_when_asked, interrupts
 from babeltune.sweep.driver import run as driver
 from babeltune.sweep.driver.recorder import Recorder, _beginning
 from babeltune.sweep.driver.run import assignment, folder_in, submit
 from babeltune.sweep.state.folder import SweepFolder, outcome, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
+from babeltune.sweep.state.messages import ReportMessage, TrialEnd
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
@@ -333,9 +334,10 @@ def test_who_started_it_with_nohup_may_leave():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         end_when_asked()
-        with interrupts(lambda: None) as asked:
+        stop = StopSignal()
+        with interrupts(stop, lambda: None):
             signal.raise_signal(signal.SIGHUP)
-            assert not asked()
+            assert not stop.stops()
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -347,10 +349,11 @@ def test_the_first_ctrl_c_is_a_request_and_the_second_ends_at_once(number):
     handler, noticed, ended = signal.getsignal(number), [], []
 
     def block(times):
-        with interrupts(lambda: noticed.append(times)) as asked:
+        stop = StopSignal()
+        with interrupts(stop, lambda: noticed.append(times)):
             for _ in range(times):
                 signal.raise_signal(number)
-            assert asked() == (times > 0)
+            assert stop.stops() == (times > 0)
             ended.append(times)
 
     block(0)
@@ -498,15 +501,15 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
     with WorkerPool(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
         for name, place in places.items():
             place.mkdir(exist_ok=True)
-            pool.offer(name, {**trial, "folder": str(place)})
+            pool.offer(name, replace(trial, folder=str(place)))
             if name == "cut":
                 when((place / "progress.json").exists, lambda: pool.stop("cut"))
-                assert pool.next_report(name) == {"ended": None}
+                assert pool.next_message(name).end == TrialEnd("stopped")
                 step = read_state(stopped_folder(place))["interval"]["step"]
                 assert 0 < step < 600
             else:
-                assert pool.next_report(name)["report"]["step"] == 600
-                assert pool.next_report(name) == {"ended": None}
+                assert pool.next_message(name).report.step == 600
+                assert pool.next_message(name).end == TrialEnd("finished")
     assert not stopped_folder(cut).exists()
     for tensors in ("student", "optimizer"):
         one, other = (sha256_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
@@ -526,16 +529,16 @@ def test_a_trial_in_a_used_group_equals_the_same_in_a_fresh_one(ray_cluster, tin
     folder = SweepFolder(tmp_path / "sweep")
     folder.path.mkdir()
     write_prepared(prepared, folder.prepared)
-    trials = {"fresh": assignment(sweep, folder, 0, {}), "between": assignment(other, folder, 1, {}) | {"untidy": True}}
-    trials["used"] = trials["fresh"]
+    fresh, between = assignment(sweep, folder, 0, {}), assignment(other, folder, 1, {})
+    trials = {"fresh": fresh, "between": between, "used": fresh}
     run, digests = "toy_trials:train_for_real", {}
     with WorkerPool(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
         for name, trial in trials.items():
             place = tmp_path / name
             place.mkdir()
-            pool.offer(name, {**trial, "folder": str(place)})
-            assert [pool.next_report(name)["report"]["index"] for _ in range(2)] == [1, 2]
-            assert pool.next_report(name) == {"ended": None}
+            pool.offer(name, replace(trial, folder=str(place)))
+            assert [pool.next_message(name).report.index for _ in range(2)] == [1, 2]
+            assert pool.next_message(name).end == TrialEnd("finished")
             last = checkpoint_folder(place, 2)
             digests[name] = [sha256_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
     assert digests["fresh"] == digests["used"] != digests["between"]
@@ -557,15 +560,15 @@ def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_ki
     with WorkerPool(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
         for name in names:
             places[name].mkdir()
-            pool.offer(name, {**trial, "folder": str(places[name])})
+            pool.offer(name, replace(trial, folder=str(places[name])))
         running = list(names)
         while running:
             for name in list(running):
-                answer = pool.next_report(name)
-                if "report" in answer:
-                    reports[name].append(answer["report"]["index"])
+                message = pool.next_message(name)
+                if isinstance(message, ReportMessage):
+                    reports[name].append(message.report.index)
                 else:
-                    assert answer["ended"] is None
+                    assert message.end == TrialEnd("finished")
                     running.remove(name)
             if all(made == [1] for made in reports.values()):
                 children = psutil.Process().children(recursive=True)

@@ -14,6 +14,7 @@ from babeltune.schema.records import Data, Objective, Parameter, Sampler, Source
 from babeltune.sweep.search.recovery import catch_up, sound_study
 from babeltune.sweep.search.study import Ledger, Proposals, follow, open_study, replay, reported
 from babeltune.sweep.search.tune_searcher import too_many_failed
+from babeltune.sweep.state.messages import TrialEnd
 
 SWEEP = Sweep(
     name="toy",
@@ -52,10 +53,10 @@ def recorded(tmp_path):
         if number < 3:
             state = (TrialState.FAIL, TrialState.COMPLETE, TrialState.PRUNED)[number]
             values = [params["x"]] if state == TrialState.COMPLETE else None
-            reason = {} if number else {"reason": "the loss is nan"}
-            proposals.note(number, reason)
+            end = TrialEnd("finished") if number else TrialEnd("refused", text="the loss is nan")
+            proposals.note_end(number, end)
             proposals.tell(number, state, values)
-            ledger.add("end", number, state=state.name, values=values, **reason)
+            ledger.add_end(number, state.name, values, end)
     return ledger, looks(study)
 
 

@@ -89,7 +89,7 @@ def test_a_primed_scheduler_follows_the_rule_of_its_kind(kind, goal):
             yield {"event": "report", "number": number, "index": index, "values": [sign * value]}
 
     earlier = [line for number, last in enumerate((0.5, 0.6, 0.7)) for line in lines(number, last)]
-    scheduler = scheduler_for(sweep, lambda: 1)
+    scheduler = scheduler_for(sweep)
     prime(scheduler, earlier)
     for number, last, verdict in ((3, 0.1, "STOP"), (4, 0.9, "CONTINUE")):
         trial = SimpleNamespace(trial_id="late", config={"number": number})

@@ -16,14 +16,15 @@ from ray._private.state import actors
 from babeltune.errors import ClusterError, MethodError, SpecError, SweepError
 from babeltune.files import write_json
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler, Scheduler, Source, Sweep, Training
+from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals, open_study, replay, sampler_for
-from babeltune.sweep.search.trial_proxy import TrialProxy
 from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_for, search
 from babeltune.sweep.search.tune_searcher import OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
+from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.tasks import ray_refusals
-from toy_trials import groups_held, wait_until_free
+from toy_trials import groups_held, toy, wait_until_free
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +93,10 @@ class Events:
         return [(number, info) for kind, number, info in self.all if kind == event]
 
 
-def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: False, **more):
+def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: False):
     def make_assignment(number, params):
-        extra = assignment(number, params) if assignment else {}
-        return {"folder": str(folder / f"t{number:04d}"), "steps": 3, "seed": number, "value": params["x"], **extra}
+        asked = assignment(number, params) if assignment else {}
+        return toy(folder / f"t{number:04d}", seed=number, value=params["x"], **asked)
 
     return search(
         sweep,
@@ -105,8 +106,7 @@ def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: 
         make_assignment=make_assignment,
         on_event=events or Events(),
         trials=trials,
-        stop=stop,
-        **more,
+        stop=stop if isinstance(stop, StopSignal) else StopSignal(stop),
     )
 
 
@@ -122,8 +122,8 @@ def test_a_sweep_runs_its_trials_and_keeps_the_value_at_the_largest_budget(pool,
     assert all(trial.value == pytest.approx(trial.params["x"]) for trial in trials)
     assert all(trial.user_attrs["checkpoint"] == "000003" for trial in trials)
     assert sorted(number for number, _ in events.of("start")) == list(range(6))
-    assert [info["index"] for number, info in events.of("report") if number == 2] == [1, 2, 3]
-    assert {info["state"] for _, info in events.of("end")} == {"finished"}
+    assert [info.index for number, info in events.of("report") if number == 2] == [1, 2, 3]
+    assert {info.state for _, info in events.of("end")} == {"finished"}
     assert not (tmp_path / "tune").exists()
     lines = Ledger(tmp_path / "results.jsonl").lines
     assert replay(lines, a_sweep(), suggest) == {n["number"]: n["params"] for n in lines if n["event"] == "propose"}
@@ -176,11 +176,8 @@ def test_a_verdict_on_the_report_of_a_stop_is_carried_out_on_resume(one_group, t
     assert run(tmp_path / "cut", one_group, sweep, 6, events)
     assert states(tmp_path / "cut", sweep) == states(tmp_path / "whole", sweep)
     assert events.all[0][:2] == ("start", 3)
-    assert events.all[1] == (
-        "end",
-        3,
-        {"state": "pruned", "reason": "stopped by asha at report 1", "values": [0.1 / 3]},
-    )
+    end = TrialEnd("pruned", text="stopped by asha at report 1")
+    assert events.all[1] == ("end", 3, TrialOutcome("pruned", end, [0.1 / 3]))
     starts = (tmp_path / "cut" / "t0003" / "starts.jsonl").read_text().splitlines()
     assert len(starts) == 1, "it is not trained again"
 
@@ -328,7 +325,7 @@ def test_a_killed_worker_is_not_noticed_by_the_search(one_group, tmp_path):
     trials = open_study(tmp_path, a_sweep()).get_trials()
     assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
     assert len((tmp_path / "t0000" / "starts.jsonl").read_text().splitlines()) == 2
-    assert [info["index"] for number, info in events.of("report") if number == 0] == [1, 2, 3]
+    assert [info.index for number, info in events.of("report") if number == 0] == [1, 2, 3]
 
 
 class DriverCrashError(Exception):
@@ -340,7 +337,7 @@ def test_a_search_resumes_after_its_driver_crashed_and_completes_exactly_its_tri
 
     def crashing(event, number, info):
         events(event, number, info)
-        if event == "report" and number == 3 and info["index"] == 2:
+        if event == "report" and number == 3 and info.index == 2:
             raise DriverCrashError
 
     slow = {"seconds": 0.05}
@@ -376,14 +373,19 @@ def test_a_request_to_stop_leaves_running_trials_resumable(pool, tmp_path):
     left = states(tmp_path, a_sweep())
     assert TrialState.RUNNING in left
     assert len(left) < 9
-    assert "stopped" in {info["state"] for _, info in events.of("end")}
+    assert "stopped" in {info.state for _, info in events.of("end")}
     assert run(tmp_path, pool, a_sweep(), 4)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4
 
 
 def test_no_trial_starts_after_the_time_is_up_and_running_ones_finish(one_group, tmp_path):
     events = Events()
-    assert not run(tmp_path, one_group, a_sweep(), 9, events, no_more=lambda: len(events.of("start")) >= 2)
+
+    class Soon(StopSignal):
+        def starts_no_more(self):
+            return len(events.of("start")) >= 2
+
+    assert not run(tmp_path, one_group, a_sweep(), 9, events, stop=Soon())
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
@@ -477,7 +479,7 @@ def test_a_trials_seed_depends_on_the_sweep_and_its_number_only():
 
 def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
     sweep = a_sweep(scheduler=Scheduler(grace=1, reduction=2))
-    scheduler = scheduler_for(sweep, lambda: 1)
+    scheduler = scheduler_for(sweep)
     lines = []
     for number, value in enumerate((0.9, 0.8, 0.7)):
         lines += [{"event": "propose", "number": number}]
@@ -486,7 +488,7 @@ def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
     late = SimpleNamespace(trial_id="late", config={"number": 7})
     scheduler.on_trial_add(None, late)
     assert scheduler.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "STOP"
-    fresh = scheduler_for(sweep, lambda: 1)
+    fresh = scheduler_for(sweep)
     fresh.on_trial_add(None, late)
     assert fresh.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "CONTINUE"
 
@@ -527,15 +529,6 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
     assert all(0 <= result.metrics["dev/everyday/accuracy"] <= 1 for result in results)
 
 
-def test_an_actor_that_tune_throws_away_does_not_stop_its_trial(one_group, tmp_path):
-    one_group.offer("watched", {"folder": str(tmp_path / "watched"), "steps": 3, "seed": 1})
-    TrialProxy({"dispatcher": one_group.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]}).stop()
-    watcher = TrialProxy({"dispatcher": one_group.dispatcher_name, "trial": "watched", "objectives": ["dev/score"]})
-    steps = [watcher.step() for _ in range(3)]
-    assert [step["reports"] for step in steps] == [1, 2, 3]
-    assert [step.get("last", False) for step in steps] == [False, False, True]
-
-
 def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_group, tmp_path):
     def stop_behind_the_searchs_back(event, number, info):
         if event == "report" and number == 1:
@@ -558,12 +551,9 @@ def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_gr
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
 
 
-def test_very_short_trials_have_a_watcher_for_each_group_and_no_more(pool, tmp_path):
-    def watchers():
-        return {name for name, actor in actors().items() if "Trainable" in actor["ActorClassName"]}
-
+def test_a_sweep_starts_no_process_to_follow_its_trials(pool, tmp_path):
     wait_until_free(pool, pool.count)
-    before, began, ended = watchers(), [], []
+    before, began, ended = set(actors()), [], []
 
     def seen(event, number, info):
         if event == "start":
@@ -572,13 +562,13 @@ def test_very_short_trials_have_a_watcher_for_each_group_and_no_more(pool, tmp_p
             ended.append(number)
 
     assert run(tmp_path, pool, a_sweep(), 16, seen)
-    assert len(watchers() - before) == 2
+    assert set(actors()) == before
     assert [number - ends for number, ends in enumerate(began)].count(1) >= 8, "both worker groups had trials at once"
 
 
 def test_a_dispatcher_that_dies_is_not_noticed_by_the_search(one_group, tmp_path):
     def kill(event, number, info):
-        if event == "report" and info["index"] == 2 and number in (0, 2):
+        if event == "report" and info.index == 2 and number in (0, 2):
             os.kill(ray.get(one_group._dispatcher.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
     assert run(tmp_path, one_group, a_sweep(), 4, kill)

@@ -13,6 +13,7 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Objective, Report
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, outcome
 from babeltune.sweep.state.leaderboard import front, leaderboard, trial_row, winner
+from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.progress import is_driven, standing, sweep_document
 from babeltune.training.checkpoint import read_reports, write_reports
 
@@ -49,7 +50,7 @@ def add(folder, sweep, number, scores, state=None, **params):
     ]
     write_reports(place, reports)
     if state:
-        outcome(place, state, "why" if state == "failed" else "")
+        outcome(place, state, TrialEnd("refused", text="why") if state == "failed" else None)
 
 
 def test_a_sweep_is_found_by_id_by_name_and_as_the_latest(tmp_path, sweep):

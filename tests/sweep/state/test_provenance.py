@@ -112,10 +112,10 @@ def test_a_trial_that_has_begun_keeps_its_settings_and_data(copied):
     assert entry["unfinished"] == [4]
     assert any("; t0004 had not ended" in line for line in accepted_lines(folder))
     again = [assignment(other, folder, number, params) for number in (4, 5)]
-    assert again[0]["trial"] == first[0]["trial"]
-    assert again[0]["prepared"].endswith("conditions/1/prepared.json")
-    assert again[1]["trial"]["training"]["pairs"] == 640
-    assert again[1]["prepared"] == str(folder.prepared)
+    assert again[0].trial == first[0].trial
+    assert again[0].prepared.endswith("conditions/1/prepared.json")
+    assert again[1].trial["training"]["pairs"] == 640
+    assert again[1].prepared == str(folder.prepared)
     assert waiting.exists()
     assert [condition_of(number, folder.accepted()) for number in (4, 5)] == [1, 2]
     assert folder.baselines() == {}, "the untrained student is another one"

@@ -24,6 +24,7 @@ from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
 from babeltune.sweep.state.heartbeat import OWNER
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync.driver import DriverSync
@@ -139,15 +140,14 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
 
     def on(node):
         where = machine(node).mirrored
-        values = {"uri": where.uri, "cache": where.cache, "timeout": where.timeout}
         prepared = f"sweeps/{folder.id}/prepared.json"
-        return {"trial": trial, "prepared": prepared, "folder": at, "seed": 0, "mirror": values}
+        return TrialAssignment(trial=trial, prepared=prepared, folder=at, mirror=where)
 
     first = standalone(on("node1"))
-    assert [next(first)["index"], next(first)["index"]] == [1, 2]
+    assert [next(first).index, next(first).index] == [1, 2]
     first.close()
     second = standalone(on("node2"))
-    assert [next(second)["index"], next(second)["index"]] == [2, 3], "it sent its last report again, and went on"
+    assert [next(second).index, next(second).index] == [2, 3], "it sent its last report again, and went on"
     second.close()
     reports = read_reports(machine("node2").folder / at)
     kept = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
@@ -156,12 +156,12 @@ def test_a_trial_goes_on_on_an_empty_node_and_skips_a_truncated_checkpoint(far, 
     key = f"{PREFIX}/{at}/checkpoints/000003/optimizer.safetensors"
     s3.put(key, s3.get(key)[:-10])
     third = list(standalone(on("node3")))
-    assert third[-1]["index"] == 3
-    assert [r["metrics"]["dev/everyday/accuracy"] for r in third][-1] == reports[-1].metrics["dev/everyday/accuracy"]
+    assert third[-1].index == 3
+    assert [r.metrics["dev/everyday/accuracy"] for r in third][-1] == reports[-1].metrics["dev/everyday/accuracy"]
     again = {key.split("/")[-2] for key in s3.keys(f"{PREFIX}/{at}/checkpoints/") if key.endswith(PACKAGE_MANIFEST)}
     assert again == kept, "the damaged one was made and sent again"
     (fourth,) = standalone(on("node4"))
-    assert (fourth["index"], fourth["last"]) == (3, True)
+    assert (fourth.index, fourth.last) == (3, True)
 
 
 def test_a_worker_without_its_stores_says_so(far, s3, machine):
@@ -173,12 +173,12 @@ def test_a_worker_without_its_stores_says_so(far, s3, machine):
     s3.remove(seal)
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     where = machine("bare").mirrored
-    assignment = {
-        "trial": trial,
-        "prepared": f"sweeps/{folder.id}/prepared.json",
-        "folder": f"sweeps/{folder.id}/trials/t0008",
-        "mirror": {"uri": where.uri, "cache": where.cache, "timeout": 1.0},
-    }
+    assignment = TrialAssignment(
+        trial=trial,
+        prepared=f"sweeps/{folder.id}/prepared.json",
+        folder=f"sweeps/{folder.id}/trials/t0008",
+        mirror=replace(where, timeout=1.0),
+    )
     with pytest.raises(StoreError, match=rf"has no sound {teacher}; `babeltune resume`"):
         next(standalone(assignment))
     s3.put(seal, kept)

@@ -20,10 +20,10 @@ from babeltune.data.store import read_store
 from babeltune.data.teacher import build_teacher_store
 from babeltune.data.tokens import build_token_store, load_tokenizer
 from babeltune.errors import NodeError, ObjectStoreError, StorageError, storage_refusals
-from babeltune.files import plain
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import worker
 from babeltune.sweep.sync.view import records_in
 from babeltune.sweep.sync.worker import (
@@ -176,7 +176,7 @@ def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for
     train(one, 2, {1, 2})
     with pytest.raises(ObjectStoreError):
         sending.report({"index": 2, "last": True})
-    assert [report["index"] for report in dispatcher.seen] == [1]
+    assert [report.index for report in dispatcher.seen] == [1]
     assert dispatcher.asked >= 2, "it waits, and does not hang"
     s3.door.open()
     assert sending.report({"index": 2, "last": True})
@@ -204,15 +204,17 @@ def test_ranks_on_two_nodes_go_on_from_the_same_report(nodes, tmp_path):
 
 def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
     where = StorageLocation(uri=f"s3://{BUCKET}/unfit", cache="/sys/kernel/babeltune", timeout=20)
-    assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+    assignment = TrialAssignment(mirror=where, prepared="sweeps/a/prepared.json", folder=KEY)
     said = r"^cannot keep a copy of the storage in /sys/kernel/babeltune\S* \(.*\); make room there$"
     with pytest.raises(NodeError, match=said), on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu"):
         pass
 
 
 def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
-    where = StorageLocation(uri="abfs://container/x", cache=str(tmp_path), timeout=20)  # whose package is not installed
-    assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+    where = StorageLocation(
+        uri="abfs://container/x", cache=str(tmp_path), timeout=20
+    )  # whose package is not installed
+    assignment = TrialAssignment(mirror=where, prepared="sweeps/a/prepared.json", folder=KEY)
     with (
         pytest.raises(NodeError, match=r"^cannot open the storage: the storage abfs://container/x needs a package"),
         on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu"),
@@ -223,14 +225,14 @@ def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
 def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path, monkeypatch):
     monkeypatch.setattr(worker, "bring_prepared", lambda *_: None)
     where = StorageLocation(uri=f"s3://{BUCKET}/later", cache=str(tmp_path), timeout=20)
-    assignment = {"mirror": plain(where), "prepared": "sweeps/a/prepared.json", "folder": KEY}
+    assignment = TrialAssignment(mirror=where, prepared="sweeps/a/prepared.json", folder=KEY)
 
     def meets(error):
         with (
             on_this_node(assignment, SimpleNamespace(stopped=bool), 0, 1, "cpu") as (here, _),
             storage_refusals(tmp_path),
         ):
-            assert here["storage"] == str(where.folder)
+            assert here.storage == str(where.folder)
             raise error
 
     with pytest.raises(NodeError, match=r"^cannot keep a copy of the storage in .*No space left.*; make room there$"):

@@ -75,7 +75,7 @@ def test_an_elastic_group_reaches_the_same_scores_with_fewer_workers(tiny, tmp_p
     folder = SweepFolder(tmp_path / "sweep")
     folder.path.mkdir()
     write_prepared(prepared, folder.prepared)
-    (tmp_path / "trial.json").write_text(json.dumps(assignment(sweep, folder, 0, {})))
+    (tmp_path / "trial.json").write_text(assignment(sweep, folder, 0, {}).encode())
     assert play("shrink_and_grow", tmp_path) == {"last": 8, "why": None, "later": [2]}
     whole, cut = (read_reports(tmp_path / name) for name in ("whole", "cut"))
     assert [report.facts["world_size"] for report in whole] == [2] * 8

@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import json
 import os
@@ -11,14 +10,15 @@ import ray
 import torch
 
 from babeltune.errors import ClusterError
+from babeltune.sweep.state.messages import EndMessage, TrialEnd
 from babeltune.sweep.workers import process_state as process_states
-from babeltune.sweep.workers.dispatcher import TrialDispatcher
 from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.ray_train import ENVIRONMENT
-from toy_trials import groups_held, wait_until_free
-from waiting import PATIENCE_S, wait_until
+from toy_trials import follow, groups_held, toy, wait_until_free
+from waiting import wait_until
 
+FINISHED = TrialEnd("finished")
 TWO_WORKERS = {
     "count": "auto",
     "workers": 2,
@@ -46,15 +46,8 @@ def room(ray_cluster):
         SHARED.pop().__exit__(None, None, None)
 
 
-def offer(pool, folder, name, **assignment):
-    pool.offer(name, {"folder": str(folder / name), "steps": 3, "seed": 1, **assignment})
-
-
-def follow(pool, name):
-    reports = []
-    while "report" in (answer := pool.next_report(name)):
-        reports.append(answer["report"]["index"])
-    return reports, answer["ended"]
+def offer(pool, folder, name, **asked):
+    pool.offer(name, toy(folder / name, **asked))
 
 
 def starts(folder, name):
@@ -67,7 +60,7 @@ def test_two_groups_of_two_workers_run_six_trials(pool, tmp_path):
     names = [f"six-{number}" for number in range(6)]
     for name in names:
         offer(pool, tmp_path, name)
-    assert [follow(pool, name) for name in names] == [([1, 2, 3], None)] * 6
+    assert [follow(pool, name) for name in names] == [([1, 2, 3], FINISHED)] * 6
     assert len({starts(tmp_path, name)[0]["pid"] for name in names}) == 2
 
 
@@ -111,9 +104,9 @@ def test_a_used_group_draws_what_a_fresh_group_draws(pool, tmp_path):
 def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "stopped", steps=5)
-    assert [pool.next_report("stopped")["report"]["index"] for _ in range(2)] == [1, 2]
+    assert [pool.next_message("stopped").report.index for _ in range(2)] == [1, 2]
     offer(pool, tmp_path, "beside")
-    assert follow(pool, "beside") == ([1, 2, 3], None), "meanwhile the other waits for its verdict"
+    assert follow(pool, "beside") == ([1, 2, 3], FINISHED), "meanwhile the other waits for its verdict"
     pool.stop("stopped")
     wait_until_free(pool, 2)
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
@@ -123,7 +116,8 @@ def test_a_refused_trial_ends_with_its_reason_and_its_group_goes_on(pool, tmp_pa
     wait_until_free(pool, 2)
     before = processes()
     offer(pool, tmp_path, "refused", orders={"kind": "refuse", "at": 2})
-    assert follow(pool, "refused") == ([1], "the loss is nan at step 7; lower the learning rate")
+    text = "the loss is nan at step 7; lower the learning rate"
+    assert follow(pool, "refused") == ([1], TrialEnd("refused", "TrainingError", text))
     wait_until_free(pool, 2)
     assert processes() == before, "no process was started again"
 
@@ -131,13 +125,12 @@ def test_a_refused_trial_ends_with_its_reason_and_its_group_goes_on(pool, tmp_pa
 def test_a_bug_on_one_rank_fails_its_trial_and_does_not_hang_its_worker_group(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "bug", orders={"kind": "raise", "rank": 1, "at": 2})
-    reports, reason = follow(pool, "bug")
-    assert reports == [1]
-    assert reason.startswith("ValueError: a bug on one rank")
-    assert "toy_trials.py" in reason
+    reports, end = follow(pool, "bug")
+    assert (reports, end.kind, end.error_type) == ([1], "raised", "ValueError")
+    assert "toy_trials.py" in end.text
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "after-the-bug")
-    assert follow(pool, "after-the-bug") == ([1, 2, 3], None)
+    assert follow(pool, "after-the-bug") == ([1, 2, 3], FINISHED)
 
 
 @pytest.mark.long
@@ -145,14 +138,14 @@ def test_a_group_whose_own_process_dies_is_started_again_and_its_trial_goes_on(p
     wait_until_free(pool, 2)
     for name in ("bereft", "other"):
         offer(pool, tmp_path, name, steps=40, seconds=0.05)
-        assert pool.next_report(name)["report"]["index"] == 1
+        assert pool.next_message(name).report.index == 1
     killed = next(iter(pool._worker_groups.values()))
     ray.kill(killed.controller)
     ray.wait([killed.run])
     pool.mend()
     for name in ("bereft", "other"):
         reports, reason = follow(pool, name)
-        assert (reports[-1], reason) == (40, None)
+        assert (reports[-1], reason) == (40, FINISHED)
     resumed = [[start["from"] > 0 for start in starts(tmp_path, name)] for name in ("bereft", "other")]
     assert sorted(resumed) == [[False], [False, True]]
 
@@ -165,13 +158,13 @@ def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp
     wait_until_free(pool, 2)
     for name in ("a", "b"):
         offer(pool, tmp_path, name, steps=30, seconds=0.05)
-        assert pool.next_report(name)["report"]["index"] == 1
+        assert pool.next_message(name).report.index == 1
     offer(pool, tmp_path, "c")
     first = process_of(pool._dispatcher)
     os.kill(first, signal.SIGKILL)
     for name, last in (("a", 30), ("b", 30), ("c", 3)):
         reports, reason = follow(pool, name)
-        assert (reports, reason) == (list(range(reports[0], last + 1)), None), "no report is lost or comes twice"
+        assert (reports, reason) == (list(range(reports[0], last + 1)), FINISHED), "no report is lost or comes twice"
         assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
     assert process_of(pool._dispatcher) != first
 
@@ -182,11 +175,11 @@ def test_a_group_is_left_as_it_was_found(pool, tmp_path):
     for name in ("untidy-1", "untidy-2"):
         offer(pool, tmp_path, name, orders={"kind": "untidy", "at": 1})
     for name in ("untidy-1", "untidy-2"):
-        assert follow(pool, name) == ([1, 2, 3], None)
+        assert follow(pool, name) == ([1, 2, 3], FINISHED)
     for name in ("clean-1", "clean-2"):
         offer(pool, tmp_path, name, orders={"kind": "look", "at": 1})
     for name in ("clean-1", "clean-2"):
-        assert follow(pool, name) == ([1, 2, 3], None)
+        assert follow(pool, name) == ([1, 2, 3], FINISHED)
         assert starts(tmp_path, name)[0]["pid"] in {starts(tmp_path, f"untidy-{n}")[0]["pid"] for n in (1, 2)}
 
 
@@ -213,248 +206,6 @@ def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_be
         pass
 
 
-LONG = 3600
-"""Seconds, more than any step of these tests takes."""
-
-
-async def others_go_on():
-    """Lets every other coroutine go on until it waits for something that is yet to happen."""
-    for _ in range(100):
-        await asyncio.sleep(0)
-
-
-def in_dispatcher(steps):
-    """Runs the coroutine function on a new dispatcher."""
-
-    async def bounded():
-        return await asyncio.wait_for(steps(TrialDispatcher()), PATIENCE_S)
-
-    return asyncio.run(bounded())
-
-
-def test_a_restarted_group_gets_its_trial_again_which_fails_after_three_restarts():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {"a": 1})
-        seen = [await dispatcher.next("group", f"group-{number}") for number in range(4)]
-        assert seen == [{"trial": "t", "assignment": {"a": 1}}] * 4
-        lost = "t lost a worker process; it goes on from its last checkpoint"
-        assert (await dispatcher.messages(0), await dispatcher.messages(2), await dispatcher.messages(3)) == (
-            [lost] * 3,
-            [lost],
-            [],
-        )
-        asked = asyncio.ensure_future(dispatcher.next("group", "group-4"))
-        ended = await dispatcher.next_report("t", 0)
-        asked.cancel()
-        return ended["ended"]
-
-    assert "given up after 3 restarts" in in_dispatcher(steps)
-
-
-def test_a_new_report_grants_three_restarts_more():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        for index in range(1, 7):
-            assert (await dispatcher.next("group", f"group-{index}"))["trial"] == "t"
-            waiting = asyncio.ensure_future(dispatcher.report("t", {"index": index}))
-            assert (await dispatcher.next_report("t", index - 1))["report"]["index"] == index
-            waiting.cancel()
-
-    in_dispatcher(steps)
-
-
-def test_a_trial_that_hangs_fails_after_three_restarts():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group-0")
-        waiting = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
-        await others_go_on()
-        assert await dispatcher.stalled(0, LONG) == {}, "the search is slow, not the trial"
-        assert await dispatcher.next_report("t", 0) == {"report": {"index": 1}}
-        asked = asyncio.ensure_future(dispatcher.next_report("t", 1))
-        assert await waiting
-        for number in range(1, 5):
-            assert not await dispatcher.stopped("t")
-            assert await dispatcher.stalled(LONG, LONG) == {}, "it has just asked"
-            assert await dispatcher.stalled(0, LONG) == {"group": "t"}
-            assert await dispatcher.stalled(0, LONG) == {}, "its worker group is started again already"
-            again = asyncio.ensure_future(dispatcher.next("group", f"group-{number}"))
-            await others_go_on()
-        again.cancel()
-        return await asked
-
-    assert in_dispatcher(steps) == {"ended": "no progress for 0 s; given up after 3 restarts without a new report"}
-
-
-def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group")
-        await dispatcher.stop("t")
-        left = asyncio.ensure_future(dispatcher.leave("group", "t", 0, 2, "done", ""))
-        await others_go_on()
-        assert await dispatcher.abandon(LONG, []) == {}
-        assert await dispatcher.stopped("t"), "as often as it asks and does not end"
-        assert await dispatcher.abandon(0, []) == {"group": "t"}
-        late = await dispatcher.leave("group", "t", 1, 2, "done", "")
-        return await left, late
-
-    assert in_dispatcher(steps) == (False, False)
-
-
-def test_a_group_hangs_that_has_no_trial_and_asks_for_none():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group")
-        assert await dispatcher.stalled(LONG, 0) == {}, "it has one"
-        assert await dispatcher.leave("group", "t", 0, 1, "done", "")
-        await others_go_on()
-        assert await dispatcher.stalled(0, LONG) == {}, "it has just had one"
-        assert await dispatcher.stalled(LONG, 0) == {"group": None}
-        assert await dispatcher.stalled(LONG, 0) == {}, "it is started again already"
-        waiting = asyncio.ensure_future(dispatcher.next("group", "new"))
-        await others_go_on()
-        assert await dispatcher.stalled(LONG, 0) == {}, "it waits for one"
-        await dispatcher.offer("u", {})
-        return await waiting
-
-    assert in_dispatcher(steps) == {"trial": "u", "assignment": {}}
-
-
-def test_a_repeated_report_is_delivered_once_and_has_the_same_verdict():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group")
-        first = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
-        assert await dispatcher.next_report("t", 0) == {"report": {"index": 1}}
-        again = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
-        await dispatcher.stop("t")
-        left = await dispatcher.leave("group", "t", 0, 1, "done", "")
-        return await first, await again, left, await dispatcher.next_report("t", 1)
-
-    assert in_dispatcher(steps) == (False, False, True, {"ended": None})
-
-
-def test_a_trial_offered_to_a_group_that_dies_before_taking_it_is_not_lost():
-    async def steps(dispatcher):
-        dead = asyncio.ensure_future(dispatcher.next("group", "group-1"))
-        await others_go_on()
-        reborn = asyncio.ensure_future(dispatcher.next("group", "group-2"))
-        await others_go_on()
-        await dispatcher.offer("t", {})
-        return await dead, await reborn
-
-    assert in_dispatcher(steps) == ({}, {"trial": "t", "assignment": {}})
-
-
-def test_the_trial_of_a_retired_group_goes_to_the_next_free_one_with_its_reports():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {"a": 1})
-        await dispatcher.next("gone", "group")
-        waiting = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
-        await others_go_on()
-        assert await dispatcher.retire("gone") == "t"
-        assert await dispatcher.next("gone", "group") == {"closed": True}
-        assert await dispatcher.next("other", "group") == {"trial": "t", "assignment": {"a": 1}}
-        waiting.cancel()
-        return await dispatcher.next_report("t", 0)
-
-    assert in_dispatcher(steps) == {"report": {"index": 1}}
-
-
-def test_a_group_that_shall_be_new_restarts_between_trials_only():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "old")
-        await dispatcher.renew("group")
-        left = await dispatcher.leave("group", "t", 0, 1, "done", "")
-        await dispatcher.offer("u", {})
-        again = await dispatcher.next("group", "new")
-        kept = await dispatcher.leave("group", "u", 0, 1, "done", "")
-        idle = asyncio.ensure_future(dispatcher.next("group", "new"))
-        await others_go_on()
-        await dispatcher.renew("group")
-        return left, again["trial"], kept, await idle
-
-    assert in_dispatcher(steps) == (False, "u", True, {"renew": True})
-
-
-def test_a_dispatcher_keeps_its_state_in_a_file(tmp_path):
-    file = tmp_path / "dispatcher.json"
-
-    async def steps():
-        dispatcher = TrialDispatcher(file)
-        await dispatcher.offer("t", {"a": 1})
-        await dispatcher.offer("u", {})
-        await dispatcher.next("group", "group")
-        reported = asyncio.ensure_future(dispatcher.report("t", {"index": 1}))
-        await others_go_on()
-        reported.cancel()
-        again = TrialDispatcher(file)
-        await again.offer("t", {"a": 1})
-        assert await again.next("group", "group") == {"trial": "t", "assignment": {"a": 1}}
-        assert await again.next_report("t", 0) == {"report": {"index": 1}}
-        assert await again.next_report("t", 0) == {"report": {"index": 1}}, "an answer that was lost is given again"
-        reported = asyncio.ensure_future(again.report("t", {"index": 1}))
-        waiting = asyncio.ensure_future(again.next_report("t", 1))
-        assert await reported
-        assert await again.leave("group", "t", 0, 1, "done", "")
-        assert await waiting == {"ended": None}
-        last = TrialDispatcher(file)
-        assert await last.next_report("t", 1) == {"ended": None}
-        await others_go_on()
-        assert await last.stalled(LONG, 0) == {"group": None}, "which may hang between two trials"
-        return await last.next("group", "group")
-
-    assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S))["trial"] == "u"
-
-
-def test_who_watches_a_trial_anew_hears_of_its_last_report_again():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group")
-        last = {"index": 1, "last": True}
-        waiting = asyncio.ensure_future(dispatcher.report("t", last))
-        assert await dispatcher.next_report("t", 0) == {"report": last}
-        assert await waiting
-        assert await dispatcher.leave("group", "t", 0, 1, "done", "")
-        assert await dispatcher.next_report("t", 1) == {"ended": None}
-        return await dispatcher.next_report("t", 0), await dispatcher.next_report("t", 1)
-
-    assert in_dispatcher(steps) == ({"report": {"index": 1, "last": True}}, {"ended": None})
-
-
-def test_a_trial_alone_cannot_blame_a_peer():
-    async def steps(dispatcher):
-        await dispatcher.offer("t", {})
-        await dispatcher.next("group", "group")
-        go_on = await dispatcher.leave("group", "t", 0, 1, "peer", "RuntimeError: gloo is not a kind of glue")
-        return go_on, await dispatcher.next_report("t", 0)
-
-    assert in_dispatcher(steps) == (True, {"ended": "RuntimeError: gloo is not a kind of glue"})
-
-
-def test_a_dispatcher_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
-    file = tmp_path / "dispatcher.json"
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    async def steps():
-        dispatcher = TrialDispatcher(file)
-        await dispatcher.offer("t", {})
-        assert file.exists()
-        monkeypatch.setattr("babeltune.sweep.workers.dispatcher.write_whole", full)
-        await dispatcher.offer("u", {})
-        assert not file.exists()
-        assert (await dispatcher.next("group", "group"))["trial"] == "t", "it goes on while it lives"
-        monkeypatch.undo()
-        await dispatcher.offer("v", {})
-        return (await TrialDispatcher(file).next("group", "group"))["trial"]
-
-    assert asyncio.run(asyncio.wait_for(steps(), PATIENCE_S)) == "t"
-
-
 def left_behind():
     held = ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0)
     names = ray.util.list_named_actors(all_namespaces=True)
@@ -463,7 +214,7 @@ def left_behind():
 
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
     offer(pool, tmp_path, "long", steps=500, seconds=0.1)
-    pool.next_report("long")
+    pool.next_message("long")
     pool.__exit__(KeyError, KeyError("the driver fails"), None)
     wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
 
@@ -474,7 +225,7 @@ def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
     before = groups_held()
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
-        opened.next_report("killed")
+        opened.next_message("killed")
         first = groups_held()
         os.kill(starts(tmp_path, "killed")[0]["pid"], signal.SIGKILL)
         wait_until(lambda: groups_held() - first)
@@ -486,11 +237,11 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, m
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
     with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
-        assert opened.next_report("hung")["report"]["index"] == 1
+        assert opened.next_message("hung").report.index == 1
         hung = starts(tmp_path, "hung")[0]["pid"]
         os.kill(hung, signal.SIGSTOP)
         reports, reason = follow(opened, "hung")
-        assert (reports[-1], reason) == (20, None)
+        assert (reports[-1], reason) == (20, FINISHED)
         _, second = starts(tmp_path, "hung")
         assert second["from"] > 0
         assert second["pid"] != hung
@@ -498,16 +249,16 @@ def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, m
 
 
 def follow_and_mend(pool, name):
-    """As a search does; the last report and why the trial ended."""
+    """As a search does; the last report and how the trial ended."""
     seen = 0
     while True:
-        answer = pool._dispatcher.next_report.remote(name, seen)
-        while not ray.wait([answer], timeout=0.2)[0]:
+        while (message := pool.take(name)) is None:
+            pool.receive(0.2)
             pool.mend()
-        found = ray.get(answer)
-        if "ended" in found:
-            return seen, found["ended"]
-        seen = found["report"]["index"]
+        if isinstance(message, EndMessage):
+            return seen, message.end
+        seen = message.report.index
+        pool.go_on(name, seen)
 
 
 @pytest.mark.long
@@ -516,7 +267,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     settings = {**TWO_WORKERS, "count": 1, "progress_timeout": 3.0, "note": notes.append}
     with WorkerPool(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
-        assert follow_and_mend(opened, "hung") == (6, None)
+        assert follow_and_mend(opened, "hung") == (6, FINISHED)
     first, second = starts(tmp_path, "hung")
     assert (first["from"], second["from"]) == (0, 2)
     assert not psutil.pid_exists(first["pid"]), "what hangs is ended"
@@ -538,9 +289,9 @@ def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, 
     settings = {**TWO_WORKERS, "workers": 1, "count": 1, "progress_timeout": 3.0, "note": notes.append}
     with WorkerPool(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "last", steps=1, orders={"kind": "hang_after", "at": 1})
-        assert follow_and_mend(opened, "last") == (1, None)
+        assert follow_and_mend(opened, "last") == (1, FINISHED)
         offer(opened, tmp_path, "next", steps=1)
-        assert follow_and_mend(opened, "next") == (1, None)
+        assert follow_and_mend(opened, "next") == (1, FINISHED)
     assert notes[0].endswith("has asked for no trial for 3 s; it is started again")
     (first,), (second,) = starts(tmp_path, "last"), starts(tmp_path, "next")
     assert first["pid"] != second["pid"]
@@ -559,7 +310,7 @@ def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(roo
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
         for _ in range(2):
-            opened.next_report("bereft")
+            opened.next_message("bereft")
             kill(opened)
         with pytest.raises(ClusterError, match="cannot train"):
             kill(opened)
@@ -580,11 +331,11 @@ def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
             offer(opened, tmp_path, name, orders=orders)
-            assert follow(opened, name) == ([1, 2, 3], None)
+            assert follow(opened, name) == ([1, 2, 3], FINISHED)
         offer(opened, tmp_path, "leaky", orders={"kind": "leak", "at": 2})
-        assert follow(opened, "leaky") == ([1, 2, 3], None), "the trial itself is none the worse"
+        assert follow(opened, "leaky") == ([1, 2, 3], FINISHED), "the trial itself is none the worse"
         offer(opened, tmp_path, "next")
-        assert follow(opened, "next") == ([1, 2, 3], None)
+        assert follow(opened, "next") == ([1, 2, 3], FINISHED)
         pids = [starts(tmp_path, name)[0]["pid"] for name in ("first", "second", "leaky", "next")]
         assert pids[0] == pids[1] == pids[2] != pids[3]
         assert not psutil.pid_exists(pids[0])
@@ -594,5 +345,19 @@ def test_isolation_gives_every_trial_new_workers(room, tmp_path):
     with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):
             offer(opened, tmp_path, name)
-            assert follow(opened, name) == ([1, 2, 3], None)
+            assert follow(opened, name) == ([1, 2, 3], FINISHED)
         assert len({starts(tmp_path, name)[0]["pid"] for name in ("one", "two", "three")}) == 3
+
+
+@pytest.mark.long
+def test_a_dispatcher_that_is_stopped_ends_the_search_with_a_line_that_says_how_to_go_on(room, tmp_path, monkeypatch):
+    monkeypatch.setattr("babeltune.sweep.workers.pool.DISPATCHER_TIMEOUT_S", 3.0)
+    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+        offer(opened, tmp_path, "going", steps=500, seconds=0.05)
+        assert opened.next_message("going").report.index == 1
+        stopped = process_of(opened._dispatcher)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(ClusterError, match=r"dispatcher has not answered for 3 s.*`babeltune resume` goes on"):
+            opened.mend()
+    wait_until(lambda: not psutil.pid_exists(stopped))
+    assert left_behind()[0] == set()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from babeltune.data.prepared import write_prepared
 from babeltune.errors import NodeError, StorageError
 from babeltune.files import plain
 from babeltune.planning.space import make_trial
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers import run_trial as trials
 from babeltune.sweep.workers.run_trial import load_prepared, run
 
@@ -39,10 +41,14 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     storage = tmp_path / "storage"
     storage.mkdir()
     write_prepared(prepared, storage / "prepared.json")
-    assignment = {"trial": plain(make_trial(sweep, 0, {})), "prepared": str(storage / "prepared.json")}
-    assignment |= {"folder": str(storage / "t0000"), "storage": str(storage)}
+    given = TrialAssignment(
+        trial=plain(make_trial(sweep, 0, {})),
+        prepared=str(storage / "prepared.json"),
+        folder=str(storage / "t0000"),
+        storage=str(storage),
+    )
 
-    def met(*named):
+    def met(*named, assignment=given):
         def train(*_):
             raise OSError(code, os.strerror(code), *named)
 
@@ -59,5 +65,4 @@ def test_only_what_the_storage_refuses_is_no_failure_of_the_trial(tiny, tmp_path
     assert not met(elsewhere)
     assert not met(str(elsewhere))
     assert not met(str(linked / "cache"))
-    del assignment["storage"]  # of a trial without a driver: there is none
-    assert met(elsewhere)
+    assert met(elsewhere, assignment=replace(given, storage=None)), "a trial without a driver has none"

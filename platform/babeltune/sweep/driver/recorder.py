@@ -15,9 +15,9 @@ from babeltune.data.store import facts_of
 from babeltune.errors import BabeltuneError, DamagedError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain
-from babeltune.method import load_method, make_config
+from babeltune.method import trial_context
 from babeltune.schema.cluster import DEFAULT_METRICS
-from babeltune.schema.records import Point, Report, Scalar, Sweep, report_from
+from babeltune.schema.records import Point, Report, Scalar, Sweep
 from babeltune.sweep.driver.summary import (
     data_inputs,
     experiment_note,
@@ -27,9 +27,11 @@ from babeltune.sweep.driver.summary import (
     write_metrics,
 )
 from babeltune.sweep.search.study import Ledger
+from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.folder import State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.lease import OvertakenError
+from babeltune.sweep.state.messages import TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
@@ -158,7 +160,7 @@ class Recorder:
             return
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
             for number in sorted(self.open):
-                self.end(number, "stopped", "")
+                self.end(number, "stopped", TrialEnd("stopped"))
             self.catch_up()
         raised = error[1]
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
@@ -192,18 +194,18 @@ class Recorder:
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
-                self.end(number, state or "stopped", ended.get(number, {}).get("reason", ""), again=True)
+                self.end(number, state or "stopped", end_of(ended.get(number, {})), again=True)
 
-    def on_event(self, kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
-        """`start`, `report` with a plain `Report`, or `end` with Optuna's state and a reason."""
-        if kind == "start":
-            return self.start(number)
-        if kind == "report":
-            self.report(number, report_from(info))
+    def on_event(self, _: str, number: int, event: Event) -> dict[str, Scalar] | None:
+        """Records a trial's start, a report, or its end."""
+        if isinstance(event, TrialOutcome):
+            self.end(number, event.state, event.end)
+            return None
+        if isinstance(event, Report):
+            self.report(number, event)
             run = self.tracker.run_id(number)
             return {"mlflow_run": run} if run else None
-        self.end(number, info["state"], info.get("reason") or "")
-        return None
+        return self.start(number)
 
     def start(self, number: int, *, again: bool = False) -> dict[str, Scalar] | None:
         trial = read_of_trial(self.folder.trial(number), "trial.json")
@@ -215,12 +217,16 @@ class Recorder:
             self.folder.note(f"{self.folder.trial(number).name} {_beginning(self.folder.trial(number))}")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
         settings |= {"teacher": plain(self.sweep.teacher), "evaluation": plain(self.sweep.evaluation)}
-        method = load_method(trial["method"])
-        config = make_config(method, trial["config"])
-        negatives = self.prepared.negatives_seen(method, config, trial["training"]["global_batch"])
+        context = trial_context(trial["method"], trial["config"])
+        negatives = self.prepared.negatives_seen(context, trial["training"]["global_batch"])
         history = self.folder.accepted()
         began = {"babeltune.condition": condition_of(number, history)} if history else {}
-        tags = {"babeltune.method": method.name, "fact.effective_negatives": negatives, **self.world, **self.tags}
+        tags = {
+            "babeltune.method": context.method_class.name,
+            "fact.effective_negatives": negatives,
+            **self.world,
+            **self.tags,
+        }
         params = params_once(settings, trial["params"])
         unit = "pairs" if trial["training"].get("compute") is None else "compute ms"
         self.choices[number] = self._choice()
@@ -260,20 +266,20 @@ class Recorder:
                 write_metrics(path, reports)
                 self.tracker.artifact(number, path)
 
-    def end(self, number: int, state: State, reason: str, *, again: bool = False) -> None:
+    def end(self, number: int, state: State, end: TrialEnd, *, again: bool = False) -> None:
         place = self.folder.trial(number)
         self.open.discard(number)
-        outcome(place, state, reason)
+        outcome(place, state, end)
         row = trial_row(place, self.sweep.objectives[0])
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
         )
         if not again:
             self.folder.note(
-                f"{place.name} {state} after {row.reports} reports{best}{f' ({reason})' if reason else ''}"
+                f"{place.name} {state} after {row.reports} reports{best}{f' ({end.text})' if end.text else ''}"
             )
         status: Status = "FINISHED" if state == "finished" else "FAILED" if state == "failed" else "KILLED"
-        tags = {"state": state, "reason": reason, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
+        tags = {"state": state, "reason": end.text, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
         self._keep_left_out(number)
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
         if time.monotonic() - self.summarized > SUMMARY_EVERY_S:

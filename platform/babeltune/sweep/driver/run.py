@@ -29,16 +29,18 @@ from babeltune.planning.sweep_file import sweep_id
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Sweep, trial_from
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.signals import interrupts
+from babeltune.signals import StopRequestedError, StopSignal, interrupts
 from babeltune.sweep.driver.baselines import bought_scores, teacher_scores, untrained_scores
 from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder, close_tracker
 from babeltune.sweep.search.recovery import study_refusals
 from babeltune.sweep.search.tune_run import search
+from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.folder import ENDED, SweepFolder, read_of_trial, read_outcome, refuse_a_file
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import OvertakenError, heartbeats, leased, only_driver, refuse_if_driven, this_driver
+from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import damage, mend
@@ -102,7 +104,7 @@ def submit(
         ExitStack() as shared,
     ):
         folder.stop_request.unlink(missing_ok=True)  # from now on it is for this driver
-        ray_at, check = "", driver_sync.check
+        ray_at, stop = "", StopSignal(folder.stop_request.exists, driver_sync.check)
         if cluster.address != "local" or ray.is_initialized():
             shared.enter_context(connected(cluster, insecure=insecure))
             shared.enter_context(leased(folder.id))
@@ -112,7 +114,7 @@ def submit(
                 log.warning(danger)
         if driver_sync.where is None:  # else `driver_sync` does this in the bucket
             refuse_if_driven(folder, ray_at)
-            check = shared.enter_context(heartbeats(folder, ray_at))
+            stop.refused = shared.enter_context(heartbeats(folder, ray_at))
         mend(folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
@@ -128,7 +130,7 @@ def submit(
             watch(sweep_progress)
         folder.set_state("running")
         with _kept_in_state(folder):
-            complete = _attempt(sweep, cluster, folder, sweep_progress, driver_sync, check, accept=accept_changes)
+            complete = _attempt(sweep, cluster, folder, sweep_progress, driver_sync, stop, accept=accept_changes)
         folder.set_state("finished" if complete else "stopped")
     return folder
 
@@ -155,17 +157,12 @@ def _attempt(
     folder: SweepFolder,
     sweep_progress: SweepProgress,
     driver_sync: DriverSync,
-    check: Callable[[], None],
+    stop: StopSignal,
     *,
     accept: bool,
 ) -> bool:
-    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop. `check`
-    raises where this driver cannot go on."""
-
-    def poll() -> None:
-        check()
-        if folder.stop_request.exists():
-            raise _StopRequestedError
+    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
+    poll = stop.raise_if_stopped
 
     def progress(stage: str, done: int, of: int) -> None:
         sweep_progress.progress(stage, done, of)
@@ -183,8 +180,8 @@ def _attempt(
             with asked(trials=1):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, poll, driver_sync, accept=accept)
             with asked(trials=sweep.budget.trials - sweep_progress.before) as surveyed:
-                return _run(sweep, prepared, cluster, folder, sweep_progress, poll, driver_sync, check, surveyed)
-    except _StopRequestedError:
+                return _run(sweep, prepared, cluster, folder, sweep_progress, driver_sync, stop, surveyed)
+    except StopRequestedError:
         return False
 
 
@@ -198,10 +195,6 @@ def ended_trials(folder: SweepFolder) -> set[str]:
     """The trials that finished, were pruned or failed."""
     view = [path for path in folder.trials() if (path / "trial.json").exists()]
     return {path.name for path in view if read_outcome(path) in ENDED}
-
-
-class _StopRequestedError(KeyboardInterrupt):
-    """`babeltune stop`, a Ctrl-C from afar, came before the search began."""
 
 
 def make_ready(
@@ -233,14 +226,13 @@ def _run(
     cluster: Cluster,
     folder: SweepFolder,
     sweep_progress: SweepProgress,
-    poll: Callable[[], None],
     driver_sync: DriverSync,
-    check: Callable[[], None],
+    stop: StopSignal,
     surveyed: Callable[[int], None],
 ) -> bool:
     """The search; True when the budget's trials are all there."""
     sweep_progress.progress("starting worker groups", 0, 1)
-    measure_rates(sweep, folder, cluster, poll)
+    measure_rates(sweep, folder, cluster, stop.raise_if_stopped)
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
     left = max(1, sweep.budget.trials - sweep_progress.ended)
     pool = WorkerPool(
@@ -255,7 +247,7 @@ def _run(
         progress_timeout=cluster.progress_timeout,
         note=sweep_progress.note,
         surveyed=surveyed,
-        waiting=poll,
+        waiting=stop.raise_if_stopped,
     )
     world: dict[str, Scalar] = {
         "fact.world_size": cluster.workers,
@@ -265,11 +257,11 @@ def _run(
     limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
     with Recorder(sweep, folder, prepared, tracker, world, limit) as tracking, pool:
 
-        def on_event(kind: str, number: int, info: dict[str, Any]) -> dict[str, Scalar] | None:
-            driver_sync.see(kind, number, info)
-            attributes = tracking.on_event(kind, number, info)
+        def on_event(kind: str, number: int, event: Event) -> dict[str, Scalar] | None:
+            driver_sync.see(kind, number, event)
+            attributes = tracking.on_event(kind, number, event)
             driver_sync.wake()
-            if kind == "end" and info["state"] in ENDED:
+            if isinstance(event, TrialOutcome) and event.state in ENDED:
                 ended.add(folder.trial(number).name)
                 sweep_progress.ended = len(ended)
                 sweep_progress.progress(sweep_progress.stage, sweep_progress.ended, sweep.budget.trials)
@@ -279,10 +271,8 @@ def _run(
         sweep_progress.begun = sum(r.step / r.steps for r in leaderboard(folder) if r.state not in ENDED and r.steps)
         sweep_progress.searching = time.monotonic()
         minutes = sweep.budget.minutes
-        last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        with interrupts(
-            lambda: sweep_progress.progress(SAVING, sweep_progress.ended, sweep.budget.trials)
-        ) as interrupted:
+        stop.last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        with interrupts(stop, lambda: sweep_progress.progress(SAVING, sweep_progress.ended, sweep.budget.trials)):
             tracking.complete = search(
                 sweep,
                 pool=pool,
@@ -291,18 +281,16 @@ def _run(
                 make_assignment=lambda number, params: driver_sync.sent(assignment(sweep, folder, number, params)),
                 on_event=on_event,
                 trials=sweep.budget.trials,
-                stop=lambda: interrupted() or folder.stop_request.exists(),
-                no_more=lambda: time.monotonic() > last_start,
-                check=check,
+                stop=stop,
             )
-        if interrupted() and not tracking.complete:
+        if stop.interrupted and not tracking.complete:
             raise KeyboardInterrupt
         sweep_progress.progress("closing worker groups and MLflow", sweep_progress.ended, sweep.budget.trials)
     sweep_progress.progress("done" if tracking.complete else "stopped", sweep_progress.ended, sweep.budget.trials)
     return tracking.complete
 
 
-def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Any]) -> dict[str, Any]:
+def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
     """What a worker group needs to train trial `number`; written to the trial's folder, too.
 
     One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
@@ -322,14 +310,13 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
             if known is None
             else trial_from(known)
         )
-    storage = folder.path.parents[1]
-    return {
-        "trial": plain(trial),
-        "prepared": str(prepared),
-        "folder": str(place),
-        "storage": str(storage),
-        "seed": trial.seed,
-    }
+    return TrialAssignment(
+        folder=str(place),
+        trial=plain(trial),
+        prepared=str(prepared),
+        storage=str(folder.path.parents[1]),
+        seed=trial.seed,
+    )
 
 
 def score_baselines(

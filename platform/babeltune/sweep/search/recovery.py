@@ -19,6 +19,7 @@ from babeltune.files import aside
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.search.study import Ledger, Proposals, follow, open_study, reported
 from babeltune.sweep.search.warm_start import Suggest
+from babeltune.sweep.state.messages import end_of
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,8 @@ def catch_up(ledger: Ledger, proposals: Proposals) -> None:
                 unknown.append((until, partial(ledger.add, "report", number, index=index, values=values)))
         if number not in recorded["end"] and trial.state.is_finished():
             final = trial.values if trial.state == TrialState.COMPLETE else None
-            reason = trial.user_attrs.get("reason")
-            unknown.append((until, partial(ledger.add_end, number, trial.state.name, final, reason)))
+            end = end_of({"state": trial.state.name, **trial.user_attrs})
+            unknown.append((until, partial(ledger.add_end, number, trial.state.name, final, end)))
     for _, add in sorted(unknown, key=lambda each: each[0]):
         add()
 

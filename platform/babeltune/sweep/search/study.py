@@ -25,6 +25,7 @@ from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
+from babeltune.sweep.state.messages import TrialEnd, end_of
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for a study in which another process writes."""
@@ -68,6 +69,12 @@ def open_study(folder: Path, sweep: Sweep) -> optuna.Study:
     )
 
 
+def end_facts(end: TrialEnd) -> dict[str, str]:
+    """The facts of an end in the ledger and the study. `end_of` reads them again."""
+    facts = {"kind": end.kind, "error_type": end.error_type, "reason": end.text}
+    return {name: value for name, value in facts.items() if value}
+
+
 class Ledger:
     """`results.jsonl`: what happened, in order. What follows a line that is none is put aside: what is added after it
     would never be read."""
@@ -97,9 +104,9 @@ class Ledger:
         self._remember(line)
         append_line(self._path, json.dumps(line).encode())
 
-    def add_end(self, number: int, state: str, values: list[float] | None, reason: str | None) -> None:
+    def add_end(self, number: int, state: str, values: list[float] | None, end: TrialEnd) -> None:
         """Appends a trial's end in this state of Optuna's."""
-        self.add("end", number, state=state, values=values, **({"reason": reason} if reason else {}))
+        self.add("end", number, state=state, values=values, **end_facts(end))
 
     def reports(self, number: int) -> list[dict[str, Any]]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
@@ -195,6 +202,10 @@ class Proposals:
         for name, value in attributes.items():
             trial.set_user_attr(name, value)
 
+    def note_end(self, number: int, end: TrialEnd) -> None:
+        """Sets the attributes that say how a running trial ended."""
+        self.note(number, end_facts(end))
+
     def tell(self, number: int, state: TrialState, values: list[float] | None) -> None:
         """Ends a trial; `values` only when it is complete."""
         self._study.tell(number + self._offset, values=values if state == TrialState.COMPLETE else None, state=state)
@@ -238,6 +249,5 @@ def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Calla
         elif line["event"] == "note":
             proposals.note(number, line["attributes"])
         elif line["event"] == "end":
-            if line.get("reason"):
-                proposals.note(number, {"reason": line["reason"]})
+            proposals.note_end(number, end_of(line))
             proposals.tell(number, TrialState[line["state"]], line["values"])

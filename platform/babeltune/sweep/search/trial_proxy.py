@@ -1,61 +1,177 @@
-"""A trial as Ray Tune sees it. Its process imports neither torch nor Optuna, so that it is there in a moment."""
+"""Trials as Ray Tune sees them: each report that a worker group hands to the dispatcher is one step.
+
+Tune starts an actor, so a process of about 115 MB, for every trial that runs. Such a process would only wait for the
+next report. So trials are followed in the driver's own process: `LocalActors` takes the place of Tune's actor manager,
+and the pool's one long poll brings the reports of all trials.
+"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import ray
 from ray import tune
+from ray.air.execution._internal.tracked_actor import TrackedActor
 
-from babeltune.sweep.state.lease_actor import NAMESPACE
+from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialEnd
+from babeltune.sweep.workers.pool import WorkerPool
+
+Result = dict[str, Any]
+"""What Tune calls a result: figures by name. Its own keys are `done` and `training_iteration`."""
 
 
 class TrialProxy(tune.Trainable):  # type: ignore[misc]
-    """A trial as Tune sees it: each report that its worker group hands to the dispatcher is one step.
+    """The name under which Tune knows the trials. `LocalActors` follows them; no object of this class is made."""
 
-    It only watches. The searcher alone stops a trial: Tune may throw away an actor that it has just started for a
-    trial, because a used one became free for it.
-    """
 
-    def setup(self, config: dict[str, Any]) -> None:
-        self._dispatcher = ray.get_actor(config["dispatcher"], namespace=NAMESPACE)
-        self._trial, self._objectives = config["trial"], config["objectives"]
+class Follower:
+    """Makes Tune's results of one trial's messages."""
+
+    def __init__(self, pool: WorkerPool, trial: str, objectives: list[str]) -> None:
+        self._pool, self._trial, self._objectives = pool, trial, objectives
         self._seen = 0
+        self._last: Result | None = None
+        """The last report's result, until the trial's end comes."""
 
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Watches the next trial."""
-        self.setup(new_config)
-        return True
+    def go_on(self) -> None:
+        """Lets the trial train past its latest report."""
+        if self._seen:
+            self._pool.go_on(self._trial, self._seen)
 
-    def step(self) -> dict[str, Any]:
-        answer = self._next()
-        if "ended" in answer:
-            return self._ended(answer["ended"])
-        report = answer["report"]
-        values = {name: report["metrics"].get(name) for name in self._objectives}
+    def result(self) -> Result | None:
+        """The next result, or None while there is no message for one. The last report waits for the trial's end."""
+        while (message := self._pool.take(self._trial)) is not None:
+            if isinstance(message, EndMessage):
+                return self._numbered({**(self._last or {}), "done": True, "end": message.end})
+            result = self._of(message)
+            if not result.get("last") or result.get("done"):
+                return self._numbered(result)
+            self._last = result
+        return None
+
+    def _of(self, message: ReportMessage) -> Result:
+        report = message.report
+        self._seen = report.index
+        values = {name: report.metrics.get(name) for name in self._objectives}
         if not finite(values.values()):
             bad = ", ".join(f"{name} is {value}" for name, value in values.items() if not finite([value]))
-            return {"done": True, "failed": f"objective {bad} at report {report['index']}"}
-        result = {"reports": report["index"], "objective": values[self._objectives[0]], "report": json.dumps(report)}
-        if collapsed := report.get("facts", {}).get("collapsed"):
-            return result | {"done": True, "pruned": collapsed}
-        if report.get("last"):
-            result |= {"last": True, **self._ended(self._next()["ended"])}
-        return result
+            return {"done": True, "end": TrialEnd("objective", text=f"objective {bad} at report {report.index}")}
+        result = {"reports": report.index, "objective": values[self._objectives[0]], "report": report}
+        if collapsed := report.facts.get("collapsed"):
+            return result | {"done": True, "end": TrialEnd("collapsed", text=str(collapsed))}
+        return result | ({"last": True} if report.last else {})
 
-    def _next(self) -> dict[str, Any]:
-        """The report after the last one, or the trial's end."""
-        answer: dict[str, Any] = ray.get(self._dispatcher.next_report.remote(self._trial, self._seen))
-        if "report" in answer:
-            self._seen = answer["report"]["index"]
-        return answer
+    def _numbered(self, result: Result) -> Result:
+        return {"done": False, "training_iteration": self._seen, **result}
 
-    def _ended(self, reason: str | None) -> dict[str, Any]:
-        """A trial that ended without its last report has neither `failed` nor `last`: it is left to be resumed."""
-        return {"done": True, "failed": reason} if reason is not None else {"done": True}
+
+class LocalActors:
+    """Stands in for Tune's actor manager (Ray 2.60) with followers in this process instead of actors.
+
+    It has the methods that Tune's controller calls. A trial's "actor" is there at once, needs no resources, and cannot
+    die. The messages of all trials come by the pool's one long poll, so a thousand trials cost one waiting call.
+    """
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._followers: dict[TrackedActor, Follower] = {}
+        self._live_actors_to_ray_actors_resources: dict[TrackedActor, tuple[None, None]] = {}
+        """Tune's controller looks here for an actor's handle, and takes None for one that it cannot ask."""
+        self._trials: dict[TrackedActor, str] = {}
+        self._training: dict[str, tuple[TrackedActor, Callable[[TrackedActor, Result], None]]] = {}
+        """The actor of each trial that trains, and what gets its next result."""
+        self._events: deque[Callable[[], None]] = deque()
+
+    def next(self, timeout: float | None = None) -> bool:
+        """Handles one event: a start, a stop or a result. Waits for one at most so many seconds."""
+        if self._events:
+            self._events.popleft()()
+            return True
+        if self._deliver():
+            return True
+        return self._pool.receive(timeout or 0.0) and self._deliver()
+
+    def _deliver(self) -> bool:
+        """Tells Tune of one result, if a trial that trains has one."""
+        for trial in self._pool.with_messages():
+            if trial not in self._training:
+                continue
+            tracked, on_result = self._training[trial]
+            if (result := self._followers[tracked].result()) is not None:
+                del self._training[trial]
+                on_result(tracked, result)
+                return True
+        return False
+
+    def add_actor(self, cls: Any, kwargs: dict[str, Any], resource_request: Any, **callbacks: Any) -> TrackedActor:
+        """Begins to follow the trial of a configuration."""
+        tracked = TrackedActor(uuid.uuid4().int, **callbacks)
+        config = kwargs["config"]
+        self._trials[tracked] = config["trial"]
+        self._followers[tracked] = Follower(self._pool, config["trial"], config["objectives"])
+        self._live_actors_to_ray_actors_resources[tracked] = (None, None)
+        self._events.append(lambda: self._tell(tracked._on_start, tracked))
+        return tracked
+
+    def _tell(self, callback: Callable[[TrackedActor], None] | None, tracked: TrackedActor) -> None:
+        if callback is not None:
+            callback(tracked)
+
+    def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
+        """Ends to follow a trial. True says that Tune gets a call."""
+        if self._followers.pop(tracked_actor, None) is None:
+            return False
+        self.clear_actor_task_futures(tracked_actor)
+        self._pool.forget(self._trials.pop(tracked_actor))
+        del self._live_actors_to_ray_actors_resources[tracked_actor]
+        self._events.append(lambda: self._tell(tracked_actor._on_stop, tracked_actor))
+        return True
+
+    def schedule_actor_task(
+        self, tracked_actor: TrackedActor, method_name: str, *, on_result: Any = None, **_: Any
+    ) -> None:
+        """Lets a trial train to its next report. Of Tune's other tasks, followers have no use."""
+        if method_name == "train":
+            self._training[self._trials[tracked_actor]] = tracked_actor, on_result
+            self._followers[tracked_actor].go_on()
+
+    def clear_actor_task_futures(self, tracked_actor: TrackedActor) -> None:
+        """Tells Tune of no more results of this trial."""
+        self._training.pop(self._trials.get(tracked_actor, ""), None)
+
+    def is_actor_started(self, tracked_actor: TrackedActor) -> bool:
+        return tracked_actor in self._followers
+
+    def is_actor_failed(self, tracked_actor: TrackedActor) -> bool:
+        return False
+
+    def get_live_actors_resources(self) -> dict[str, float]:
+        return {}
+
+    @property
+    def num_live_actors(self) -> int:
+        return len(self._followers)
+
+    @property
+    def num_total_actors(self) -> int:
+        return len(self._followers) + len(self._events)
+
+    @property
+    def num_pending_actors(self) -> int:
+        return 0
+
+    @property
+    def num_actor_tasks(self) -> int:
+        return len(self._training)
+
+    def cleanup(self) -> None:
+        """Ends to follow all trials."""
+        for tracked in list(self._followers):
+            self.remove_actor(tracked)
+        self._events.clear()
 
 
 def finite(values: Iterable[Any]) -> bool:

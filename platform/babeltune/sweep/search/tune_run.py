@@ -23,14 +23,15 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.errors import SweepError
-from babeltune.schema.records import Goal, Scalar, Sweep
+from babeltune.schema.records import Goal, Report, Scalar, Sweep
+from babeltune.signals import StopSignal
 from babeltune.sweep.search.recovery import catch_up, sound_study
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Ledger, Proposals
-from babeltune.sweep.search.trial_proxy import TrialProxy
+from babeltune.sweep.search.trial_proxy import LocalActors, TrialProxy
 from babeltune.sweep.search.tune_searcher import ENDED, OnEvent, OptunaSearcher
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
-from babeltune.sweep.workers.nodes import own_node
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.pool import WorkerPool
 
 ENVIRONMENT = {
@@ -42,8 +43,6 @@ ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 """No loggers, no console, no state files of Tune's: study, ledger and tracker are the record."""
-WATCHERS = 3
-"""How often the actor that watches a trial may die and be replaced. The trial itself does not notice."""
 
 
 class Standalone(tune.Trainable):  # type: ignore[misc]
@@ -61,10 +60,10 @@ class Standalone(tune.Trainable):  # type: ignore[misc]
         report = next(self._reports, None)
         if report is None:
             return {"done": True}
-        return {**report["metrics"], "reports": report["index"], "done": bool(report.get("last"))}
+        return {**report.metrics, "reports": report.index, "done": report.last}
 
 
-def _standalone(method: str, config: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+def _standalone(method: str, config: dict[str, Any]) -> Generator[Report, None, None]:
     from babeltune.sweep.workers.standalone import standalone, standalone_assignment
 
     yield from standalone(standalone_assignment(method, config))
@@ -114,39 +113,38 @@ class _Forget(tune.Callback):  # type: ignore[misc]
         """Called after scheduler and searcher."""
         trial.metric_analysis.clear()
         trial.metric_n_steps.clear()
+        trial.last_result.pop("report", None)
 
     on_trial_error = on_trial_complete
 
 
-class _KeepWatchers:
-    """Of a scheduler: Tune keeps as many idle actors as there are worker groups. It would keep one, and start a process
-    anew for every other trial that ends while none waits, which is whenever a worker group is busy. Nor does a trial
-    whose own actor is on its way get another's: that would be withdrawn, and while trials are shorter than a process'
-    start no worker group but the first would ever have one."""
+class _FollowsLocally:
+    """Of a scheduler: trials are followed in this process (`trial_proxy.py`).
 
-    def __init__(self, pool: Callable[[], int], **settings: Any) -> None:
+    Tune tells its scheduler of the first trial before it starts an actor for it, so that is the time to put
+    `LocalActors` in the place of its actor manager."""
+
+    def __init__(self, pool: WorkerPool | None, **settings: Any) -> None:
         super().__init__(**settings)
-        self._pool, self._kept = pool, 0
+        self._pool = pool
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pool": None}
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
         """Called for every new trial."""
-        if controller is not None and (more := self._pool() - self._kept) > 0:
+        if controller is not None and self._pool is not None:
             tune_controller = controller._tune_controller
-            if not self._kept:
-                reuse = tune_controller._maybe_reuse_cached_actor
-                tune_controller._maybe_reuse_cached_actor = lambda waiting: (
-                    waiting not in tune_controller._trial_to_actor and reuse(waiting)
-                )
-            tune_controller._actor_cache.increase_max(trial.placement_group_factory, more)
-            self._kept += more
+            if not isinstance(tune_controller._actor_manager, LocalActors):
+                tune_controller._actor_manager = LocalActors(self._pool)
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
 
-class _Fifo(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+class _Fifo(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
     """Stops nothing."""
 
 
-class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
+class _Asha(_FollowsLocally, AsyncHyperBandScheduler):  # type: ignore[misc]
     """Stops, at its rungs, those that are not among the best. It knows each trial by its number."""
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
@@ -163,10 +161,10 @@ class _Asha(_KeepWatchers, AsyncHyperBandScheduler):  # type: ignore[misc]
         super().on_trial_remove(controller, _numbered(trial))
 
 
-class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
+class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
     """Stops a trial when a rule says so."""
 
-    def __init__(self, pool: Callable[[], int], rule: Stopping, goal: Goal) -> None:
+    def __init__(self, pool: WorkerPool | None, rule: Stopping, goal: Goal) -> None:
         super().__init__(pool)
         self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
 
@@ -181,9 +179,9 @@ class _ByRule(_KeepWatchers, FIFOScheduler):  # type: ignore[misc]
             self.on_trial_result(controller, trial, result)
 
 
-def scheduler_for(sweep: Sweep, pool: Callable[[], int]) -> TrialScheduler:
-    """What judges reports, which come at equal shares of the pairs seen, by the first objective. `pool` counts the
-    worker groups."""
+def scheduler_for(sweep: Sweep, pool: WorkerPool | None = None) -> TrialScheduler:
+    """What judges reports, which come at equal shares of the pairs seen, by the first objective. Its trials run on the
+    pool; a replay needs none."""
     if sweep.scheduler.kind == "none":
         return _Fifo(pool)
     if sweep.scheduler.kind != "asha":
@@ -221,18 +219,16 @@ def search(
     pool: WorkerPool,
     folder: Path,
     suggest: Suggest,
-    make_assignment: Callable[[int, dict[str, Scalar]], dict[str, Any]],
+    make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment],
     on_event: OnEvent,
     trials: int,
-    stop: Callable[[], bool],
-    no_more: Callable[[], bool] = lambda: False,
-    check: Callable[[], None] = lambda: None,
+    stop: StopSignal,
 ) -> bool:
     """Runs trials until the study in `folder` holds `trials` of them. True when it does, False when it was stopped.
 
-    Trials that were running at a crash come first, under their numbers. `no_more` keeps new ones from starting; `stop`
-    also ends running ones, within about a second or at their next report, to be resumed. `check` is asked about once a
-    second, and what it raises ends the search at once. Raises `SweepError` when the budget's share of the trials has
+    Trials that were running at a crash come first, under their numbers. The stop signal is asked about once a second.
+    It keeps new trials from starting, ends running ones so that they can be resumed, or raises what ends the search.
+    Raises `SweepError` when the budget's share of the trials has
     failed, and whatever `on_event` or `make_assignment` raised.
     """
     os.environ.update(ENVIRONMENT)
@@ -240,7 +236,7 @@ def search(
     ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
     proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
     catch_up(ledger, proposals)
-    scheduler = scheduler_for(sweep, lambda: pool.count)
+    scheduler = scheduler_for(sweep, pool)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < sweep.training.reports}
     searcher = OptunaSearcher(
@@ -252,8 +248,6 @@ def search(
         on_event=on_event,
         trials=trials,
         stop=stop,
-        no_more=no_more,
-        check=check,
         judged=stopped & running.keys(),
     )
     try:
@@ -264,7 +258,7 @@ def search(
     if searcher.trouble is not None:
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
-    if not stop():
+    if not stop.stops():
         searcher.judge(last=True)
     return len(ended) >= trials
 
@@ -275,28 +269,24 @@ def _run_tune(
     folder: Path,
     searcher: OptunaSearcher,
     scheduler: TrialScheduler,
-    stop: Callable[[], bool],
+    stop: StopSignal,
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads
     shutil.rmtree(folder, ignore_errors=True)
     try:
         tune.run(
-            # Tune wants to be given something; and who watches a trial shall not die with a node that trains.
-            tune.with_resources(TrialProxy, {"memory": 1, own_node(): 1e-4}),
+            TrialProxy,
             name=f"run-{uuid.uuid4().hex[:8]}",
             config={
-                "dispatcher": pool.dispatcher_name,
                 "objectives": [objective.metric for objective in sweep.objectives],
             },
             search_alg=searcher,
             scheduler=scheduler,
             num_samples=-1,
-            stop=_Brakes(stop, searcher.poll),
+            stop=_Brakes(stop.stops, searcher.poll),
             callbacks=[_Forget()],
             storage_path=str(folder.resolve()),
-            reuse_actors=True,
-            max_failures=WATCHERS,
             verbose=0,
             raise_on_failed_trial=False,
             trial_name_creator=lambda trial: f"t{trial.config['number']:04d}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter
@@ -14,15 +13,18 @@ from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
 from babeltune.errors import BabeltuneError, DamagedError, MethodError, StorageError, SweepError
-from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.records import Report, Scalar, Sweep
+from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.state.messages import TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.state.rebuild import ENDS
 from babeltune.sweep.workers.pool import WorkerPool
 
 log = logging.getLogger(__name__)
-OnEvent = Callable[[Literal["start", "report", "end"], int, dict[str, Any]], Mapping[str, Any] | None]
-"""Called at a trial's start (with its assignment), its reports, and its end: `state` (`finished`, `pruned`, `failed`
-or `stopped`), `reason`, `values` of the objectives. What it returns becomes the Optuna trial's user attributes."""
+Event = TrialAssignment | Report | TrialOutcome | None
+"""An event of a trial: its assignment at its start (None if it ends at once), a report, or how it ended."""
+OnEvent = Callable[[Literal["start", "report", "end"], int, Event], Mapping[str, Scalar] | None]
+"""Called for each event of a trial, with its number. What it returns becomes the Optuna trial's user attributes."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
@@ -43,19 +45,17 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         proposals: Proposals,
         ledger: Ledger,
         pool: WorkerPool,
-        make_assignment: Callable[[int, dict[str, Scalar]], dict[str, Any]],
+        make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment],
         on_event: OnEvent,
         trials: int,
-        stop: Callable[[], bool],
-        no_more: Callable[[], bool],
-        check: Callable[[], None],
+        stop: StopSignal,
         judged: Collection[int] = (),
     ) -> None:
         """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
         self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
         self._make_assignment, self._on_event = make_assignment, on_event
-        self._budget, self._stop, self._no_more, self._check = trials, stop, no_more, check
+        self._budget, self._stop = trials, stop
         self._polled = time.monotonic()
         self._judged = sorted(judged)
         self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
@@ -86,9 +86,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
-                self._tell("start", number, {})
+                self._tell("start", number, None)
                 self._prune(number)
-            while not self._over() and not self._no_more() and (self._resumed or self._proposals.begun < self._budget):
+            while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.free():
                     if (proposal := self._propose(trial_id)) is not None:
@@ -102,8 +102,13 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self.trouble = error
         return str(Searcher.FINISHED)
 
+    def _has_more(self) -> bool:
+        """Whether there are trials to start, and time for them."""
+        left = self._resumed or self._proposals.begun < self._budget
+        return bool(left) and not self._stop.starts_no_more()
+
     def _over(self) -> bool:
-        return self.trouble is not None or self._stop()
+        return self.trouble is not None or self._stop.stops()
 
     def poll(self) -> bool:
         """Sees to the worker groups, and to whether the search may go on, about once a second; True where it may
@@ -111,10 +116,10 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         if self.trouble is None and time.monotonic() - self._polled > MEND_INTERVAL_S:
             self._polled = time.monotonic()
             try:
-                if self._stop():
+                if self._stop.stops():
                     self.leave()
                 self._pool.mend()
-                self._check()
+                self._stop.check()
             except (BabeltuneError, ray.exceptions.RayError) as error:
                 self.trouble = error
         return self.trouble is not None
@@ -131,7 +136,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
-            self._record_end(number, TrialState.FAIL, None, str(error))
+            self._record_end(number, TrialState.FAIL, None, TrialEnd("refused", type(error).__name__, str(error)))
             self.judge()
             return None
         self._numbers[trial_id] = number
@@ -139,9 +144,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._tell("start", number, assignment)
         return {"trial": trial_id, "number": number}
 
-    def _tell(self, event: Literal["start", "report", "end"], number: int, info: dict[str, Any]) -> None:
-        attributes = self._on_event(event, number, info)
-        if attributes and event != "end" and attributes != self._ledger.noted(number):
+    def _tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
+        attributes = self._on_event(kind, number, event)
+        if attributes and kind != "end" and attributes != self._ledger.noted(number):
             self._proposals.note(number, attributes)
             self._ledger.add("note", number, attributes=attributes)
 
@@ -168,65 +173,59 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def leave(self) -> None:
         """Tells the trials that run to stop."""
-        for trial_id in self._numbers:
-            self._pool.stop(trial_id)
+        self._pool.stop_all(list(self._numbers))
 
     def _record(self, number: int, result: dict[str, Any]) -> None:
-        if "report" not in result:
+        report: Report | None = result.get("report")
+        if report is None:
             return
-        report = json.loads(result["report"])
         known = self._ledger.reports(number)
-        if known and report["index"] <= known[-1]["index"]:
-            if report["index"] == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
-                self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
+        if known and report.index <= known[-1]["index"]:
+            if report.index == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
+                self._proposals.note(number, {"checkpoint": report.checkpoint})
             return
-        values = [report["metrics"][objective.metric] for objective in self._sweep.objectives]
-        self._proposals.report(number, report["index"], values)
-        self._proposals.note(number, {"checkpoint": report.get("checkpoint", "")})
-        self._ledger.add(
-            "report", number, index=report["index"], values=values, checkpoint=report.get("checkpoint", "")
-        )
+        values = [report.metrics[objective.metric] for objective in self._sweep.objectives]
+        self._proposals.report(number, report.index, values)
+        self._proposals.note(number, {"checkpoint": report.checkpoint})
+        self._ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
         self._tell("report", number, report)
 
     def _end(self, number: int, result: dict[str, Any]) -> None:
         self._record(number, result)
         reports = self._ledger.reports(number)
         values = reports[-1]["values"] if reports else None
-        reason = result.get("failed")
-        if reason is not None and reason.startswith(StorageError.begins):
-            raise StorageError(reason)  # no fact about the trial, which stays as it is and is resumed
-        if reason is not None:
-            state = TrialState.FAIL
-        elif reason := result.get("pruned"):
-            state = TrialState.PRUNED
+        end: TrialEnd = result.get("end") or TrialEnd("stopped")
+        if end.kind == "storage":
+            raise StorageError(end.text)  # no fact about the trial, which stays as it is and is resumed
+        if end.failed:
+            self._finish(number, TrialState.FAIL, end)
+        elif end.kind == "collapsed":
+            self._finish(number, TrialState.PRUNED, end)
         elif result.get("last"):
-            state = TrialState.COMPLETE
-        elif self._stop() or "report" not in result:
-            self._tell("end", number, {"state": "stopped", "reason": "", "values": values})
-            return
+            self._finish(number, TrialState.COMPLETE, TrialEnd("finished"))
+        elif self._stop.stops() or "report" not in result:
+            self._tell("end", number, TrialOutcome("stopped", TrialEnd("stopped"), values))
         else:
             self._prune(number)
-            return
-        self._finish(number, state, reason)
 
     def _prune(self, number: int) -> None:
         """Ends a trial as the scheduler said at its last report."""
         made = len(self._ledger.reports(number))
-        self._finish(number, TrialState.PRUNED, f"stopped by {self._sweep.scheduler.kind} at report {made}")
+        text = f"stopped by {self._sweep.scheduler.kind} at report {made}"
+        self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
-    def _finish(self, number: int, state: TrialState, reason: str | None) -> None:
+    def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
         reports = self._ledger.reports(number)
         values = reports[-1]["values"] if reports else None
-        self._record_end(number, state, values, reason)
-        self._tell("end", number, {"state": WORDS[state], "reason": reason or "", "values": values})
+        self._record_end(number, state, values, end)
+        self._tell("end", number, TrialOutcome(WORDS[state], end, values))
         self.judge()
 
-    def _record_end(self, number: int, state: TrialState, values: list[float] | None, reason: str | None) -> None:
-        if reason:
-            self._proposals.note(number, {"reason": reason})
+    def _record_end(self, number: int, state: TrialState, values: list[float] | None, end: TrialEnd) -> None:
+        self._proposals.note_end(number, end)
         final = values if state == TrialState.COMPLETE else None
         self._proposals.tell(number, state, final)
-        self._ledger.add_end(number, state.name, final, reason)
+        self._ledger.add_end(number, state.name, final, end)
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says

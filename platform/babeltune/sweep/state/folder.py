@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
-from babeltune.files import plain, write_json
+from babeltune.files import write_json
 from babeltune.planning.sweep_file import sweep_from
 from babeltune.schema.records import Scalar, Sweep
+from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.state.rebuild import damage, read_json, rebuilt
 
 State = Literal["waiting", "running", "finished", "pruned", "failed", "stopped", "damaged"]
@@ -232,6 +233,8 @@ def read_outcome(folder: Path) -> State:
     return state
 
 
-def outcome(folder: Path, state: State, reason: str = "", **more: Scalar) -> None:
-    """Records how a trial ended."""
-    write_json(folder / "outcome.json", plain({"state": state, "reason": reason, "time": time.time(), **more}))
+def outcome(folder: Path, state: State, end: TrialEnd | None = None) -> None:
+    """Records how a trial ended, or that it runs."""
+    facts = {} if end is None else {"kind": end.kind, "error_type": end.error_type}
+    reason = "" if end is None else end.text
+    write_json(folder / "outcome.json", {"state": state, "reason": reason, "time": time.time(), **facts})

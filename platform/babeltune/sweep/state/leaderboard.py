@@ -13,6 +13,7 @@ from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.files import version
 from babeltune.schema.records import Goal, Objective, Report, Scalar, Sweep
 from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, has_begun, read_of_trial
+from babeltune.sweep.state.messages import end_of
 from babeltune.sweep.state.rebuild import damage, rebuilt
 from babeltune.training.checkpoint import PROGRESS, REPORTS, best_report, read_reports
 
@@ -42,6 +43,10 @@ class Row:
     best: int | None = None
     """The best report's number: its checkpoint is what promotion takes."""
     reason: str = ""
+    kind: str = ""
+    """How it ended (`EndKind`). Empty while it runs."""
+    last_report_lost: bool = False
+    """Whether it finished, and its last report is gone."""
     warning: str = ""
     """What the method found amiss with the training, such as labels that are nearly flat."""
     front: bool = False
@@ -82,9 +87,8 @@ def _read_row(path: Path, objective: Objective) -> Row:
     reports = read_reports(path)
     best: Report | None = best_report(reports, objective.metric, objective.goal)
     last = reports[-1] if reports else None
-    warning = str(last.facts.get("warning", "")) if last else ""
-    if outcome.get("state") == "finished" and not (last and last.last):
-        warning = LOST
+    lost = outcome.get("state") == "finished" and not (last and last.last)
+    warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
     return Row(
         name=path.name,
         state=outcome.get("state", "running"),
@@ -98,6 +102,8 @@ def _read_row(path: Path, objective: Objective) -> Row:
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
         reason=outcome.get("reason", ""),
+        kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
+        last_report_lost=lost,
         warning=warning,
     )
 
@@ -214,7 +220,7 @@ def winner(folder: SweepFolder) -> Row:
         if row.state == "finished" and row.best is not None:
             return row
     trials = sorted((row for row in rows if row.name not in folder.baselines()), key=lambda row: row.name)
-    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.warning == LOST else ''}" for row in trials)
+    shown = ", ".join(f"{row.name} {row.state}{f' ({LOST})' if row.last_report_lost else ''}" for row in trials)
     wait = "wait for one; if its driver is gone, " if folder.state() == "running" else ""
     raise SweepError(
         f"sweep {folder.id} has no finished trial; states: {shown or 'no trials'}; "

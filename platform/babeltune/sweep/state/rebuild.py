@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
+from babeltune.sweep.state.messages import end_of
 
 if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
@@ -151,7 +152,10 @@ def _rates(folder: SweepFolder) -> dict[str, Any] | None:
 
 def _outcome(folder: SweepFolder, number: int) -> dict[str, Any] | None:
     ends = [line for line in _ledger(folder, number) if line.get("event") == "end"]
-    return {"state": ENDS[ends[-1]["state"]], "reason": ends[-1].get("reason", "")} if ends else None
+    if not ends:
+        return None
+    end = end_of(ends[-1])
+    return {"state": ENDS[ends[-1]["state"]], "reason": end.text, "kind": end.kind, "error_type": end.error_type}
 
 
 def _is_complete(folder: SweepFolder) -> bool:

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,12 +26,14 @@ from filelock import Timeout
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError
-from babeltune.files import plain, write_whole
+from babeltune.files import write_whole
 from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Report
 from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, OWNER, heartbeat_age, here
 from babeltune.sweep.state.lease import DrivenError, OvertakenError, running_elsewhere
+from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.view import StorageView, records_in, records_there, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
@@ -230,19 +233,19 @@ class DriverSync:
 
         self._insist(send, self.where.timeout)
 
-    def sent(self, assignment: dict[str, Any]) -> dict[str, Any]:
+    def sent(self, assignment: TrialAssignment) -> TrialAssignment:
         """A worker group's assignment for any node: its paths are relative to that node's mirror."""
         if self.where is None:
             return assignment
-        paths = {name: self._mirror.key(Path(assignment[name])) for name in ("prepared", "folder")}
-        return {**assignment, **paths, "mirror": plain(self.where)}
+        prepared, folder = (self._mirror.key(Path(path)) for path in (assignment.prepared, assignment.folder))
+        return replace(assignment, prepared=prepared, folder=folder, mirror=self.where)
 
-    def see(self, kind: str, number: int, info: dict[str, Any]) -> None:
+    def see(self, _: str, number: int, event: TrialAssignment | Report | TrialOutcome | None) -> None:
         """Called for a trial's events. Brings reports that another node wrote here, for the leaderboard."""
         if self.where is None:
             return
         place = self.folder.trial(number)
-        if kind == "report" and len(read_reports(place)) < info["index"]:
+        if isinstance(event, Report) and len(read_reports(place)) < event.index:
             try:
                 self._mirror.fetch(self._mirror.key(place / REPORTS))
             except ObjectStoreError as error:

@@ -23,9 +23,11 @@ from safetensors import SafetensorError
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import ClusterError, NodeError, ObjectStoreError, StorageError, StoreError
 from babeltune.method.distributed import ProcessGroup
+from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
 from babeltune.storage.object_store import is_local
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync.view import bring_stores
 from babeltune.training.checkpoint import (
     MANIFEST,
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 class Reports(Protocol):
     """Where a trial's reports go."""
 
-    def report(self, report: dict[str, Any]) -> bool: ...
+    def report(self, report: Report) -> bool: ...
 
     def stopped(self) -> bool: ...
 
@@ -65,18 +67,18 @@ class Sending:
     def __init__(self, inner: Reports, mirror: Mirror, folder: Path, rank: int, timeout: float) -> None:
         self._inner, self._mirror, self._folder, self._rank, self._timeout = inner, mirror, folder, rank, timeout
 
-    def report(self, report: dict[str, Any]) -> bool:
+    def report(self, report: Report) -> bool:
         if self._rank == 0:
             try:
                 with_retries(
                     lambda: push_trial(self._mirror, self._folder),
-                    LONGER * self._timeout if report.get("last") else min(SHORTLY, self._timeout),
+                    LONGER * self._timeout if report.last else min(SHORTLY, self._timeout),
                     self.stopped,
                 )
             except ObjectStoreError as error:
-                if report.get("last"):
+                if report.last:
                     raise
-                report = {**report, "facts": {**report.get("facts", {}), "unsent": str(error)}}
+                report = replace(report, facts={**report.facts, "unsent": str(error)})
         return self._inner.report(report)
 
     def stopped(self) -> bool:
@@ -109,20 +111,21 @@ def _say_now_and_then(alive: Callable[[], object], done: threading.Event) -> Non
 
 @contextmanager
 def on_this_node(
-    assignment: dict[str, Any], reports: Reports, rank: int, world: int, device: str
-) -> Iterator[tuple[dict[str, Any], Reports]]:
+    assignment: TrialAssignment, reports: Reports, rank: int, world: int, device: str
+) -> Iterator[tuple[TrialAssignment, Reports]]:
     """The assignment with this node's paths, and the connection to the dispatcher that sends checkpoints first.
 
-    Raises `NodeError` if this node has no package for the bucket, or its disk refuses what is downloaded or made.
-    """
-    where = StorageLocation(**assignment["mirror"])
+    Raises `NodeError` where this node has no package for the bucket, or its disk refuses what is brought or made."""
+    where = assignment.mirror
+    if where is None:
+        raise ValueError("the assignment names no mirror")
     try:
         mirror = Mirror(replace(where, timeout=min(SHORTLY, where.timeout)))
     except ClusterError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
         raise NodeError(f"cannot open the storage: {error}") from error
-    prepared, folder = mirror.path(assignment["prepared"]), mirror.path(assignment["folder"])
+    prepared, folder = mirror.path(assignment.prepared), mirror.path(assignment.folder)
 
     def waiting(errand: Callable[[], object]) -> None:
         with_retries(errand, LONGER * where.timeout, reports.stopped)
@@ -143,8 +146,8 @@ def on_this_node(
         thread.start()
     try:
         sending = Sending(reports, mirror, folder, rank, where.timeout)
-        paths = {"prepared": str(prepared), "folder": str(folder), "storage": str(mirror.folder)}
-        yield {**assignment, **paths}, sending
+        here = replace(assignment, prepared=str(prepared), folder=str(folder), storage=str(mirror.folder))
+        yield here, sending
         if rank == 0:
             with suppress(
                 ObjectStoreError, OSError

@@ -12,7 +12,8 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,7 +26,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Isolation
 from babeltune.sweep.state.lease_actor import NAMESPACE
-from babeltune.sweep.workers.dispatcher import POLL_TIMEOUT_S, TrialDispatcher
+from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialAssignment
+from babeltune.sweep.workers.dispatcher import PENDING_CALLS, POLL_TIMEOUT_S, TrialDispatcher
 from babeltune.sweep.workers.node_blocklist import NodeBlocklist
 from babeltune.sweep.workers.nodes import (
     groups_of,
@@ -56,6 +58,17 @@ UNPLACED_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 120.0
 """Seconds without a heartbeat after which a stopped trial counts as ended. A worker group without a trial counts as
 stalled after as long, at least: a new group of ranks sends nothing until it has started."""
+
+DISPATCHER_TIMEOUT_S = 60.0
+"""Seconds within which the dispatcher must answer. It answers in milliseconds; this bears a machine that swaps."""
+START_TIMEOUT_S = 600.0
+"""Seconds within which its process must be there and answer for the first time."""
+CLOSE_TIMEOUT_S = 2.0
+"""Seconds within which it must take the news that the sweep ends in a hurry, as after a second Ctrl-C."""
+NO_ANSWER = (
+    "the sweep's dispatcher has not answered for {:g} s: its process is stopped, or its machine hangs; every trial "
+    "keeps its last checkpoint: `babeltune resume` goes on"
+)
 
 
 def worker_threads(cpus_per_worker: float) -> int:
@@ -119,12 +132,21 @@ class WorkerPool:
             "isolation": isolation,
         }
         self._storage = str(storage)
-        self._dispatcher_file = Path(storage).absolute() / f"{self.dispatcher_name}.json"
+        self._dispatcher_file = Path(storage).absolute() / f"{self.dispatcher_name}.jsonl"
         self._worker_groups: dict[str, _WorkerGroup] = {}
         self._started = 0
         self._progress_timeout = progress_timeout
-        self._seen: dict[str, int] = {}
-        """The last report that `next_report` gave of each trial."""
+        self._inbox: dict[str, deque[ReportMessage | EndMessage]] = {}
+        """Received messages of the trials that somebody follows."""
+        self._filled: dict[str, None] = {}
+        """Trials with messages, the longest waiting first."""
+        self._given: dict[str, int] = {}
+        """The last report of each trial that `next_message` gave."""
+        self._poll: Any = None
+        """The call that waits at the dispatcher for news."""
+        self._polled = 0.0
+        self._acknowledged = 0
+        """The number of the last news that was received."""
         self._surveyed = 0.0
         self._bad = NodeBlocklist(workers, self._resources)
         self._messages_noted = 0
@@ -148,6 +170,7 @@ class WorkerPool:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
+            max_concurrency=PENDING_CALLS,
             scheduling_strategy=here(),
         )
         self._dispatcher = dispatcher.remote(str(self._dispatcher_file))
@@ -167,7 +190,7 @@ class WorkerPool:
     def _wait_for_one(self) -> None:
         """Waits until a worker group can train; logs once what they wait for if there is no room."""
         since, messages = time.monotonic(), False
-        while not ray.get(self._dispatcher.ready.remote(1.0)):
+        while not self._ask("ready", 1.0, seconds=START_TIMEOUT_S):
             self._waiting()
             self.mend()
             late = time.monotonic() - since > NO_ROOM_NOTICE_S
@@ -202,9 +225,8 @@ class WorkerPool:
         """Restarts worker groups whose run ended, and adds as many as the nodes hold. Raises `ClusterError` if none can
         train.
 
-        Call it every second or so.
-        """
-        broken = ray.get(self._dispatcher.broken.remote())
+        Call it every second or so."""
+        broken = self._ask("broken")
         for worker_group, (reason, node) in broken.items():
             if worker_group not in self._worker_groups:
                 continue
@@ -214,12 +236,12 @@ class WorkerPool:
                 raise ClusterError(words)
             with self._bad.held(node):
                 self._leave_out(worker_group, f"{words.splitlines()[0]}; the sweep goes on without it")
-        for words in ray.get(self._dispatcher.messages.remote(self._messages_noted)):
+        for words in self._ask("messages", self._messages_noted):
             self._messages_noted += 1
             self._note(words)
         for worker_group in self._ended(0):
             reason, before = self._why_ended(worker_group), self._worker_groups[worker_group]
-            made = ray.get(self._dispatcher.made.remote(worker_group))
+            made = self._ask("made", worker_group)
             respawns = before.respawns + 1 if made == before.made else 1
             if respawns > RESPAWNS:
                 words = (
@@ -234,7 +256,7 @@ class WorkerPool:
             self._again(worker_group, respawns=respawns, made=made)
         lost = self._lost()
         idle = max(self._progress_timeout, STOP_TIMEOUT_S)
-        for worker_group, trial in ray.get(self._dispatcher.stalled.remote(self._progress_timeout, idle)).items():
+        for worker_group, trial in self._ask("stalled", self._progress_timeout, idle).items():
             if trial is not None:
                 self._note(
                     f"{trial} makes no progress for {self._progress_timeout:g} s; "
@@ -245,8 +267,8 @@ class WorkerPool:
             else:
                 continue
             self._again(worker_group)
-        for worker_group, trial in ray.get(self._dispatcher.abandon.remote(STOP_TIMEOUT_S, lost)).items():
-            self._note(f"{trial} does not react to the request to stop; it goes on from its last checkpoint")
+        for worker_group, trial in self._ask("abandon", STOP_TIMEOUT_S, lost).items():
+            self._note(f"{trial} cannot hear that it shall stop; it goes on from its last checkpoint")
             if worker_group not in lost:
                 self._again(worker_group)
         if time.monotonic() - self._surveyed > SURVEY:
@@ -286,13 +308,13 @@ class WorkerPool:
         self._nowhere = nowhere
         gone = lost[: max(0, len(self._worker_groups) - max(1, self._held(self._least)))]
         if ranks and room_for(self._resources) < self._least:  # others have what is left, and shall have the trials
-            holding = ray.get(self._dispatcher.holding.remote())
+            holding = self._ask("holding")
             gone += [name for name in lost if name in holding and name not in gone]
         for name in gone:
             self._leave_out(name, f"worker group {name} has lost its node")
         for name, count in ranks.items():
             if count < self._workers and room_for(self._resources):
-                ray.get(self._dispatcher.renew.remote(name))
+                self._ask("renew", name)
         self._tell_placed(self._placed())
 
     def _placed(self) -> int:
@@ -316,7 +338,7 @@ class WorkerPool:
         """Ends a worker group for good. Another one gets its trial once no process of this one writes to the trial's
         folder."""
         self._end([worker_group])
-        trial = ray.get(self._dispatcher.retire.remote(worker_group))
+        trial = self._ask("retire", worker_group)
         self._note(f"{why}; {trial} goes on in another" if trial else why)
 
     def _ranks(self) -> dict[str, int]:
@@ -341,29 +363,88 @@ class WorkerPool:
             error = died
         return str(error).strip().splitlines()[-1] if error else "its training loop ended"
 
-    def offer(self, trial: str, assignment: dict[str, Any]) -> None:
-        """Hands a trial's assignment to the next free worker group."""
-        ray.get(self._dispatcher.offer.remote(trial, assignment))
+    def _ask(self, method: str, *arguments: Any, seconds: float | None = None) -> Any:
+        """The dispatcher's answer. `ClusterError` if it gives none in time: it is stopped, or its machine hangs."""
+        seconds = DISPATCHER_TIMEOUT_S if seconds is None else seconds
+        try:
+            return ray.get(getattr(self._dispatcher, method).remote(*arguments), timeout=seconds)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ClusterError(NO_ANSWER.format(seconds)) from error
+
+    def offer(self, trial: str, assignment: TrialAssignment) -> None:
+        """Hands a trial to the next free worker group. Its messages are kept until `forget`."""
+        self._inbox.setdefault(trial, deque())
+        self._ask("offer", trial, assignment.encode())
 
     def stop(self, trial: str) -> None:
-        """Ends the trial within about a second if it polls, else at its next report."""
-        ray.get(self._dispatcher.stop.remote(trial))
+        """Ends the trial, if it listens within about a second, else at its next report."""
+        self._ask("stop", trial)
+
+    def stop_all(self, trials: Iterable[str]) -> None:
+        """`stop` of several trials, without waiting for an answer: it is also called on the way out."""
+        for trial in trials:
+            self._dispatcher.stop.remote(trial)
 
     def free(self) -> int:
-        """The number of worker groups that wait for a trial."""
-        return int(ray.get(self._dispatcher.free.remote()))
+        """Worker groups that wait for a trial."""
+        return int(self._ask("free"))
 
-    def next_report(self, trial: str) -> dict[str, Any]:
-        """`TrialDispatcher.next_report` for callers without Tune: each call acknowledges the report before."""
-        answer: dict[str, Any] = ray.get(self._dispatcher.next_report.remote(trial, self._seen.get(trial, 0)))
-        if "report" in answer:
-            self._seen[trial] = answer["report"]["index"]
-        return answer
+    def go_on(self, trial: str, index: int) -> None:
+        """Lets the trial train past its report of this index. Does not wait: a call that is lost is made again."""
+        self._dispatcher.go_on.remote([(trial, index)])
+
+    def receive(self, seconds: float) -> bool:
+        """Waits at most so many seconds for messages of any trial; True if there are some now.
+
+        One call waits at the dispatcher for all trials together. `ClusterError` if it has not come back long after it
+        should have."""
+        if self._poll is None:
+            self._poll, self._polled = self._dispatcher.poll.remote(self._acknowledged), time.monotonic()
+        if not ray.wait([self._poll], timeout=seconds)[0]:
+            if time.monotonic() - self._polled > POLL_TIMEOUT_S + DISPATCHER_TIMEOUT_S:
+                raise ClusterError(NO_ANSWER.format(DISPATCHER_TIMEOUT_S))
+            return False
+        poll, self._poll = self._poll, None
+        for news in ray.get(poll):
+            self._acknowledged = news.number
+            if news.trial not in self._inbox:
+                continue
+            message = EndMessage(news.trial, news.end) if news.end else ReportMessage.decode(news.report)
+            self._inbox[news.trial].append(message)
+            self._filled[news.trial] = None
+        return bool(self._filled)
+
+    def with_messages(self) -> list[str]:
+        """The trials with messages, the longest waiting first."""
+        return list(self._filled)
+
+    def take(self, trial: str) -> ReportMessage | EndMessage | None:
+        """The trial's oldest message that was received, if there is one."""
+        waiting = self._inbox.get(trial)
+        message = waiting.popleft() if waiting else None
+        if not waiting:
+            self._filled.pop(trial, None)
+        return message
+
+    def forget(self, trial: str) -> None:
+        """Drops the trial's messages, those to come included."""
+        self._inbox.pop(trial, None)
+        self._filled.pop(trial, None)
+
+    def next_message(self, trial: str) -> ReportMessage | EndMessage:
+        """Lets the trial go on past the report that this gave before, and waits for its next message."""
+        if trial in self._given:
+            self.go_on(trial, self._given[trial])
+        while (message := self.take(trial)) is None:
+            self.receive(1.0)
+        if isinstance(message, ReportMessage):
+            self._given[trial] = message.report.index
+        return message
 
     def _tear_down(self, timeout: float) -> None:
-        """Asks the worker groups to end, ends late ones by force, and frees what they held."""
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get(self._dispatcher.close.remote())
+        """Ends the worker groups, by force those that are late, and frees their resources."""
+        with contextlib.suppress(ray.exceptions.RayError, ClusterError):
+            self._ask("close", seconds=max(timeout, CLOSE_TIMEOUT_S))
             self._ended(timeout)
         self._end(list(self._worker_groups))
         self._bad.release()

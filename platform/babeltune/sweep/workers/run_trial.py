@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -15,6 +14,7 @@ from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import NodeError, StorageError, StoreError, storage_refusals
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import trial_from
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.training.trainer import Reporter, train
 
 
@@ -29,10 +29,10 @@ def load_prepared(path: Path) -> Prepared:
 
 
 def _on_this_node(
-    assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
-) -> AbstractContextManager[tuple[dict[str, Any], Reporter]]:
-    if "mirror" not in assignment:
-        _refuse_blind_node(assignment["prepared"], assignment["folder"])
+    assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
+) -> AbstractContextManager[tuple[TrialAssignment, Reporter]]:
+    if assignment.mirror is None:
+        _refuse_blind_node(assignment.prepared, assignment.folder)
         return nullcontext((assignment, reporter))
     from babeltune.sweep.sync.worker import on_this_node  # what it imports, training does not need
 
@@ -55,18 +55,17 @@ def _store_troubles() -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        raise StorageError(f"{StorageError.begins}has a store that was altered: {error}") from error
+        raise StorageError(f"the storage has a store that was altered: {error}") from error
 
 
-def run(assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str) -> None:
-    """Trains the assigned trial on this rank. The assignment has `trial`, `prepared`, `folder`, the `storage` that
-    holds them, and the storage's `mirror` if it is behind a URI. Raises `NodeError` if this node cannot access them."""
+def run(assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str) -> None:
+    """Trains the trial of an assignment on this rank. Raises `NodeError` if this node has no access to its files."""
     with _on_this_node(assignment, reporter, rank, world, device) as (assignment, reporter):
-        trial, folder = trial_from(assignment["trial"]), Path(assignment["folder"])
-        with storage_refusals(folder, assignment.get("storage")), _store_troubles():
+        trial, folder = trial_from(assignment.trial), Path(assignment.folder)
+        with storage_refusals(folder, assignment.storage), _store_troubles():
             train(
                 trial,
-                load_prepared(Path(assignment["prepared"])),
+                load_prepared(Path(assignment.prepared)),
                 folder,
                 reporter,
                 ProcessGroup(),

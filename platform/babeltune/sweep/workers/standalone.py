@@ -18,7 +18,8 @@ from babeltune.files import plain, write_json
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Sweep
+from babeltune.schema.records import Report, Sweep
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.run_trial import run
 from babeltune.training.compute import measured_rates
 
@@ -27,11 +28,11 @@ from babeltune.training.compute import measured_rates
 class Handover:
     """Hands reports to another thread and waits there for each verdict."""
 
-    reports: queue.Queue[dict[str, Any] | BaseException | None]
+    reports: queue.Queue[Report | BaseException | None]
     verdicts: queue.Queue[bool]
     closed: threading.Event
 
-    def report(self, report: dict[str, Any]) -> bool:
+    def report(self, report: Report) -> bool:
         self.reports.put(report)
         return self.verdicts.get()
 
@@ -39,7 +40,7 @@ class Handover:
         return self.closed.is_set()
 
 
-def standalone(assignment: dict[str, Any], device: str = "cpu") -> Iterator[dict[str, Any]]:
+def standalone(assignment: TrialAssignment, device: str = "cpu") -> Iterator[Report]:
     """The reports of a trial trained in this process, one at a time; closing the iterator stops the training."""
     handover = Handover(queue.Queue(), queue.Queue(), threading.Event())
 
@@ -64,7 +65,7 @@ def standalone(assignment: dict[str, Any], device: str = "cpu") -> Iterator[dict
         thread.join()
 
 
-def standalone_assignment(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def standalone_assignment(method: str, settings: Mapping[str, Any]) -> TrialAssignment:
     """What `trial.run` trains for one of Tune's configurations.
 
     `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
@@ -79,7 +80,7 @@ def standalone_assignment(method: str, settings: Mapping[str, Any]) -> dict[str,
     folder = out / "trials" / key_of(plain(trial))[:16]
     folder.mkdir(parents=True, exist_ok=True)
     write_prepared(prepared, folder / "prepared.json")
-    return {"trial": plain(trial), "prepared": str(folder / "prepared.json"), "folder": str(folder)}
+    return TrialAssignment(folder=str(folder), trial=plain(trial), prepared=str(folder / "prepared.json"))
 
 
 def with_rates(sweep: Sweep, out: Path, device: str) -> Sweep:

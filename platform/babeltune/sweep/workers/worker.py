@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
+import math
 import time
 import traceback
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +19,12 @@ import ray.train.torch
 import torch
 from torch import distributed
 
-from babeltune.errors import BabeltuneError, ClusterError, NodeError
+from babeltune.errors import BabeltuneError, ClusterError, NodeError, ObjectStoreError, StorageError
+from babeltune.schema.records import Point, Report
 from babeltune.sweep.state.lease_actor import NAMESPACE
-from babeltune.sweep.workers.dispatcher import DIED, Ending
+from babeltune.sweep.state.messages import EndKind, Order, ReportMessage, TrialAssignment, TrialEnd
+from babeltune.sweep.workers.dispatcher import StopReply
+from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import named
 from babeltune.sweep.workers.process_state import ProcessState
 from babeltune.sweep.workers.system_metrics import SystemMetrics
@@ -31,11 +35,17 @@ NO_CUDA = (
 )
 
 
+GO_ON = "go on"
+"""What rank 0 tells the other ranks if the dispatcher's verdict is to go on."""
+EARLY_S = 0.5
+"""Seconds before its time at which a question whether to stop is still asked: the trainer's own clock has jitter."""
+
+
 class RunTrial(Protocol):
     """The function that a worker group's ranks call for each trial."""
 
     def __call__(
-        self, assignment: dict[str, Any], dispatcher: Reporter, rank: int, world: int, device: str
+        self, assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str
     ) -> None: ...
 
 
@@ -45,26 +55,32 @@ class Reporter:
     def __init__(self, dispatcher: Any, trial: str, rank: int, world: int, device: str) -> None:
         self._dispatcher, self._trial, self._rank, self._world, self._device = dispatcher, trial, rank, world, device
         self._system = SystemMetrics()
+        self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
 
-    def report(self, report: dict[str, Any]) -> bool:
+    def report(self, report: Report) -> bool:
         """Hands rank 0's report over and returns the verdict on all ranks: True means go on.
 
-        `report["index"]` counts from 1, `report["metrics"]` holds the scores, `report["last"]` marks the end of the
-        trial. Where it has `points` and a `step`, what the machine was doing is added. A resumed trial may repeat its
-        last report: it is recognised by its index.
+        What the machine was doing is added to its points. A resumed trial may repeat its last report, which is
+        recognised by its index.
         """
-        words = ""
+        text = ""
         if self._rank == 0:
-            if "points" in report and "step" in report:
-                now = {"step": report["step"], "time_ms": time.time_ns() // 1_000_000, "values": self._system.read()}
-                report = {**report, "points": [*report["points"], now]}
-            words = json.dumps(ray.get(self._dispatcher.report.remote(self._trial, report)))
-        return bool(json.loads(from_rank_0(words, self._rank, self._world, self._device)))
+            now = Point(step=report.step, time_ms=time.time_ns() // 1_000_000, values=self._system.read())
+            encoded = ReportMessage(self._trial, replace(report, points=(*report.points, now))).encode()
+            call = self._dispatcher.report.remote(self._trial, report.index, report.last, encoded)
+            text = GO_ON if ray.get(call) else ""
+        return from_rank_0(text, self._rank, self._world, self._device) == GO_ON
 
     def stopped(self) -> bool:
-        """Whether the trial should stop before its next report. Rank 0 asks about once a second; a trial that does not
-        ask counts as stalled."""
-        return bool(ray.get(self._dispatcher.stopped.remote(self._trial)))
+        """Whether the trial was asked to stop since its last report.
+
+        Rank 0 calls it about once a second. A trial that does not is taken for one that hangs. The dispatcher says when
+        it wants to be asked again.
+        """
+        if time.monotonic() - self._asked >= self._reply.ask_again_s - EARLY_S:
+            self._reply = ray.get(self._dispatcher.stopped.remote(self._trial))
+            self._asked = time.monotonic()
+        return self._reply.stopped
 
 
 def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
@@ -81,9 +97,16 @@ def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
     return bytes(data.cpu().tolist()).decode()
 
 
-def _ending(error: Exception) -> Ending:
+def _end_of(error: Exception) -> TrialEnd:
+    return TrialEnd(_kind(error), type(error).__name__, _reason(error))
+
+
+def _kind(error: Exception) -> EndKind:
+    if isinstance(error, StorageError | ObjectStoreError):
+        return "storage"
     if isinstance(error, BabeltuneError):
         return "refused"
+    # gloo raises a plain RuntimeError, so its text alone tells a broken collective from a bug.
     words = str(error).lower()
     broken = any(name in words for name in ("gloo", "nccl", "by peer", "store->", "tcpstore"))
     if isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and broken):
@@ -128,38 +151,36 @@ def worker_loop(settings: dict[str, Any]) -> None:
     process_state = ProcessState(settings["threads"])
     gc.freeze()  # so that collecting before each trial walks the trials' objects, not the imported modules
     while True:
-        words = json.dumps(ray.get(dispatcher.next.remote(worker_group, group))) if rank == 0 else ""
-        answer = json.loads(from_rank_0(words, rank, world, device))
-        if answer.get("closed"):
+        text = ray.get(dispatcher.next.remote(worker_group, group)).encode() if rank == 0 else ""
+        order = Order.decode(from_rank_0(text, rank, world, device))
+        if order.kind == "close":
             return
-        if answer.get("renew"):
+        if order.kind == "renew":
             raise ClusterError(f"worker group {worker_group} restarts: it was asked to")
-        if answer:
-            trial, assignment = answer["trial"], answer["assignment"]
-            process_state.clean(int(assignment.get("seed", 0)))
+        if order.assignment is not None:
+            process_state.clean(order.assignment.seed)
+            reporter = Reporter(dispatcher, order.trial, rank, world, device)
             try:
-                ending, reason = _attempt(
-                    run, assignment, Reporter(dispatcher, trial, rank, world, device), rank, world, device
-                )
+                end = _attempt(run, order.assignment, reporter, rank, world, device)
             except NodeError as unfit:
                 ray.get(dispatcher.refuse.remote(worker_group, str(unfit), node))
                 return
             leak = process_state.leak()
             renew = bool(leak) or settings["isolation"] == "process"
-            if not ray.get(dispatcher.leave.remote(worker_group, trial, rank, world, ending, reason, renew)):
-                why = reason or leak or DIED
-                raise ClusterError(f"worker group {worker_group} restarts after trial {trial}: {why}")
+            if not ray.get(dispatcher.leave.remote(worker_group, order.trial, rank, world, end.encode(), renew)):
+                why = end.text or leak or DIED
+                raise ClusterError(f"worker group {worker_group} restarts after trial {order.trial}: {why}")
 
 
 def _attempt(
-    run: RunTrial, assignment: dict[str, Any], reporter: Reporter, rank: int, world: int, device: str
-) -> tuple[Ending, str]:
-    """Runs the trial and returns how this rank left it. Only `NodeError` is raised: any other exception is a failure of
-    the trial, not of the worker group."""
+    run: RunTrial, assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, device: str
+) -> TrialEnd:
+    """Runs the trial and says how this rank left it. A trial's exception is a fact about the trial, not the worker
+    group; but `NodeError` is raised."""
     try:
         run(assignment, reporter, rank, world, device)
     except NodeError:
         raise
     except Exception as error:
-        return _ending(error), _reason(error)
-    return "done", ""
+        return _end_of(error)
+    return TrialEnd("finished")

@@ -1,0 +1,157 @@
+"""The records that cross a process or a file while a sweep runs. Each has one encoder and one decoder.
+
+Driver, dispatcher and workers exchange them as JSON text. Control flow reads `kind`, never the wording of a text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from babeltune.files import plain
+from babeltune.schema.records import Report, report_from
+from babeltune.schema.storage_location import StorageLocation
+
+EndKind = Literal[
+    "finished", "stopped", "pruned", "collapsed", "objective", "refused", "raised", "peer", "restarts", "storage"
+]
+"""How a trial, or one rank of it, ended.
+
+`finished`: trained to its last report. `stopped`: asked to stop, and resumable. `pruned`: stopped by the scheduler.
+`collapsed`: all vectors are alike. `objective`: an objective is missing or not finite. `refused`: a `BabeltuneError`,
+which all ranks raise alike. `raised`: any other exception. `peer`: a collective broke because another rank did.
+`restarts`: too many restarts without a new report. `storage`: the storage refused, so the trial has not failed.
+"""
+FAILURES: frozenset[EndKind] = frozenset({"objective", "refused", "raised", "peer", "restarts"})
+"""Kinds of an end that count as a failed trial."""
+STOPPED_BY = "stopped by "
+"""How the text of a pruned trial began in records of version 0.1, which have no `kind`."""
+STORAGE = "the storage "
+"""How the text of a storage error began in records of version 0.1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialAssignment:
+    """What a worker group needs to train one trial."""
+
+    folder: str
+    """The trial's folder, relative to the mirror if there is one."""
+    trial: dict[str, Any] = field(default_factory=dict)
+    """The trial function's input: a plain `Trial` for `run_trial.run`."""
+    prepared: str = ""
+    """The record of the prepared data, relative to the mirror if there is one."""
+    storage: str | None = None
+    """The folder of the whole storage. None if the trial has no driver."""
+    seed: int = 0
+    mirror: StorageLocation | None = None
+    """The storage behind a URI, if the sweep has one."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.folder).name
+
+    def encode(self) -> str:
+        return json.dumps(plain(self))
+
+    @classmethod
+    def decode(cls, text: str) -> TrialAssignment:
+        values = json.loads(text)
+        mirror = values["mirror"]
+        return cls(**{**values, "mirror": None if mirror is None else StorageLocation(**mirror)})
+
+
+@dataclass(frozen=True)
+class ReportMessage:
+    """One report of a trial, on its way from a worker group to the driver."""
+
+    trial: str
+    report: Report
+
+    def encode(self) -> str:
+        return json.dumps({"trial": self.trial, "report": plain(self.report)})
+
+    @classmethod
+    def decode(cls, text: str) -> ReportMessage:
+        values = json.loads(text)
+        return cls(values["trial"], report_from(values["report"]))
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """How a trial, or one rank of it, ended."""
+
+    kind: EndKind
+    error_type: str = ""
+    """The name of the exception's class, if there was an exception."""
+    text: str = ""
+    """The reason for a reader. Nothing branches on it."""
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in FAILURES
+
+    def encode(self) -> str:
+        return json.dumps(plain(self))
+
+    @classmethod
+    def decode(cls, text: str) -> TrialEnd:
+        return cls(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class EndMessage:
+    """The end of a trial, on its way from the dispatcher to the driver."""
+
+    trial: str
+    end: TrialEnd
+
+
+@dataclass(frozen=True)
+class Order:
+    """The dispatcher's answer to a worker group that asks for work."""
+
+    kind: Literal["train", "wait", "renew", "close"]
+    """`wait`: no trial came in time, so ask again. `renew`: leave, so that a new group of ranks can start."""
+    trial: str = ""
+    assignment: TrialAssignment | None = None
+    """The trial's assignment, if `kind` is `train`."""
+
+    def encode(self) -> str:
+        assignment = None if self.assignment is None else self.assignment.encode()
+        return json.dumps({"kind": self.kind, "trial": self.trial, "assignment": assignment})
+
+    @classmethod
+    def decode(cls, text: str) -> Order:
+        values = json.loads(text)
+        given = values["assignment"]
+        return replace(cls(values["kind"], values["trial"]), assignment=given and TrialAssignment.decode(given))
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """The end of a trial as the search records it."""
+
+    state: Literal["finished", "pruned", "failed", "stopped"]
+    end: TrialEnd
+    values: list[float] | None = None
+    """The objectives at its last report."""
+
+
+def end_of(record: Mapping[str, Any]) -> TrialEnd:
+    """The end in a record on disk: a line of the ledger, `outcome.json`, or a study's attributes.
+
+    A record of version 0.1 has no `kind`. This function alone derives one from its `state` and `reason`.
+    """
+    text = str(record.get("reason") or "")
+    kind: Any = record.get("kind")
+    if kind in get_args(EndKind):
+        return TrialEnd(kind, str(record.get("error_type", "")), text)
+    state = str(record.get("state", "")).lower()
+    if state == "pruned":
+        return TrialEnd("pruned" if text.startswith(STOPPED_BY) else "collapsed", text=text)
+    if state in ("fail", "failed"):
+        return TrialEnd("storage" if text.startswith(STORAGE) else "refused", text=text)
+    return TrialEnd("finished" if state in ("complete", "finished") else "stopped", text=text)

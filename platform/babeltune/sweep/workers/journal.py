@@ -1,0 +1,68 @@
+"""An append-only file of changes with a snapshot at its beginning, replayed when its owner starts again.
+
+The first line is a snapshot and each other line is one change. When the changes outweigh the snapshot, the file is
+written anew. It survives the death of its process, not the loss of the machine's power: nothing here calls fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from babeltune.files import end_on_a_line, write_whole
+
+COMPACT_BYTES = 16 * 2**20
+"""Bytes of changes after which the file is written anew, if they are also `COMPACT_FACTOR` times its snapshot."""
+COMPACT_FACTOR = 4
+
+
+class Journal:
+    """The file of one owner. `snapshot` returns the owner's whole state as JSON can hold it."""
+
+    def __init__(self, path: Path, snapshot: Callable[[], Any]) -> None:
+        self._path, self._snapshot = path, snapshot
+        self._file: IO[bytes] | None = None
+        self._begun = self._added = 0
+        """Bytes of the snapshot, and of the changes after it."""
+
+    def read(self) -> Iterator[Any]:
+        """The snapshot, then each change. A last line that a killed process left unfinished is cut off."""
+        if not self._path.exists():
+            return
+        end_on_a_line(self._path)
+        with self._path.open("rb") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+    def add(self, change: list[Any]) -> None:
+        """Appends a change, which the owner has already made.
+
+        If the disk refuses, the file is removed: an old one would mislead. The next change then tries a new one.
+        """
+        try:
+            if self._file is None or self._added > max(COMPACT_BYTES, COMPACT_FACTOR * self._begun):
+                self.compact()
+                return
+            line = json.dumps(change).encode() + b"\n"
+            self._file.write(line)
+            self._added += len(line)
+        except OSError:
+            self.close()
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+
+    def compact(self) -> None:
+        """Replaces the file by one that holds a snapshot only."""
+        self.close()
+        data = json.dumps(self._snapshot()).encode() + b"\n"
+        write_whole(self._path, data)
+        self._file = self._path.open("ab", buffering=0)
+        self._begun, self._added = len(data), 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from babeltune.schema.records import Point, Report
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.sweep.search.study import Ledger, end_facts
+from babeltune.sweep.state.folder import outcome, read_outcome
+from babeltune.sweep.state.messages import FAILURES, Order, ReportMessage, TrialAssignment, TrialEnd, end_of
+
+ASSIGNMENT = TrialAssignment(
+    folder="sweeps/a/trials/t0007",
+    trial={"number": 7, "config": {"temperature": 0.05}},
+    prepared="sweeps/a/prepared.json",
+    seed=3,
+    mirror=StorageLocation(uri="s3://bucket/x"),
+)
+REPORT = Report(
+    index=2,
+    step=20,
+    pairs=640,
+    seconds=1.5,
+    metrics={"dev/score": 0.5},
+    points=(Point(step=10, time_ms=1, values={"train/loss": 2.0}),),
+    last=True,
+    facts={"warning": "labels are nearly flat"},
+)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ASSIGNMENT,
+        TrialAssignment(folder="t"),
+        ReportMessage("t", REPORT),
+        TrialEnd("raised", "ValueError", "ValueError: a bug"),
+        Order("wait"),
+        Order("train", "t", ASSIGNMENT),
+    ],
+)
+def test_a_message_is_decoded_as_it_was_encoded(record):
+    assert type(record).decode(record.encode()) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "kind"),
+    [
+        ({"state": "PRUNED", "reason": "stopped by asha at report 1"}, "pruned"),
+        ({"state": "pruned", "reason": "collapsed: different dev sentences have a mean cosine of 0.9999"}, "collapsed"),
+        ({"state": "FAIL", "reason": "the loss is nan at step 7"}, "refused"),
+        ({"state": "failed", "reason": "the storage refuses /x (No space left on device)"}, "storage"),
+        ({"state": "COMPLETE"}, "finished"),
+        ({"state": "stopped", "reason": ""}, "stopped"),
+        ({}, "stopped"),
+    ],
+)
+def test_an_end_recorded_by_version_0_1_gets_its_kind_from_state_and_reason(record, kind):
+    assert end_of(record) == TrialEnd(kind, text=record.get("reason", ""))
+
+
+def test_a_recorded_kind_counts_whatever_its_text_says():
+    end = TrialEnd("refused", "TrainingError", "stopped by the user's own method, the storage is fine")
+    assert end_of({"state": "FAIL", **end_facts(end)}) == end
+
+
+def test_the_ledger_keeps_the_kind_of_an_end(tmp_path):
+    end = TrialEnd("objective", text="objective dev/score is nan at report 2")
+    Ledger(tmp_path / "results.jsonl").add_end(3, "FAIL", None, end)
+    (line,) = Ledger(tmp_path / "results.jsonl").lines
+    assert end_of(line) == end
+    assert end.failed
+    assert {end.kind} <= FAILURES
+
+
+def test_an_outcome_file_keeps_the_kind_of_an_end(tmp_path):
+    place = tmp_path / "trials" / "t0000"
+    place.mkdir(parents=True)
+    end = TrialEnd("restarts", text="no progress for 1800 s; given up after 3 restarts without a new report")
+    outcome(place, "failed", end)
+    assert read_outcome(place) == "failed"
+    assert end_of(json.loads((place / "outcome.json").read_text())) == end

@@ -1,0 +1,432 @@
+import asyncio
+import json
+
+import pytest
+
+from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
+from babeltune.sweep.workers import journal as journals
+from babeltune.sweep.workers.dispatcher import TrialDispatcher
+from babeltune.sweep.workers.dispatcher_state import KEPT, DispatcherState
+from babeltune.sweep.workers.journal import Journal
+from waiting import PATIENCE_S
+
+LONG = 3600
+"""Seconds, more than any step of these tests takes."""
+FINISHED, STOPPED = TrialEnd("finished"), TrialEnd("stopped")
+
+
+def assignment(**asked):
+    return TrialAssignment(folder="t", trial=asked).encode()
+
+
+class Driver:
+    """Asks the dispatcher as a driver does: one poll for all trials."""
+
+    def __init__(self, dispatcher):
+        self.dispatcher, self.number = dispatcher, 0
+
+    async def next(self):
+        """The index of the next report, which is encoded as its number here, or the next end."""
+        (news, *_) = await self.dispatcher.poll(self.number, LONG)
+        self.number = news.number
+        return news.end or int(news.report)
+
+    async def go_on(self, index, trial="t"):
+        await self.dispatcher.go_on([(trial, index)])
+
+
+def report(dispatcher, index, *, last=False, trial="t"):
+    return asyncio.ensure_future(dispatcher.report(trial, index, last, str(index)))
+
+
+def leave(dispatcher, end, trial="t", group="worker-group", rank=0, world=1):
+    return dispatcher.leave(group, trial, rank, world, end.encode())
+
+
+async def others_go_on():
+    """Lets every other coroutine go on until it waits for something that is yet to happen."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def running(steps, file=None):
+    """Runs the coroutine function on a new dispatcher and its driver."""
+
+    async def bounded():
+        dispatcher = TrialDispatcher(file)
+        return await asyncio.wait_for(steps(dispatcher, Driver(dispatcher)), PATIENCE_S)
+
+    return asyncio.run(bounded())
+
+
+# The state alone
+
+
+def begun(*trials):
+    """A state whose worker groups `g-t` train these trials."""
+    state = DispatcherState()
+    for trial in trials:
+        state.offer(trial, assignment())
+        state.join(f"g-{trial}", "first")
+        state.assign(f"g-{trial}")
+    return state
+
+
+def settled(*ends, world=None):
+    """How the trial ended that these ranks left, and whether their group goes on."""
+    state = begun("t")
+    attempt = state.trials["t"].attempt
+    for rank, end in enumerate(ends):
+        state.rank_left("t", rank, end.encode(), False)
+    state.settle("t", world or len(ends))
+    return state.trials["t"].end, attempt.go_on
+
+
+def test_ranks_that_end_alike_go_on_together():
+    assert settled(FINISHED, FINISHED) == (FINISHED, True)
+    refused = TrialEnd("refused", "TrainingError", "the loss is nan")
+    assert settled(refused, refused) == (refused, True)
+    full = TrialEnd("storage", "StorageError", "the disk is full")
+    assert settled(full, full) == (full, True)
+
+
+def test_a_bug_on_one_rank_fails_the_trial_and_restarts_the_group():
+    bug = TrialEnd("raised", "ValueError", "ValueError: a bug")
+    assert settled(TrialEnd("peer"), bug) == (bug, False)
+    assert settled(bug) == (bug, True), "one rank alone is not out of step"
+
+
+def test_a_rank_that_lost_its_peer_does_not_fail_the_trial():
+    assert settled(TrialEnd("peer", text="gloo: closed"), world=2) == (None, False)
+
+
+def test_a_trial_alone_cannot_blame_a_peer():
+    alone = TrialEnd("peer", "RuntimeError", "RuntimeError: gloo is not a kind of glue")
+    assert settled(alone) == (alone, True)
+
+
+def test_a_trial_fails_after_three_restarts_without_a_new_report():
+    state = begun("t")
+    for number in range(3):
+        state.join("g-t", f"group-{number}")
+        assert state.trials["t"].end is None
+    assert state.messages == ["t lost a worker process; it goes on from its last checkpoint"] * 3
+    state.join("g-t", "last")
+    end = state.trials["t"].end
+    assert end.kind == "restarts"
+    assert "given up after 3 restarts" in end.text
+
+
+def test_a_new_report_grants_three_restarts_more():
+    state = begun("t")
+    for index in range(1, 7):
+        state.join("g-t", f"group-{index}")
+        state.report("t", index, False, "")
+    assert state.trials["t"].end is None
+
+
+def test_a_stopped_trial_ends_when_its_group_restarts():
+    state = begun("t")
+    state.stop("t")
+    state.join("g-t", "second")
+    assert state.trials["t"].end == STOPPED
+
+
+def test_news_stay_until_they_are_acknowledged():
+    state = begun("t", "u")
+    state.report("t", 1, False, "one")
+    state.report("u", 1, False, "two")
+    assert [(news.number, news.trial, news.report) for news in state.news] == [(1, "t", "one"), (2, "u", "two")]
+    state.acknowledge(1)
+    assert [news.number for news in state.news] == [2]
+
+
+def test_the_state_forgets_all_but_the_latest_ended_trials():
+    state = begun(*map(str, range(KEPT + 20)))
+    for number in range(KEPT + 20):
+        state.rank_left(str(number), 0, FINISHED.encode(), False)
+        state.settle(str(number), 1)
+    assert list(state.trials) == [str(number) for number in range(20, KEPT + 20)]
+
+
+def test_a_snapshot_and_the_changes_after_it_lead_to_the_same_state():
+    state, changes = DispatcherState(), []
+
+    def change(*words):
+        changes.append(json.loads(json.dumps(words)))
+        getattr(state, words[0])(*words[1:])
+
+    for trial in ("t", "u", "v"):
+        change("offer", trial, assignment())
+        change("join", f"g-{trial}", "one")
+        change("assign", f"g-{trial}")
+        change("report", trial, 1, False, "first")
+    change("go_on", "t", 1)
+    change("rank_left", "u", 0, TrialEnd("raised", "ValueError", "bug").encode(), True)
+    middle = json.loads(json.dumps(state.snapshot())), len(changes)
+    change("settle", "u", 1)
+    change("stop", "t")
+    change("join", "g-v", "two")
+    change("refuse", "g-w", "does not see /x", "node")
+    change("add_message", "no CUDA")
+    change("retire", "g-v")
+    change("acknowledge", 2)
+    change("close")
+    replayed = DispatcherState()
+    for each in changes:
+        replayed.replay(each)
+    assert replayed == state
+    resumed = DispatcherState.restore(middle[0])
+    for each in changes[middle[1] :]:
+        resumed.replay(each)
+    assert resumed == state
+
+
+# The journal
+
+
+def test_a_journal_is_read_up_to_a_line_that_a_kill_cut_off(tmp_path):
+    file, kept = tmp_path / "journal.jsonl", []
+    journal = Journal(file, lambda: list(kept))
+    for change in (["a"], ["b"], ["c"]):
+        kept.append(change)
+        journal.add(change)
+    with file.open("ab") as end:
+        end.write(b'["d", "cut o')
+    assert list(Journal(file, list).read()) == [[["a"]], ["b"], ["c"]]
+
+
+def test_a_journal_is_written_anew_when_its_changes_outweigh_its_snapshot(tmp_path, monkeypatch):
+    monkeypatch.setattr(journals, "COMPACT_BYTES", 1000)
+    file = tmp_path / "journal.jsonl"
+    journal, sizes = Journal(file, lambda: "s"), set()
+    for _ in range(500):
+        journal.add(["change", "x" * 50])
+        sizes.add(file.stat().st_size)
+    assert max(sizes) < 1200
+    assert next(iter(Journal(file, list).read())) == "s"
+
+
+def test_a_dispatcher_that_cannot_keep_its_state_leaves_no_old_one(tmp_path, monkeypatch):
+    file = tmp_path / "dispatcher.jsonl"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    async def steps(dispatcher, _):
+        await dispatcher.offer("t", assignment())
+        assert file.exists()
+        monkeypatch.setattr(journals, "write_whole", full)
+        monkeypatch.setattr(journals, "COMPACT_BYTES", -1)
+        monkeypatch.setattr(journals, "COMPACT_FACTOR", 0)
+        await dispatcher.offer("u", assignment())
+        await dispatcher.offer("v", assignment())
+        assert not file.exists()
+        assert (await dispatcher.next("worker-group", "group")).trial == "t", "it goes on while it lives"
+        monkeypatch.undo()
+        await dispatcher.offer("w", assignment())
+        return (await TrialDispatcher(file).next("worker-group", "group")).trial
+
+    assert running(steps, file) == "t"
+
+
+def test_a_dispatcher_goes_on_from_its_journal(tmp_path):
+    file = tmp_path / "dispatcher.jsonl"
+
+    async def steps(dispatcher, _):
+        await dispatcher.offer("t", assignment(a=1))
+        await dispatcher.offer("u", assignment())
+        await dispatcher.next("worker-group", "group")
+        report(dispatcher, 1)
+        await others_go_on()
+        again = TrialDispatcher(file)
+        driver = Driver(again)
+        await again.offer("t", assignment(a=1))
+        assert (await again.next("worker-group", "group")).assignment.trial == {"a": 1}
+        assert [news.report for news in await again.poll(0)] == ["1"]
+        assert [news.report for news in await again.poll(0)] == ["1"], "an answer that was lost is given again"
+        assert await driver.next() == 1
+        verdict = report(again, 1)
+        await driver.go_on(1)
+        assert await verdict
+        assert await leave(again, FINISHED)
+        assert await driver.next() == FINISHED
+        last = TrialDispatcher(file)
+        assert [news.end for news in await last.poll(1)] == [FINISHED]
+        assert await last.stalled(LONG, 0) == {"worker-group": None}, "which may hang between two trials"
+        return await last.next("worker-group", "group")
+
+    assert running(steps, file).trial == "u"
+
+
+# Waiting
+
+
+def test_a_report_waits_for_its_verdict_and_a_repeated_one_has_the_same():
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        first = report(dispatcher, 1)
+        assert await driver.next() == 1
+        again = report(dispatcher, 1)
+        await others_go_on()
+        assert not first.done()
+        await dispatcher.stop("t")
+        left = await leave(dispatcher, FINISHED)
+        return await first, await again, left, await driver.next()
+
+    assert running(steps) == (False, False, True, STOPPED)
+
+
+def test_the_last_report_needs_no_verdict():
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        assert await report(dispatcher, 1, last=True)
+        assert await leave(dispatcher, FINISHED)
+        return await driver.next(), await driver.next()
+
+    assert running(steps) == (1, FINISHED)
+
+
+def test_one_poll_brings_the_news_of_all_trials():
+    async def steps(dispatcher, _):
+        polled = asyncio.ensure_future(dispatcher.poll(0, LONG))
+        for number in range(3):
+            await dispatcher.offer(f"t{number}", assignment())
+            await dispatcher.next(f"worker-group-{number}", "group")
+        await others_go_on()
+        assert not polled.done()
+        for number in range(3):
+            report(dispatcher, 1, trial=f"t{number}")
+        return [news.trial for news in await polled]
+
+    assert running(steps) == ["t0", "t1", "t2"]
+
+
+def test_a_poll_without_news_is_answered_with_nothing():
+    assert running(lambda dispatcher, _: dispatcher.poll(0, 0.0)) == []
+
+
+def test_a_trial_that_hangs_fails_after_three_restarts():
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group-0")
+        waiting = report(dispatcher, 1)
+        await others_go_on()
+        assert await dispatcher.stalled(0, LONG) == {}, "the search is slow, not the trial"
+        assert await driver.next() == 1
+        await driver.go_on(1)
+        assert await waiting
+        for number in range(1, 5):
+            assert not (await dispatcher.stopped("t")).stopped
+            assert await dispatcher.stalled(LONG, LONG) == {}, "it has just asked"
+            assert await dispatcher.stalled(0, LONG) == {"worker-group": "t"}
+            assert await dispatcher.stalled(0, LONG) == {}, "its group is started again already"
+            again = asyncio.ensure_future(dispatcher.next("worker-group", f"group-{number}"))
+            await others_go_on()
+        again.cancel()
+        return await driver.next()
+
+    text = "no progress for 0 s; given up after 3 restarts without a new report"
+    assert running(steps) == TrialEnd("restarts", text=text)
+
+
+def test_ranks_that_cannot_hear_a_stop_are_let_go_and_their_group_is_replaced():
+    async def steps(dispatcher, _):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        await dispatcher.stop("t")
+        left = asyncio.ensure_future(leave(dispatcher, FINISHED, world=2))
+        await others_go_on()
+        assert await dispatcher.abandon(LONG, []) == {}
+        assert (await dispatcher.stopped("t")).stopped, "as often as it asks and does not end"
+        assert await dispatcher.abandon(0, []) == {"worker-group": "t"}
+        late = await leave(dispatcher, FINISHED, rank=1, world=2)
+        return await left, late
+
+    assert running(steps) == (False, False)
+
+
+def test_a_worker_group_hangs_that_has_no_trial_and_asks_for_none():
+    async def steps(dispatcher, _):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "group")
+        assert await dispatcher.stalled(LONG, 0) == {}, "it has one"
+        assert await leave(dispatcher, FINISHED)
+        await others_go_on()
+        assert await dispatcher.stalled(0, LONG) == {}, "it has just had one"
+        assert await dispatcher.stalled(LONG, 0) == {"worker-group": None}
+        assert await dispatcher.stalled(LONG, 0) == {}, "it is started again already"
+        waiting = asyncio.ensure_future(dispatcher.next("worker-group", "new"))
+        await others_go_on()
+        assert await dispatcher.stalled(LONG, 0) == {}, "it waits for one"
+        await dispatcher.offer("u", assignment())
+        return (await waiting).trial
+
+    assert running(steps) == "u"
+
+
+def test_a_trial_offered_to_a_group_that_dies_before_taking_it_is_not_lost():
+    async def steps(dispatcher, _):
+        dead = asyncio.ensure_future(dispatcher.next("worker-group", "group-1"))
+        await others_go_on()
+        reborn = asyncio.ensure_future(dispatcher.next("worker-group", "group-2"))
+        await others_go_on()
+        await dispatcher.offer("t", assignment())
+        return (await dead).kind, (await reborn).trial
+
+    assert running(steps) == ("wait", "t")
+
+
+def test_each_trial_of_many_wakes_one_idle_worker_group():
+    async def steps(dispatcher, _):
+        idle = [asyncio.ensure_future(dispatcher.next(f"worker-group-{number}", "group")) for number in range(20)]
+        await others_go_on()
+        assert await dispatcher.free() == 20
+        for number in range(20):
+            await dispatcher.offer(f"t{number}", assignment())
+        return [(await each).trial for each in idle]
+
+    assert running(steps) == [f"t{number}" for number in range(20)]
+
+
+def test_the_trial_of_a_retired_worker_group_goes_to_the_next_free_one_with_its_reports():
+    async def steps(dispatcher, driver):
+        await dispatcher.offer("t", assignment(a=1))
+        await dispatcher.next("gone", "group")
+        report(dispatcher, 1)
+        await others_go_on()
+        assert await dispatcher.retire("gone") == "t"
+        assert (await dispatcher.next("gone", "group")).kind == "close"
+        assert (await dispatcher.next("other", "group")).assignment.trial == {"a": 1}
+        return await driver.next()
+
+    assert running(steps) == 1
+
+
+def test_a_group_that_shall_be_new_restarts_between_trials_only():
+    async def steps(dispatcher, _):
+        await dispatcher.offer("t", assignment())
+        await dispatcher.next("worker-group", "old")
+        await dispatcher.renew("worker-group")
+        left = await leave(dispatcher, FINISHED)
+        await dispatcher.offer("u", assignment())
+        again = await dispatcher.next("worker-group", "new")
+        kept = await leave(dispatcher, FINISHED, trial="u")
+        idle = asyncio.ensure_future(dispatcher.next("worker-group", "new"))
+        await others_go_on()
+        await dispatcher.renew("worker-group")
+        return left, again.trial, kept, (await idle).kind
+
+    assert running(steps) == (False, "u", True, "renew")
+
+
+def test_many_trials_are_asked_to_ask_less_often():
+    async def steps(dispatcher, _):
+        for number in range(1000):
+            await dispatcher.offer(f"t{number}", assignment())
+            await dispatcher.next(f"worker-group-{number}", "group")
+        return (await dispatcher.stopped("t0")).ask_again_s
+
+    assert running(steps) == pytest.approx(5.0)
