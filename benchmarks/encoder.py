@@ -41,8 +41,8 @@ from benchmarks.work import start
 
 SWEEP = "search_spaces/encoder.yaml"
 SETTINGS = {
-    "translation_ranking": 0.3,
-    "mse_distillation": 10,
+    "translation_ranking": 5,
+    "mse_distillation": 40,
     "student.width": 1024,
     "student.vocabulary": 48000,
     "student.ngrams": 0,

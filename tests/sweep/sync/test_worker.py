@@ -211,9 +211,7 @@ def test_a_node_whose_disk_refuses_is_said_to_be_unfit(s3):
 
 
 def test_a_node_without_the_buckets_package_is_said_to_be_unfit(tmp_path):
-    where = StorageLocation(
-        uri="abfs://container/x", cache=str(tmp_path), timeout=20
-    )  # whose package is not installed
+    where = StorageLocation(uri="abfs://container/x", cache=str(tmp_path), timeout=20)  # whose package is not installed
     assignment = TrialAssignment(mirror=where, prepared="sweeps/a/prepared.json", folder=KEY)
     with (
         pytest.raises(NodeError, match=r"^cannot open the storage: the storage abfs://container/x needs a package"),

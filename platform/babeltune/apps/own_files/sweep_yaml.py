@@ -34,8 +34,8 @@ config:
     translation_ranking: {hard_negatives: 0, temperature: 0.05}
 # What is searched. A line less is a setting less; `babeltune methods combined` lists the others.
 parameters:
-  translation_ranking: {log_float: [2, 16]}
-  mse_distillation: {log_float: [3, 100]}
+  translation_ranking: {log_float: [3, 10]}
+  mse_distillation: {log_float: [10, 200]}
   student.width: {choice: [512, 1024]}
   student.vocabulary: {choice: [24000, 48000]}
   student.ngrams: {choice: [0, 50000]}
@@ -77,7 +77,8 @@ data:
 
 # A static student trains and encodes at a fraction of a Transformer's cost, and needs no GPU. For a Transformer:
 # docs/how-to/choose-a-student.md.
-student: {{kind: static, width: 512, vocabulary: {proposal.vocabulary}, max_tokens: 64, projection: teacher}}
+student: {{kind: static, width: 512, vocabulary: {proposal.vocabulary}, lowercase: true,
+  max_tokens: 64, projection: teacher}}
 # The teacher gives the targets. It has to know the languages in this list, and one language of each row.
 teacher: {{model: {quoted(teacher.model)}, languages: [{knows}]}}
 # {proposal.pairs:,} pairs are {proposal.pairs / proposal.rows:.1f} passes over {proposal.rows:,} rows.
