@@ -35,7 +35,7 @@ config:
 # What is searched. A line less is a setting less; `babeltune methods combined` lists the others.
 parameters:
   translation_ranking: {log_float: [3, 10]}
-  mse_distillation: {log_float: [10, 200]}
+  mse_distillation: {log_float: [10, 100]}
   student.width: {choice: [512, 1024]}
   student.vocabulary: {choice: [24000, 48000]}
   student.ngrams: {choice: [0, 50000]}
