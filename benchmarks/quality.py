@@ -115,7 +115,8 @@ def read_work(sweep_file: str, settings: Mapping[str, object], storage: Path, *a
 def read_fixed(sweep_file: str, settings: Mapping[str, object], *assignments: str) -> Sweep:
     """The sweep file, with what it searches at these values, and without points where the search begins."""
     fixed = [f"parameters.{key}={{const: {value}}}" for key, value in settings.items()]
-    return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *fixed, *assignments])
+    other = ["student={max_tokens: 64, projection: teacher}"] if settings.get("student.kind") == "transformer" else []
+    return read_sweep(sweep_file, overlays=[REAL], assignments=["sampler.points=[]", *other, *fixed, *assignments])
 
 
 def pairs_within(trial: Trial, prepared: Prepared, seconds: float) -> int:
