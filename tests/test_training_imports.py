@@ -86,7 +86,6 @@ def test_training_imports_only_torch_transformers_and_what_they_bring():
 ACTORS = (
     "babeltune.sweep.workers.ray_train",
     "babeltune.sweep.workers.dispatcher",
-    "babeltune.sweep.search.trial_proxy",
     "babeltune.sweep.state.lease_actor",
 )
 

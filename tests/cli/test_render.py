@@ -62,7 +62,7 @@ def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
 def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
     rows = [
         Row(name="t0000", state="pruned", reason="collapsed: different dev sentences have a mean cosine of 0.9973"),
-        Row(name="t0001", state="pruned", reason="stopped by asha at report 2"),
+        Row(name="t0001", state="pruned", kind="pruned", reason="stopped by asha at report 2"),
     ]
     lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
     assert "[collapsed: different dev" in lines[1]

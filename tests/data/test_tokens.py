@@ -73,7 +73,7 @@ def test_text_is_compared_in_nfkc_and_keeps_its_case(tokenizer):
     assert ids("the") != ids("The")
 
 
-def test_a_lowercase_tokenizer_reads_no_case_and_its_model_does_so_with_plain_transformers(tmp_path):
+def test_a_lowercase_tokenizer_reads_no_case_with_plain_transformers(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 300, folder=tmp_path, lowercase=True))
     assert tokenizer("THE Train")["input_ids"] == tokenizer("the train")["input_ids"]
     assert not [token for token in tokenizer.get_vocab() if token != token.lower() and not token.startswith("[")]

@@ -429,6 +429,7 @@ import torch
 import torch.distributed as dist
 from babeltune.training import trainer
 from babeltune.training.checkpoint import read_state, stopped_folder
+from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.run_trial import run
 
 class Until:
@@ -449,7 +450,8 @@ def train(rank, world, store, job):
     torch.set_num_threads(1)
     if look := job.pop("look", 0):  # in evaluations only, and always
         trainer.STOP_POLL_INTERVAL_S, trainer.PROGRESS_INTERVAL_S = float("inf"), 0.0
-    run(job, Until(job.pop("reports", 100), look), rank, world, "cpu")
+    left = job.pop("reports", 100)
+    run(TrialAssignment(**job), Until(left, look), rank, world, "cpu")
     if look and rank == 0:
         assert read_state(stopped_folder(Path(job["folder"])))["interval"]["step"], "what was trained is kept"
     dist.destroy_process_group()

@@ -205,9 +205,10 @@ def check_free(out: Path) -> None:
 
 def hand_over(model: Path, out: Path) -> None:
     """Copies the model's folder to `out`, whole or not at all. Raises `PromotionError` where that cannot be."""
+    from babeltune.tracking.registry import FOR_MLFLOW
 
     def copy(draft: Path) -> None:
-        shutil.copytree(model, draft, dirs_exist_ok=True)
+        shutil.copytree(model, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*FOR_MLFLOW))
 
     try:
         write_folder(copy, out)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = "input_example.json"
 """The file of sentences that MLflow shows as an example of a model's input."""
+FOR_MLFLOW = ("MLmodel", EXAMPLE)
+"""Files that a registered model has beside its export, for MLflow."""
 CARD_CHARACTERS = 5000
 """MLflow's limit for a version's description."""
 CLAIM_S = 300

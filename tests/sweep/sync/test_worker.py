@@ -151,6 +151,10 @@ def test_a_checkpoint_between_two_reports_travels_too_and_goes_with_the_next_rep
     assert sealed(one) == {"000002"}
 
 
+def a_report(index, *, last=False):
+    return Report(index=index, step=index, pairs=index, seconds=0.0, metrics={}, last=last)
+
+
 class TrialDispatcher:
     def __init__(self):
         self.seen, self.asked = [], 0
@@ -171,16 +175,16 @@ def test_training_goes_on_while_the_server_is_away_and_the_last_report_waits_for
     sending = Sending(dispatcher, one, one.path(KEY), 0, timeout=2.0)
     s3.door.shut()
     train(one, 1, {1})
-    assert sending.report({"index": 1})
-    assert "cannot be" in dispatcher.seen[0]["facts"]["unsent"]
+    assert sending.report(a_report(1))
+    assert "cannot be" in dispatcher.seen[0].facts["unsent"]
     train(one, 2, {1, 2})
     with pytest.raises(ObjectStoreError):
-        sending.report({"index": 2, "last": True})
+        sending.report(a_report(2, last=True))
     assert [report.index for report in dispatcher.seen] == [1]
     assert dispatcher.asked >= 2, "it waits, and does not hang"
     s3.door.open()
-    assert sending.report({"index": 2, "last": True})
-    assert dispatcher.seen[1] == {"index": 2, "last": True}
+    assert sending.report(a_report(2, last=True))
+    assert dispatcher.seen[1] == a_report(2, last=True)
     pull_trial(other, other.path(KEY))
     assert len(last_good(other.path(KEY))) == 2
 
@@ -236,7 +240,7 @@ def test_a_node_whose_disk_refuses_in_mid_trial_is_said_to_be_unfit(s3, tmp_path
     with pytest.raises(NodeError, match=r"^cannot keep a copy of the storage in .*No space left.*; make room there$"):
         meets(OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(StorageError, match="shows rank 1 other checkpoints"):
-        meets(StorageError(f"{StorageError.begins}shows rank 1 other checkpoints"))
+        meets(StorageError("the storage shows rank 1 other checkpoints"))
 
 
 def test_a_long_errand_sends_heartbeats(monkeypatch):

@@ -391,7 +391,7 @@ def test_each_trial_of_many_wakes_one_idle_worker_group():
     assert running(steps) == [f"t{number}" for number in range(20)]
 
 
-def test_the_trial_of_a_retired_worker_group_goes_to_the_next_free_one_with_its_reports():
+def test_a_retired_worker_groups_trial_goes_to_the_next_one_with_its_reports():
     async def steps(dispatcher, driver):
         await dispatcher.offer("t", assignment(a=1))
         await dispatcher.next("gone", "group")

@@ -350,7 +350,7 @@ def test_isolation_gives_every_trial_new_workers(room, tmp_path):
 
 
 @pytest.mark.long
-def test_a_dispatcher_that_is_stopped_ends_the_search_with_a_line_that_says_how_to_go_on(room, tmp_path, monkeypatch):
+def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.DISPATCHER_TIMEOUT_S", 3.0)
     with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "going", steps=500, seconds=0.05)

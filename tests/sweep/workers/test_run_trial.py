@@ -28,7 +28,7 @@ def test_what_was_prepared_stays_in_a_warm_worker_until_it_changes(tiny, tmp_pat
 
 def test_a_node_that_may_not_write_where_the_driver_does_is_said_to_be_unfit(tmp_path, monkeypatch):
     (tmp_path / "prepared.json").touch()
-    assignment = {"prepared": str(tmp_path / "prepared.json"), "folder": str(tmp_path)}
+    assignment = TrialAssignment(prepared=str(tmp_path / "prepared.json"), folder=str(tmp_path))
     read_only = os.access
     monkeypatch.setattr(os, "access", lambda path, use: not use & os.W_OK and read_only(path, use))
     with pytest.raises(NodeError, match=rf"^may not write {tmp_path}; mount the sweep's storage there"):

@@ -94,24 +94,24 @@ def without_test(pairs: Pairs, test: Pairs) -> Pairs:
 def language_identifier(languages: Sequence[str] | None = None) -> Callable[[str], str]:
     """Tells a text's language by its ISO 639-1 code, among the given ones or all that py3langid knows.
 
-    py3langid keeps that choice for the whole process, so a later identifier changes an earlier one.
     Raises `DataError` where py3langid is not installed, and for a language that it does not know.
     """
     try:
-        import py3langid  # type: ignore[import-untyped]
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
     except ImportError as error:
         raise DataError(
             "py3langid, which tells whether a source is English, is not installed; pip install babeltune[translation]"
         ) from error
-    py3langid.set_languages(None)
+    # One of its own: py3langid's functions share one in the process, so its languages would change those of others.
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     if languages is not None:
-        known = sorted(language for language, _ in py3langid.rank(""))
+        known = sorted(identifier.labels)
         for language in languages:
             if language not in known:
                 allowed = ", ".join(known)
                 raise DataError(f"py3langid knows no language {language!r}{nearest(language, known)}; known: {allowed}")
-        py3langid.set_languages(sorted({*languages, ENGLISH}))
-    return lambda text: str(py3langid.classify(text)[0])
+        identifier.set_languages(sorted({*languages, ENGLISH}))
+    return lambda text: str(identifier.classify(text)[0])
 
 
 def without_english(pairs: Pairs, identify: Callable[[str], str]) -> tuple[Pairs, dict[str, int]]:
