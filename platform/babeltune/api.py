@@ -222,8 +222,8 @@ def report(
 
     `sweep` is an id or a name; the latest sweep if it is left out.
     """
-    from babeltune.report.write import write_report
     from babeltune.sweep.sync.view import StorageView
+    from babeltune.sweep_report.write import write_report
 
     view = StorageView(_cluster(cluster))
     return write_report(view.sweep(sweep), view, format, None if out is None else Path(out)).path

@@ -48,7 +48,6 @@ IMPORTED_BY_NAME = {
     "apps/mining/index.py",
     "promotion/fresh_scorer.py",
     "__init__.py",
-    "report/__init__.py",
 }
 """Where a module is imported by its name; none of these names comes from a file or a user."""
 

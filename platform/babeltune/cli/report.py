@@ -27,8 +27,8 @@ def report(
     Every sweep that finishes has one in its folder.
     """
     from babeltune.files import plain
-    from babeltune.report.write import check_place, write_report
     from babeltune.sweep.sync.view import StorageView
+    from babeltune.sweep_report.write import check_place, write_report
 
     if out_ is not None:
         check_place(out_)
@@ -50,8 +50,8 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster) -> Path | None:
     try:
         if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
             return path
-        from babeltune.report.write import write_report
         from babeltune.sweep.sync.view import StorageView
+        from babeltune.sweep_report.write import write_report
         from babeltune.tracking.artifacts import log_report
 
         write_report(folder, StorageView(cluster))

@@ -70,11 +70,21 @@ def repository() -> Path | None:
     return root if (root / "platform" / "babeltune").is_dir() and (root / "pyproject.toml").is_file() else None
 
 
+def _roots() -> list[Path]:
+    """Folders of the files that come with babeltune: the checkout, or else the installed package's."""
+    shipped = Path(babeltune.__file__).resolve().parent / "shipped"
+    return [root for root in (repository(), shipped) if root is not None]
+
+
+def shipped_file(name: str) -> Path:
+    """A file that comes with babeltune, whatever the user has under the same name."""
+    return next(path for root in _roots() if (path := root / name).is_file())
+
+
 def find_file(name: str | Path, among: Literal["search_spaces", "clusters"] = "search_spaces") -> Path:
     """A file named by a user: as a path, then in the checkout, then among the files shipped with the package. For a
     name that is none of them the nearest in the shipped folder `among` is offered."""
-    shipped = Path(babeltune.__file__).resolve().parent / "shipped"
-    roots = [root for root in (repository(), shipped) if root is not None]
+    roots = _roots()
     for candidate in (Path(name).expanduser(), *(root / name for root in roots)):
         if candidate.is_file():
             return candidate

@@ -15,7 +15,6 @@ from mlflow import MlflowClient
 from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.promote import evaluate_model, promote
-from babeltune.report.write import write_report
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
@@ -30,6 +29,7 @@ from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.standalone import standalone
+from babeltune.sweep_report.write import write_report
 from babeltune.training.checkpoint import read_reports
 from bucket_servers import BUCKET
 from waiting import PATIENCE_S, wait_until, when

@@ -217,6 +217,7 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
     pool.next_message("long")
     pool.__exit__(KeyError, KeyError("the driver fails"), None)
     wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
+    assert left_behind() == (set(), 0, [])
 
 
 @pytest.mark.long

@@ -3,46 +3,45 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from babeltune.apps.own_files.proposal import Proposal
 from babeltune.apps.own_files.splits import Group
+from babeltune.schema.document import read_document
+from babeltune.schema.paths import shipped_file
 
-SMALL_SETTINGS = """\
-method: combined
-config:
-  laser3_co: 1
-  settings:
-    laser3_co: {variant: in_batch, temperature: 0.05}
-    translation_ranking: {hard_negatives: 0, temperature: 0.05}
-# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.
-parameters:
-  translation_ranking: {log_float: [0.1, 3]}
-  student.width: {choice: [256, 512, 1024]}
-  training.learning_rate: {log_float: [1.0e-3, 1.0e-2]}
-  training.embedding_learning_rate: {log_float: [1, 30]}
-"""
-"""The settings of `search_spaces/static.yaml`, which was measured on small corpora."""
-LARGE_SETTINGS = """\
-method: combined
-config:
-  laser3_co: 1
-  settings:
-    laser3_co: {variant: in_batch, temperature: 0.08}
-    mse_distillation: {}
-    translation_ranking: {hard_negatives: 0, temperature: 0.05}
-# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.
-parameters:
-  translation_ranking: {log_float: [3, 10]}
-  mse_distillation: {log_float: [10, 100]}
-  student.width: {choice: [512, 1024]}
-  student.vocabulary: {choice: [24000, 48000]}
-  student.ngrams: {choice: [0, 50000]}
-  training.learning_rate: {log_float: [5.0e-4, 3.0e-3]}
-  training.embedding_learning_rate: {log_float: [5, 20]}
-"""
-"""The settings of `search_spaces/encoder.yaml`, which was measured on millions of pairs."""
+SMALL, LARGE = "search_spaces/static.yaml", "search_spaces/encoder.yaml"
+"""Shipped sweep files whose losses and ranges are proposed: for small corpora, and for many rows."""
+OF_THE_BUDGET = ("student.kind", "training.pairs", "training.global_batch", "training.reports")
+"""Parameters of those files that `init` decides by the rows and the machine."""
+
+
+def searched(file: str) -> str:
+    """The losses of a shipped sweep file, and what it searches, as lines of YAML."""
+    values = read_document(shipped_file(file)).values
+    ranges = {name: how for name, how in values["parameters"].items() if name not in OF_THE_BUDGET}
+    return "\n".join(
+        [
+            f"method: {values['method']}",
+            "config:",
+            *_lines(values["config"]),
+            "# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.",
+            "parameters:",
+            *_lines(ranges),
+        ]
+    )
+
+
+def _lines(values: Mapping[str, Any]) -> list[str]:
+    """A mapping's entries, each on a line."""
+    return [
+        f"  {yaml.safe_dump({key: value}, default_flow_style=True, width=10_000).strip()[1:-1]}"
+        for key, value in values.items()
+    ]
 
 
 def sweep_yaml(name: str, folder: Path, groups: Sequence[Group], proposal: Proposal, given: Sequence[str]) -> str:
@@ -60,7 +59,8 @@ name: {quoted(name)}
 description: {quoted(f"A static student for {', '.join(proposal.languages)}.")}
 
 # The losses: the teacher's vectors and the translation, each among those of the batch.
-{LARGE_SETTINGS if proposal.large else SMALL_SETTINGS}# How often a sentence finds its translation in the dev set.
+{searched(LARGE if proposal.large else SMALL)}
+# How often a sentence finds its translation in the dev set.
 objectives:
   - metric: dev/mine/accuracy
 

@@ -13,15 +13,15 @@ from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.decisions import read_decisions, record_decision
 from babeltune.promotion.gates import Decision
-from babeltune.report.gather import gather
-from babeltune.report.render import markdown, render
-from babeltune.report.sections import document
-from babeltune.report.write import LARGEST, page, write_report
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.folder import outcome
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.render import markdown, render
+from babeltune.sweep_report.sections import document
+from babeltune.sweep_report.write import LARGEST, page, write_report
 from babeltune.training.checkpoint import read_reports, write_reports
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from babeltune.report.record import Curve, Diagnostic, LanguageScore, Standing
-from babeltune.report.svg import BAR, DASHES, FAINT, INK, MARKERS, MUTED, PAGE, SERIES, drawing, svg_of
 from babeltune.schema.records import Goal, Scalar
+from babeltune.sweep_report.record import Curve, Diagnostic, LanguageScore, Standing
+from babeltune.sweep_report.svg import BAR, DASHES, FAINT, INK, MARKERS, MUTED, PAGE, SERIES, drawing, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

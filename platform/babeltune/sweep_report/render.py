@@ -8,7 +8,7 @@ from typing import Literal
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from babeltune.report.document import Code, Document, Figure, Items, Table, Text
+from babeltune.sweep_report.document import Code, Document, Figure, Items, Table, Text
 
 Format = Literal["html", "md"]
 KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
@@ -17,7 +17,7 @@ KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "
 def render(document: Document, format_: Format) -> str:
     """The page as one self-contained text."""
     environment = Environment(
-        loader=PackageLoader("babeltune.report", "templates"),
+        loader=PackageLoader("babeltune.sweep_report", "templates"),
         autoescape=format_ == "html",
         undefined=StrictUndefined,
         trim_blocks=True,

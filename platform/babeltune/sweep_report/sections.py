@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
-from babeltune.report.charts import (
+from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
+from babeltune.sweep_report.charts import (
     BARS,
     Caption,
     Paired,
@@ -26,10 +27,9 @@ from babeltune.report.charts import (
     slices_chart,
     subset_name,
 )
-from babeltune.report.document import Block, Code, Document, Fact, Figure, Items, Section, Table, Text
-from babeltune.report.record import Curve, Standing, SweepReport
-from babeltune.report.words import duration, interval, score, setting, settings, verdict
-from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
+from babeltune.sweep_report.document import Block, Code, Document, Fact, Figure, Items, Section, Table, Text
+from babeltune.sweep_report.record import Curve, Standing, SweepReport
+from babeltune.sweep_report.words import duration, interval, score, setting, settings, verdict
 
 MOST_ROWS = 200
 """Trials that tables and charts show at most, the best first."""

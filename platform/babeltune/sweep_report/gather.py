@@ -21,7 +21,14 @@ from babeltune.planning.written import spec_yaml
 from babeltune.promotion.decisions import read_decisions
 from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
-from babeltune.report.record import (
+from babeltune.schema.records import Report, Sweep
+from babeltune.sweep.search.importance import Scored, parameter_importance
+from babeltune.sweep.state.folder import SweepFolder, read_log
+from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
+from babeltune.sweep.state.progress import is_driven, standing
+from babeltune.sweep.state.provenance import accepted_lines
+from babeltune.sweep.state.rebuild import spooled_tags
+from babeltune.sweep_report.record import (
     Z95,
     Cost,
     Curve,
@@ -35,13 +42,6 @@ from babeltune.report.record import (
     Standing,
     SweepReport,
 )
-from babeltune.schema.records import Report, Sweep
-from babeltune.sweep.search.importance import Scored, parameter_importance
-from babeltune.sweep.state.folder import SweepFolder, read_log
-from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
-from babeltune.sweep.state.progress import is_driven, standing
-from babeltune.sweep.state.provenance import accepted_lines
-from babeltune.sweep.state.rebuild import spooled_tags
 from babeltune.training.checkpoint import MANIFEST, checkpoint_folder, read_reports
 
 DIAGNOSTICS = {

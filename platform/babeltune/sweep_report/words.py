@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 
-from babeltune.report.charts import short
-from babeltune.report.record import Z95, Standing, SweepReport
 from babeltune.schema.records import Scalar
+from babeltune.sweep_report.charts import short
+from babeltune.sweep_report.record import Z95, Standing, SweepReport
 
 
 def score(value: float | None) -> str:
