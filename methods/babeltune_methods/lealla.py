@@ -1,9 +1,9 @@
 """Lightweight language-agnostic sentence embeddings by knowledge distillation (LEALLA).
 
-Mao and Nakagawa 2023, "LEALLA: Learning Lightweight Language-agnostic Sentence Embeddings with Knowledge
-Distillation", EACL; weights were released, no code. A thin, deep student learns three things at once: to rank
-translations with an additive margin (AMS), the teacher's vectors through a head that only training has (FD), and the
-teacher's similarities across the two languages (LD).
+Mao and Nakagawa 2023, "LEALLA: Learning Lightweight Language-agnostic Sentence Embeddings with Knowledge Distillation",
+EACL; weights were released, no code. A thin, deep student learns three things at once. It ranks translations with an
+additive margin (AMS). It learns the teacher's vectors through a head that only training has (FD), and the teacher's
+similarities across the two languages (LD).
 
 Two variants that the paper found worse (appendix C) have the student as wide as the teacher (`student.projection:
 teacher`) and no head. In `distillation_first` FD is on these vectors, and D, which the exported model keeps, projects

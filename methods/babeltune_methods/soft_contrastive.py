@@ -1,9 +1,9 @@
 """Soft contrastive alignment.
 
 Park et al. 2024, "Improving Multi-lingual Alignment Through Soft Contrastive Learning", NAACL Student Research
-Workshop; the authors' code is YAI12xLinq-B/IMASCL. A frozen teacher says how alike the anchor sentences of a batch
-are, and the student's similarities across the two languages are pulled to that distribution instead of to 0 and 1.
-The same is asked of the similarities within each language (TCM).
+Workshop; the authors' code is YAI12xLinq-B/IMASCL. A frozen teacher says how alike the anchor sentences of a batch are.
+The student's similarities across the two languages are pulled to that distribution instead of to 0 and 1. The same is
+asked of the similarities within each language (TCM).
 
     N           pairs in the global batch; n of them on this rank
     s, t        [n | N, dim]   unit vectors of the source (anchor) and target sentences, f(s_i) and f(t_i)

@@ -2,7 +2,7 @@
 
 Yang et al. 2020, "Multilingual Universal Sentence Encoder for Semantic Retrieval" (mUSE); the mUSE baseline of Park et
 al. 2024 (section 5.2). The translation of a sentence must rank above the other targets of the batch and above a few
-hard negatives: sentences that a teacher finds close to the translation and that are not it.
+hard negatives. These are sentences that a teacher finds close to the translation and that are not it.
 
     N           pairs in the global batch; n of them on this rank
     s, t        [n | N, dim]   unit vectors of source and target sentences

@@ -219,8 +219,8 @@ class Cleaning:
         return mask
 
     def no_overlap(self, block: Block) -> NDArray[np.bool_]:
-        """Which pairs have no text of their row in any dev or test set, in whatever language: neither a side, nor
-        another translation of it, such as the English through which a pivot joined them."""
+        """Which pairs have no text of their row in any dev or test set, in whatever language. That holds for both
+        sides and for other translations, such as the English through which a pivot joined them."""
         hit = np.zeros(len(block.rows), bool)
         for name, rows in self.hits.items():
             in_set = rows[block.rows]

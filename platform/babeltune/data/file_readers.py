@@ -424,8 +424,8 @@ def load_dataset(source: Source, root: Path) -> Any:
 
 
 def check_inside(source: Source, folder: Path, root: Path) -> None:
-    """Raises `DataError` where a data set's name, or what is named of it, would be taken for an address or leads out:
-    by the source, by a link among its files, or by the card in its own folder."""
+    """Raises `DataError` where a data set's name, or a name within it, would be taken for an address or leads out.
+    The source, a link among its files, or the card in its own folder may name it."""
     place = f"source {source.name!r}"
     for key in ("subset", "split", "revision"):
         if not is_inside(getattr(source, key) or ""):

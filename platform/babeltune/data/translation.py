@@ -1,8 +1,8 @@
 """Back-translation: a source whose second language a sequence-to-sequence model writes (NLLB, M2M-100, Marian, T5).
 
 Tan et al. 2023, section 3.1, make bitext of monolingual text so. Texts are translated in shards, each a
-content-addressed store keyed by its texts, the model and the settings: a sweep that was cut short goes on where it was,
-a larger `cap` adds shards, and a second sweep translates nothing. Decoding is greedy or by beams, never sampled.
+content-addressed store keyed by its texts, the model and the settings. A sweep that was cut short goes on where it was.
+A larger `cap` adds shards, and a second sweep translates nothing. Decoding is greedy or by beams, never sampled.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPACED, JOINER, SCRIPTS = 1, 2, 3
-"""What a character is to a word: a part of one between blanks, what may join two such parts, or, from 3 on, of one of
-the scripts that are written without blanks."""
+"""What a character is to a word. It is a part of one between blanks, or it may join two such parts. From 3 on it
+belongs to a script that is written without blanks."""
 JOINERS = "'’\u200c\u200d"
 UNSPACED: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0x3005, 0x3007), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),  # Han

@@ -23,9 +23,9 @@ ROUNDS = 300
 
 
 def agreement(vectors: NDArray[np.float32], labels: Sequence[str]) -> dict[str, float]:
-    """`ari` and `v_measure` of the labels and of k-means with as many clusters as there are labels, on the unit
-    vectors of `vectors` [n, d]: means over `SEEDS`, and with `_sd` standard deviations. NaN where a vector is not
-    finite."""
+    """`ari` and `v_measure` of the labels and of k-means with as many clusters as there are labels. k-means works on
+    the unit vectors of `vectors` [n, d]. The figures are means over `SEEDS`, and with `_sd` standard deviations. NaN
+    where a vector is not finite."""
     _, truth = np.unique(np.asarray(labels), return_inverse=True)
     rows = np.asarray(vectors, np.float64)
     scores: dict[str, list[float]] = {"ari": [math.nan], "v_measure": [math.nan]}

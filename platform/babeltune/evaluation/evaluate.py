@@ -76,8 +76,8 @@ number."""
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"
-"""A model's size, layers that only training has left out, and how many sentences of the sets one thread, or one GPU,
-encodes in a second, token ids in: measured once for each architecture."""
+"""A model's size, without layers that only training has, and its speed. That is how many sentences of the sets one
+thread, or one GPU, encodes in a second, token ids in. It is measured once for each architecture."""
 COMPUTE = "train/compute"
 """Counted seconds of one worker that a trial's training has cost, where it is as long as `training.compute` says."""
 UNTRIMMED = "model/parameters_untrimmed"

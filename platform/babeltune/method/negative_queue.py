@@ -1,8 +1,8 @@
 """A FIFO queue of frozen vectors as negatives, and the log-sum-exps over it that a contrastive loss needs.
 
 The queue holds what the teacher made of earlier batches (Tan et al. 2023, Algorithm 1), so no gradient reaches it and
-nothing in it grows old. The loss visits it a tile at a time: similarities, filter, sums and the gradient of a tile
-come from one product with its vectors, and nothing of batch x queue is kept.
+nothing in it grows old. The loss visits it a tile at a time. Similarities, filter, sums and the gradient of a tile come
+from one product with its vectors. Nothing of batch x queue is kept.
 """
 
 from __future__ import annotations

@@ -174,8 +174,8 @@ def quiet() -> Iterator[None]:
 
 
 def open_model(folder: str) -> SentenceTransformer:
-    """A sentence-transformers model as it is scored and used for mining: in fp32 whatever it was saved in, from
-    safetensors only, no code of its own, on a GPU where there is one. Raises `TeacherError`."""
+    """A sentence-transformers model as it is scored and used for mining, on a GPU where there is one. It is in fp32
+    whatever it was saved in, from safetensors only, and runs no code of its own. Raises `TeacherError`."""
     import torch
     from safetensors import SafetensorError
     from sentence_transformers import SentenceTransformer

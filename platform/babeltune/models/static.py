@@ -1,8 +1,8 @@
 """The static student: the mean of a sentence's token vectors from a table, a linear layer, an L2 norm.
 
-It has no attention, no positions and no special tokens, so that a step costs what its batch touches: the gradient of
-the table is sparse and holds the rows of the batch's tokens alone. It is sentence-transformers' `StaticEmbedding`,
-`Dense` and `Normalize`, and exported as these.
+It has no attention, no positions and no special tokens, so a step costs what its batch touches. The table's gradient is
+sparse and holds the rows of the batch's tokens alone. It is sentence-transformers' `StaticEmbedding`, `Dense` and
+`Normalize`, and exported as these.
 """
 
 from __future__ import annotations

@@ -103,9 +103,9 @@ def _shortened(metrics: tuple[str, ...], most: int = 12) -> list[str]:
 
 
 def dev_metrics(sweep: Sweep) -> tuple[str, ...]:
-    """The names of all metrics that the dev tasks produce: means over a task's or group's subsets first, then each
-    subset, then all of them at each smaller dimension of `training.matryoshka` (`dim128/dev/…`). Its largest dimension
-    may be the whole vector, which has no such names."""
+    """The names of all metrics that the dev tasks produce. Means over a task's or group's subsets come first, then
+    each subset. Then come all of them at each smaller dimension of `training.matryoshka` (`dim128/dev/…`). Its
+    largest dimension may be the whole vector, which has no such names."""
     means, single = dict[str, None](), list[str]()
     for task in sweep.data.dev:
         subsets = {subset: task_metrics(task, subset) for subset in task_subsets(task, sweep.data.anchor_priority)}

@@ -80,8 +80,8 @@ class Cell:
     difference: float
     low: float
     high: float
-    """The interval at the confidence that was asked for: the bootstrap's; of one subset of right and wrong items, the
-    wider of it and the score interval, since a few items that both models got right exclude no loss."""
+    """The bootstrap's interval at the confidence that was asked for. Of one subset of right and wrong items it is
+    the wider of that and the score interval: a few items that both models got right exclude no loss."""
     p: float
     """The two-sided p. For a subset: McNemar's exact one of right and wrong items, or the bootstrap's for STS,
     corrected by Holm's method for the number of subsets. For a mean: the larger of both kinds, corrected for the

@@ -16,8 +16,8 @@ def error_of(metric: str, value: float, prepared: Prepared) -> float | None:
 
 
 def distinct_rows(tasks: Sequence[IdTask]) -> int:
-    """How many rows the tasks have, translations of one another counting once: languages of a multi-way set, which
-    share a side, its grades or its labels with one another, are no independent evidence."""
+    """How many rows the tasks have. Translations of one another count once: languages of a multi-way set share a
+    side, its grades or its labels, so they are no independent evidence."""
     sets: list[tuple[set[Hashable], int]] = []
     for task in tasks:
         rows = len(task.left)

@@ -27,8 +27,8 @@ Statistic = Callable[["NDArray[np.float64]"], "NDArray[np.float64]"]
 
 
 def sign_test(differences: ArrayLike) -> float:
-    """The exact two-sided p of McNemar's test (1947) on [items] differences: the items that one model got right and
-    the other did not are heads or tails of a fair coin if the models are equally good.
+    """The exact two-sided p of McNemar's test (1947) on [items] differences. If the models are equally good, the items
+    that only one of them got right are heads or tails of a fair coin.
 
     A sentence whose two directions are judged together has a difference of -1, -0.5, 0, 0.5 or 1 and counts for the
     model that got more of them right: its directions are not independent, and sentences are.
@@ -149,8 +149,8 @@ def _difference(value: float, drawn: NDArray[np.float64], confidence: float) -> 
 
 
 def enough_draws(alpha: float, items: int, least: int) -> int:
-    """How many draws of so many items in all resolve the level alpha: 40 / alpha, which is 20 beyond each limit of the
-    interval, within what can be drawn in a minute, and at least as many as were asked for."""
+    """How many draws of so many items in all resolve the level alpha. 40 / alpha leave 20 beyond each limit of the
+    interval. No more than can be drawn in a minute, and at least as many as were asked for."""
     return max(least, min(math.ceil(40 / alpha), DRAWN // items))
 
 

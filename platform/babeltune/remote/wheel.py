@@ -72,8 +72,8 @@ def build_plugins(folder: Path, names: Iterable[str]) -> list[Path]:
 
 
 def build_plugin(folder: Path, plugin: Distribution) -> Path:
-    """A wheel of a distribution that offers methods, in the folder: of the source tree of an editable installation, of
-    the files that its `RECORD` names, or of the modules that lie beside its metadata."""
+    """Builds a wheel of a distribution that offers methods into the folder. It holds the source tree of an editable
+    installation, the files that `RECORD` names, or the modules beside the metadata."""
     root = source_of(plugin)
     if root is not None:
         files = _built(root)

@@ -23,8 +23,8 @@ class Shape:
 
 
 def heads(width: int, times: int) -> int:
-    """Attention heads as table 7 prints them: 12 for widths 192, 384 and 768, 8 for 64, 128 and 256, and 4 where the
-    feed-forward layers are as wide as the layer. The rows that it does not print follow these."""
+    """Attention heads as table 7 prints them. Widths 192, 384 and 768 have 12, and 64, 128 and 256 have 8. Where the
+    feed-forward layers are as wide as the layer there are 4. The rows that it does not print follow these."""
     if times == 1:
         return 4
     return 12 if width % 12 == 0 else 8

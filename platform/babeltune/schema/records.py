@@ -245,8 +245,8 @@ class Training(Strict):
     patience: int | None = None
     """Stop after this many reports without a better first objective."""
     matryoshka: tuple[int, ...] = ()
-    """Dimensions such as `[384, 256, 128, 64]`: the loss is added up over the first so many numbers of each vector,
-    with equal weights, and each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
+    """Dimensions such as `[384, 256, 128, 64]`. The loss is added up over the first so many numbers of each vector,
+    with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
     average: Average | None = None

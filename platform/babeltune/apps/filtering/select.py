@@ -1,7 +1,7 @@
 """Given pairs are read, dropped by reason, ranked by score, and the best kept up to so many target tokens.
 
-Tan et al. 2023, section 3.4, as in WMT 2019 and 2020's shared task: pairs whose source is English are dropped,
-the rest is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one.
+Tan et al. 2023, section 3.4, as in WMT 2019 and 2020's shared task. Pairs whose source is English are dropped. The rest
+is ranked by margin, and the top n target tokens are kept. A smaller subset is the beginning of a larger one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What a filtered corpus is worth is the BLEU of the model that it trains (Tan et al. 2023, table 4). A model from scratch
 has the shape of FLORES' supervised baseline (Guzmán et al. 2019, section 4.1: 5 layers, width 512, feed-forward 2048, 2
-heads, dropout 0.4, label smoothing 0.2); it is trained for a given number of steps, with a warm-up over the first tenth
+heads, dropout 0.4, label smoothing 0.2). It is trained for a given number of steps, with a warm-up over the first tenth
 and a linear decay. On a CPU the same inputs give the same model.
 """
 

@@ -109,8 +109,8 @@ def _difference(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
 
 
 def _half_drawn(known: dict[int, FrozenTrial], ledger: Ledger) -> str:
-    """The study's last trial, where it began while its parameters were drawn and nothing else is unknown to the ledger:
-    to draw the rest of them would not lead to what an undisturbed search draws."""
+    """The study's last trial, if the driver died while its parameters were drawn and the ledger knows all else.
+    Drawing only the rest would not give what an undisturbed search draws."""
     recorded = {
         event: {line["number"] for line in ledger.lines if line["event"] == event} for event in ("propose", "end")
     }

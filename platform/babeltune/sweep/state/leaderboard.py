@@ -172,8 +172,8 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
 
 
 def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, ...], list[Row]]:
-    """The Pareto front of the finished trials by these metrics, which are returned too, best first by the first of
-    them: by the sweep's objectives, the model's size and its speed where none are named.
+    """The Pareto front of the finished trials by these metrics, best first by the first of them. The metrics are
+    returned, too: the sweep's objectives, the model's size and its speed where none are named.
 
     Raises `UnknownNameError` for a metric that no trial has, and `SpecError` for one of the training."""
     sweep = folder.sweep()
