@@ -204,6 +204,26 @@ def test_a_score_and_an_address_are_no_languages(make, text):
     assert make("m.tsv").files[0].columns == {"rus": "2", "eng": "3"}
 
 
+def test_a_column_of_ids_is_left_out_whatever_is_in_them(make, text):
+    rows = [(f"news-test2008:{i}", *row) for i, row in enumerate(pairs(text, "fra", "eng"))]
+    put(make.folder / "a.tsv", [("id", "fra", "eng"), *rows])
+    assert make("a.tsv").files[0].columns == {"fra": "fra", "eng": "eng"}
+
+
+def test_a_column_in_no_one_language_beside_two_others_is_left_out_with_a_note(make, text):
+    short = [text[("eng", "fra", "rus")[i // 40 % 3]][i][:20] for i in range(ROWS)]
+    put(make.folder / "a.tsv", [("note", "fra", "eng"), *zip(short, text["fra"], text["eng"], strict=True)])
+    made = make("a.tsv")
+    assert made.files[0].columns == {"fra": "fra", "eng": "eng"}
+    assert any("column 'note' is in no one language" in note and "--columns" in note for note in made.notes)
+
+
+def test_a_folder_without_files_is_named(make):
+    (make.folder / "empty").mkdir()
+    with pytest.raises(BabeltuneError, match="empty is a folder without files; name files"):
+        make("empty")
+
+
 def test_a_column_whose_name_is_another_language_is_named(make, text):
     put(make.folder / "a.tsv", [("eng", "fra"), *pairs(text, "fra", "eng")])
     assert any("column 'eng' reads as fra" in note for note in make("a.tsv").notes)

@@ -88,8 +88,9 @@ def read_columns(table: Table, wanted: Mapping[str, str]) -> TableRows:
     notes: list[str] = []
     columns = named(table, wanted) if wanted else found_columns(table, notes)
     if len(columns) < 2:
+        there = f"with text in {_words(columns)} only" if columns else "without text in a language"
         raise DataError(
-            f"{table.given}: {_kind(table)} with text in {_words(columns) or 'no language'} only; columns: "
+            f"{table.given}: {_kind(table)} {there}; columns: "
             f"{_values(table)}; parallel text has two languages a row: name them with --columns fra=COLUMN,eng=COLUMN, "
             "or give the two files of aligned lines together"
         )
@@ -143,10 +144,11 @@ def found_columns(table: Table, notes: list[str]) -> dict[str, str]:
             )
         language = alpha3(said) if said is not None and (agree(said, seen) or column == said) else seen.code
         if language is None:
-            raise DataError(
-                f"{table.given}: column {column!r} is in no one language ({seen.words}); name the languages with "
-                f"--columns fra={column},eng=COLUMN"
-            )
+            unsure = f"{table.given}: column {column!r} is in no one language ({seen.words})"
+            if len(found) < 2:
+                raise DataError(f"{unsure}; name the languages with --columns fra={column},eng=COLUMN")
+            notes.append(f"{unsure}; if it is text, name all columns with --columns")
+            continue
         found.setdefault(language, column)
     return {language: column for column in table.columns for language, taken in found.items() if taken == column}
 
@@ -158,13 +160,13 @@ def _letters(texts: Sequence[str]) -> float:
 
 def _is_label(texts: Sequence[str]) -> bool:
     """Whether the values are names, addresses or a few labels rather than sentences."""
-    if all(re.match(r"https?://|[\w./-]*\d[\w./-]*$", text) for text in texts):
+    if all(re.fullmatch(r"https?://.*|\S*\d\S*", text) for text in texts):
         return True
     return len(texts) >= 20 and len(set(texts)) <= max(3, len(texts) // 20)
 
 
 def _kind(table: Table) -> str:
-    return f"a {table.layout} file"
+    return f"a table ({table.layout})"
 
 
 def _words(columns: Mapping[str, str]) -> str:

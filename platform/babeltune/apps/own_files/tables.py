@@ -266,7 +266,10 @@ def _dataset(given: str) -> Table:
     """A saved data set, or one of the hub that is in the local cache."""
     match = HUB.fullmatch(given)
     name, split = (match["name"], match["split"] or "train") if match else (given, "train")
-    name = str(Path(name).absolute()) if Path(name).is_dir() else name
+    if Path(name).is_dir():
+        if not any(path.is_file() for path in Path(name).rglob("*")):
+            raise DataError(f"{given} is a folder without files; name files, or a folder that `save_to_disk` wrote")
+        name = str(Path(name).absolute())
     dataset = load_dataset(Source(name="init", format="hub", dataset=name, split=split), Path.cwd())
     names = text_columns(dataset.features.arrow_schema)
     roots = list(dict.fromkeys(each.split(".")[0] for each in names))
