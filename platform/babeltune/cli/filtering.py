@@ -62,31 +62,30 @@ def filter_(
     as_json: Json = False,
 ) -> None:
     """Keep the best pairs of a noisy corpus by margin, in nested subsets; with --train, translate with each."""
-    from babeltune.apps.filtering.filter import filter_corpus
+    from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus
     from babeltune.apps.filtering.translate import Recipe
     from babeltune.apps.mining.mine import Settings
 
     if (train is None) != (test is None):
         raise SpecError("--train and --test go together: the model that is trained, and the pairs it is scored on")
-    recipe = train and Recipe(
-        model=train, steps=steps, batch=batch, learning_rate=learning_rate, max_tokens=max_tokens, beams=beams,
-        seed=seed, source_code=source_code, target_token=target_token, layers=layers, width=width,
-        vocabulary=vocabulary,
-    )  # fmt: skip
+    translation = None
+    if train is not None and test is not None:
+        recipe = Recipe(
+            model=train, steps=steps, batch=batch, learning_rate=learning_rate, max_tokens=max_tokens, beams=beams,
+            seed=seed, source_code=source_code, target_token=target_token, layers=layers, width=width,
+            vocabulary=vocabulary,
+        )  # fmt: skip
+        translation = Translation(recipe, test, on_step)
+    only = languages.split(",") if languages else None
     report = filter_corpus(
-        pairs,
+        NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop"),
         out_,
         sizes_of(tokens),
         lambda: models_of(model, cluster, prompt, source_language, target_language, target_model),
         Settings(k=k, margin=margin),
         mining_storage(cluster),
         meter(),
-        columns=columns_of(columns),
-        languages=languages.split(",") if languages else None,
-        drop=on_error == "drop",
-        recipe=recipe or None,
-        test=test,
-        on_step=on_step,
+        translation,
     )
     warn(
         f"{row['asked']} target tokens were asked for and all that is left has {row['tokens']}"

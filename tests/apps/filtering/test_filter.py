@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from babeltune.apps.filtering import translate
-from babeltune.apps.filtering.filter import filter_corpus, score_pairs
+from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus, score_pairs
 from babeltune.apps.filtering.select import Pairs
 from babeltune.apps.filtering.translate import Recipe
 from babeltune.apps.mining.mine import Settings
@@ -79,8 +79,8 @@ def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, 
     out = tmp_path / "out"
     with pytest.raises(DataError, match="out of memory"):
         filter_corpus(
-            str(tmp_path / "p.tsv"), out, (4, 6, 20), lambda: (TOY, TOY), Settings(k=1), tmp_path / "storage",
-            lambda *_: None, recipe=Recipe(model="scratch"), test=str(tmp_path / "test.tsv"),
+            NoisyCorpus(str(tmp_path / "p.tsv")), out, (4, 6, 20), lambda: (TOY, TOY), Settings(k=1),
+            tmp_path / "storage", lambda *_: None, Translation(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
         )  # fmt: skip
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert [row["asked"] for row in report["subsets"]] == [4, 6, 20]

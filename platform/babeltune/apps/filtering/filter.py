@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,48 +28,59 @@ OnStep = Callable[[int, int, int, float], None]
 """Called while a translation model trains, with its subset's tokens, the step, the number of steps, and the loss."""
 
 
+@dataclass(frozen=True)
+class NoisyCorpus:
+    """The pairs to choose from."""
+
+    path: str
+    """A TSV, or `-` for standard input."""
+    columns: Columns | None = None
+    languages: Sequence[str] | None = None
+    """The only languages that a source can be in, by ISO 639-1; None: all that py3langid knows."""
+    drop: bool = False
+    """Whether broken rows are counted instead of refused."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The translation models that judge the subsets."""
+
+    recipe: Recipe
+    test: str
+    """The pairs that they are scored on. No sentence of them is in a subset."""
+    on_step: OnStep = lambda asked, step, of, loss: None
+
+
 def filter_corpus(
-    path: str,
+    corpus: NoisyCorpus,
     out: Path,
     sizes: Sequence[int],
     models: Callable[[], tuple[Model, Model]],
     settings: mine.Settings,
     storage: Path,
     progress: mine.Progress,
-    *,
-    columns: Columns | None = None,
-    languages: Sequence[str] | None = None,
-    drop: bool = False,
-    recipe: Recipe | None = None,
-    test: str | None = None,
-    on_step: OnStep = lambda asked, step, of, loss: None,
+    translation: Translation | None = None,
 ) -> dict[str, Any]:
-    """Writes the best pairs of a TSV in subsets of these target tokens, ascending, and `report.json`, which it returns.
+    """Writes the best pairs of a corpus in subsets of these target tokens, ascending, and `report.json`, which it
+    returns.
 
-    `models` score; they are loaded when the corpus is read. With a recipe, a translation model is trained on each
-    subset and scored on the test file, whose sentences are in no subset. The report is written before the first and
-    after each, so that a failure loses no score.
+    `models` score; they are loaded when the corpus is read. With `translation` a model is trained on each subset and
+    scored. The report is written before the first and after each, so that a failure loses no score.
 
     Raises `SpecError` if `out` exists already, or if the recipe cannot be followed. Raises `DataError` if a file
     cannot be read, nothing is left of it, or a subset is too small to train on.
     """
     if out.exists():
         raise SpecError(f"--out {out} exists already; name a new folder, or remove it first")
-    if recipe is not None:
+    if translation is not None:
         translate.scorers()  # before hours of encoding
-    identify = select.language_identifier(languages)
-    pairs = select.without_repetitions(select.read_pairs(path, columns, drop=drop))
-    tests = select.read_pairs(test, columns) if test is not None else None
-    if tests is not None:
-        pairs = select.without_test(pairs, tests)
-    pairs, found = select.without_english(pairs, identify)
-    if not len(pairs):
-        raise DataError(f"{path}: nothing is left of {pairs.read} pairs; dropped: {dict(pairs.dropped)}")
+    test = None if translation is None else select.read_pairs(translation.test, corpus.columns)
+    pairs, found = candidates(corpus, test)
     both = models()
     ranked, pairs = select.rank(pairs, score_pairs(pairs, both, settings, storage, progress))
     out.mkdir(parents=True)
     report: dict[str, Any] = {
-        "pairs": {"path": path, "sha256": pairs.digest, "read": pairs.read},
+        "pairs": {"path": corpus.path, "sha256": pairs.digest, "read": pairs.read},
         "models": [asdict(model) for model in both],
         "margin": settings.margin,
         "k": settings.k,
@@ -79,18 +90,28 @@ def filter_corpus(
         "token": "what stands between blanks in the target",
         "subsets": select.write_subsets(out, ranked, sizes),
     }
-    if recipe is not None and tests is not None:
-        report["translation"] = {
-            "recipe": asdict(recipe),
-            "test": {"path": test, "sha256": tests.digest, "pairs": len(tests)},
-            "results": [],
-        }
     _write(out, report)
-    if recipe is not None and tests is not None:
-        for result in translations(out, ranked, report["subsets"], recipe, tests, on_step):
-            report["translation"]["results"].append(result)
+    if translation is not None and test is not None:
+        results: list[dict[str, Any]] = []
+        tested = {"path": translation.test, "sha256": test.digest, "pairs": len(test)}
+        report["translation"] = {"recipe": asdict(translation.recipe), "test": tested, "results": results}
+        _write(out, report)
+        for result in translations(out, ranked, report["subsets"], translation, test):
+            results.append(result)
             _write(out, report)
     return report
+
+
+def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str, int]]:
+    """The pairs that may be kept, and how many sources were in each language. Raises `DataError` if none is left."""
+    identify = select.language_identifier(corpus.languages)
+    pairs = select.without_repetitions(select.read_pairs(corpus.path, corpus.columns, drop=corpus.drop))
+    if test is not None:
+        pairs = select.without_test(pairs, test)
+    pairs, found = select.without_english(pairs, identify)
+    if not len(pairs):
+        raise DataError(f"{corpus.path}: nothing is left of {pairs.read} pairs; dropped: {dict(pairs.dropped)}")
+    return pairs, found
 
 
 def _write(out: Path, report: dict[str, Any]) -> None:
@@ -119,9 +140,10 @@ def score_pairs(
 
 
 def translations(
-    folder: Path, ranked: Ranked, subsets: Sequence[dict[str, Any]], recipe: Recipe, test: Pairs, on_step: OnStep
+    folder: Path, ranked: Ranked, subsets: Sequence[dict[str, Any]], translation: Translation, test: Pairs
 ) -> Iterator[dict[str, Any]]:
     """Trains a model on each subset, and scores it, one after the other."""
+    recipe = translation.recipe
     most = subsets[-1]["pairs"]
     start = translate.starting_model(recipe, [*ranked.source[:most], *ranked.target[:most]], folder / "start")
     for row in subsets:
@@ -130,7 +152,7 @@ def translations(
             raise DataError(f"no pair fits in {asked} tokens, so there is nothing to train on; ask for more")
 
         def tell(step: int, of: int, loss: float, asked: int = asked) -> None:
-            on_step(asked, step, of, loss)
+            translation.on_step(asked, step, of, loss)
 
         loss = translate.train(recipe, start, ranked.source[:count], ranked.target[:count], place, tell)
         scores = translate.score_model(recipe, place, test.source, test.target)
