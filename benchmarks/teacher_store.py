@@ -1,6 +1,6 @@
 """An eight-trial sweep over one teacher store against a teacher that is asked again for every batch.
 
-Trials are the quickstart's student with random proposals, each seeing as many pairs as there are; the teacher is the
+Trials train `work.STUDENT` with random proposals, each seeing as many pairs as there are; the teacher is the
 real all-MiniLM-L6-v2. Both run `TrialTrainer.one_step`, as a trial does. Ours builds the store first, which counts, and
 reads it. The peer forwards each batch's distinct anchors through the same loaded teacher, by the same code in batches
 of equal length. CPU seconds of the whole sweep."""
