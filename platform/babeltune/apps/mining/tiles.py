@@ -21,6 +21,7 @@ from babeltune.apps.mining.topk_keys import EMPTY, cosine_of, empty, index_of, m
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import Matches, Neighbours, full_precision
 from babeltune.memory import emulates_bf16
+from babeltune.products import product
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -144,21 +145,19 @@ def scan(
 ) -> None:
     """Adds to `found`, which holds the block's rows and columns, the candidates among the block's cosines."""
     (top, bottom), (first, last) = block.rows, block.columns
-    cosines = torch.empty(_whole(min(tile[0], bottom - top)) * _whole(min(tile[1], last - first)))
     done = 0
     with full_precision("cpu"):
         for row in range(top, bottom, tile[0]):
             x = left.block(row, min(row + tile[0], bottom))
             for column in range(first, last, tile[1]):
                 y = right.block(column, min(column + tile[1], last))
-                shape = _whole(len(x)), _whole(len(y))
-                sheet = cosines[: shape[0] * shape[1]].view(*shape)
-                _multiply(_padded(x, shape[0]), _padded(y, shape[1]), sheet, precision)
+                sheet = _cosines(_padded(x, _whole(len(x))), _padded(y, _whole(len(y))), precision)
                 sheet[len(x) :] = -torch.inf
                 sheet[:, len(y) :] = -torch.inf
                 _best_columns(sheet, found.forward[row - top : row - top + len(x)], column)
                 if found.backward.shape[1]:
                     _best_rows(sheet, found.backward[column - first : column - first + len(y)], row)
+                del sheet  # else two of them are in memory
                 done += len(x) * len(y)
                 progress(done, block.cosines)
 
@@ -168,22 +167,18 @@ def _whole(lines: int) -> int:
     return GROUP * -(-lines // GROUP)
 
 
-def _multiply(
-    x: Float[Tensor, "rows dim"],
-    y: Float[Tensor, "columns dim"],
-    sheet: Float[Tensor, "rows columns"],
-    precision: Precision,
-) -> None:
-    """Fills the sheet with cosines, multiplied on a GPU where there is one, in either precision."""
+def _cosines(
+    x: Float[Tensor, "rows dim"], y: Float[Tensor, "columns dim"], precision: Precision
+) -> Float[Tensor, "rows columns"]:
+    """The cosines on the CPU, multiplied on a GPU where there is one, in either precision."""
     if precision == "bf16":
         x, y = x.bfloat16(), y.bfloat16()
     if torch.cuda.is_available():
         with full_precision("cuda"):  # no TF32, whose rounding `settle` does not allow for
-            sheet.copy_(x.cuda() @ y.cuda().T)
-    elif precision == "bf16" and not emulates_bf16():
-        sheet.copy_(x @ y.T)
-    else:
-        torch.mm(x.float(), y.float().T, out=sheet)
+            return (x.cuda() @ y.cuda().T).float().cpu()
+    if precision == "bf16" and not emulates_bf16():
+        return (x @ y.T).float()
+    return product(x.float(), y.float().T)
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
