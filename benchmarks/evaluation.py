@@ -129,7 +129,7 @@ class Peer:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--languages", type=int, default=12)
+    parser.add_argument("--languages", type=int, default=6)
     parser.add_argument("--rows", type=int, default=300)
     parser.add_argument("--model", default=None)
     size, rest = parser.parse_known_args()

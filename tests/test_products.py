@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from babeltune.products import SMALL, linear, product
+from babeltune.products import SMALL, linear, product, use_onednn
 
 torch.manual_seed(0)
 LARGE = torch.randn(160, 96), torch.randn(96, 144)
@@ -94,3 +95,25 @@ def test_a_user_can_turn_onednn_off(called: list[int], monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert torch.equal(product(*LARGE), LARGE[0] @ LARGE[1])
     assert not called
+
+
+@needs_onednn
+def test_linear_layers_of_a_model_go_through_onednn_and_keep_their_weights(called: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(96, 144), nn.Sequential(nn.GELU(), nn.Linear(144, 32, bias=False)))
+    own, x = deepcopy(model), LARGE[0].view(4, 40, 96)
+    use_onednn(own)
+    found, expected = deepcopy(own)(x), model(x)
+    assert len(called) == 1  # the second layer is small
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert found.shape == (4, 40, 32)
+    assert own.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_layer_of_a_class_of_its_own_stays_as_it_is() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    layer = Doubled(4, 4)
+    use_onednn(layer)
+    assert type(layer) is Doubled

@@ -1,4 +1,4 @@
-"""fp32 matrix products on the CPU through oneDNN: those of the losses, of the static student and of mining.
+"""fp32 matrix products on the CPU through oneDNN: those of students, of the teacher, of the losses and of mining.
 
 torch gives them to MKL, which keeps to AVX2 on AMD's processors. oneDNN, which torch brings too, uses the AVX-512 of
 any processor: 230 in place of 100 GFLOP/s a core on a Zen 5. What is no fp32 on a CPU, or small, goes to torch.
@@ -35,6 +35,21 @@ def linear(
         return torch.nn.functional.linear(x, weight, bias)
     found: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return found
+
+
+class OneDNNLinear(torch.nn.Linear):
+    """A linear layer by `linear`; its weights are those of torch's."""
+
+    def forward(self, input: Float[Tensor, "*rows inner"]) -> Float[Tensor, "*rows columns"]:
+        found = linear(input.reshape(-1, self.in_features), self.weight, self.bias)
+        return found.view(*input.shape[:-1], self.out_features)
+
+
+def use_onednn(model: torch.nn.Module) -> None:
+    """Lets the model's linear layers multiply through oneDNN. A class derived from torch's stays as it is."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = OneDNNLinear
 
 
 def _by_onednn(a: Tensor, b: Tensor) -> bool:

@@ -13,6 +13,7 @@ from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.products import linear
 from babeltune.sweep.driver.run import submit
 from babeltune.sweep.state.folder import RATES
 from babeltune.sweep.state.leaderboard import leaderboard
@@ -34,6 +35,11 @@ def counted(work):
 def test_a_product_costs_two_operations_a_term_and_the_bytes_of_three_matrices():
     a, b = torch.randn(3, 5), torch.randn(5, 7)
     assert counted(lambda: a @ b) == Work(2 * 3 * 5 * 7, 4 * (15 + 35 + 21))
+
+
+def test_a_product_through_onednn_costs_what_torchs_costs():
+    x, weight = torch.randn(160, 96), torch.randn(144, 96)
+    assert counted(lambda: linear(x, weight, None)) == counted(lambda: x @ weight.T)
 
 
 def test_a_view_costs_nothing_and_a_row_costs_itself():

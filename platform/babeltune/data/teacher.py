@@ -21,6 +21,7 @@ from babeltune.errors import StoreError, TeacherError
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
 from babeltune.models.hub import ROUTED, file_digest, model_files, model_folder, quiet
+from babeltune.products import use_onednn
 from babeltune.schema.records import Teacher
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
 
     model = SentenceTransformer(modules=modules, device=device)
     model.max_seq_length = _max_tokens(teacher, model)
+    use_onednn(model)
     return TeacherModel(teacher, model.eval().requires_grad_(False), device)
 
 

@@ -22,6 +22,7 @@ from babeltune.models.dense import has_pooler, saved_dense
 from babeltune.models.hub import Pooling, model_folder, quiet
 from babeltune.models.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.models.static import StaticEncoder, build_static, is_static
+from babeltune.products import use_onednn
 from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class Encoder(nn.Module):
         self.tanh = tanh
         self.normalize = normalize
         self.pad_token_id = pad_token_id
+        use_onednn(self)
         self.offset = enable_packing(backbone, pad_token_id)
 
     @property

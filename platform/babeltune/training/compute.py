@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flo
 from babeltune.errors import TrainingError
 from babeltune.method import trial_context
 from babeltune.method.distributed import ProcessGroup
+from babeltune.products import ONEDNN, use_onednn
 from babeltune.training.batches import make_reader, make_schedule
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.step import make_train_step, step_seed
@@ -34,11 +35,20 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Trial
 
 aten = torch.ops.aten
-ATTENTION = {
+
+
+def _linear_flop(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+    """Operations of oneDNN's x @ weight.T."""
+    return 2 * x.numel() * len(weight)
+
+
+OPERATIONS = {
+    **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    **({torch.ops.mkldnn._linear_pointwise: _linear_flop} if ONEDNN else {}),
 }
-"""Attention on a CPU, which torch's own table of operations lacks."""
+"""The operations of a kernel: torch's own table, attention on a CPU, and oneDNN's products."""
 ROWS = (
     aten.embedding,
     aten.gather,
@@ -101,7 +111,7 @@ class Counter(TorchDispatchMode):
         found = func(*args, **kwargs)
         if not func.is_view:
             packet = func._overloadpacket
-            formula: Any = ATTENTION.get(packet) or flop_registry.get(packet)
+            formula: Any = OPERATIONS.get(packet)
             operations = formula(*args, **kwargs, out_val=found) if formula else 0
             self.work += Work(operations, _moved(packet, [*args, *kwargs.values()], found))
         return found
@@ -218,6 +228,7 @@ def _step(device: torch.device, pairs: int, layers: int) -> Callable[[], None]:
         ids = torch.randint(0, vocabulary, (2 * pairs, length)).to(device)
     body = nn.Sequential(words, *blocks) if layers else table
     module = nn.Sequential(body, last).to(device)
+    use_onednn(module)
     dense = [*last.parameters(), *(body.parameters() if layers else ())]
     optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(dense, fused=True)]
     if not layers:
