@@ -72,6 +72,7 @@ def test_the_commands_are_those_that_are_promised():
         "submit",
     ]
     models = [
+        "compare",
         "encode",
         "evaluate",
         "filter",

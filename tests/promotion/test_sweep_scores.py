@@ -11,7 +11,7 @@ from babeltune.promotion.candidate import find_candidate, lineage
 from babeltune.promotion.model_card import model_card
 from babeltune.promotion.promote import evaluate_model, export_model, promote
 from babeltune.promotion.sealed_test_log import read_openings
-from babeltune.promotion.sweep_scores import evaluate_in_sweep
+from babeltune.promotion.sweep_scores import compare_models, evaluate_in_sweep
 from babeltune.tracking.registry import champion_of
 
 
@@ -41,6 +41,50 @@ def test_a_sweeps_sealed_tests_are_opened_for_any_model_and_that_is_recorded(cop
     assert opening["model"] == exported
     again = evaluate_in_sweep(folder.id, f"{folder.id}/t0000", cluster, test=True)
     assert "opened 2 times" in again.warnings[0]
+
+
+def test_two_models_are_compared_on_the_dev_sets_of_the_trials_sweep(copied, tmp_path):
+    _, folder, cluster = copied
+    first = find_candidate(f"{folder.id}/t0000", folder.path.parents[1])
+    export_model(first, tmp_path / "untrained", untrained=True)
+    found = compare_models(str(tmp_path / "untrained"), f"{folder.id}/t0000", cluster)
+    assert found.sweep == folder.id
+    mean = found.overall[0]
+    assert mean.challenger == pytest.approx(first.report.metrics["dev/everyday/accuracy"], abs=3e-3)
+    assert mean.difference == pytest.approx(mean.challenger - mean.champion)
+    assert mean.low <= mean.difference <= mean.high
+    assert found.verdicts[0] == "better"
+    assert {cell.name.rpartition("/")[2] for cell in found.cells} >= {"accuracy"}
+    back = compare_models(f"{folder.id}/t0000", str(tmp_path / "untrained"), cluster)
+    assert back.verdicts[0] == "worse"
+    assert not read_openings(Path(cluster.storage))
+
+
+def test_a_model_compared_with_itself_is_not_distinguishable(copied, exported):
+    _, folder, cluster = copied
+    found = compare_models(f"{folder.id}/t0000", exported, cluster)
+    assert set(found.verdicts) == {"not distinguishable"}
+    assert all(cell.difference == 0 for cell in found.cells)
+
+
+def test_two_models_without_a_sweep_need_one(copied, exported):
+    _, folder, cluster = copied
+    with pytest.raises(SpecError, match="name the sweep whose dev sets count: --sweep"):
+        compare_models(exported, exported, cluster)
+    assert compare_models(exported, exported, cluster, sweep=folder.id).sweep == folder.id
+
+
+def test_compared_models_are_shown_with_intervals(copied, exported, capsys):
+    from rich.console import Console
+
+    from babeltune.cli.render import show_compared
+
+    _, folder, cluster = copied
+    found = compare_models(f"{folder.id}/t0000", exported, cluster)
+    show_compared(found, Console(width=160))
+    shown = capsys.readouterr().out
+    assert f"A: {folder.id}/t0000, B: {exported}, on the dev sets of {folder.id}" in shown
+    assert "mean bitext accuracy: not distinguishable, by +0.0000 [" in shown
 
 
 def test_a_trial_in_place_of_a_sweep_is_refused(copied, exported):

@@ -1,4 +1,4 @@
-"""The commands about models and methods: promote, evaluate, methods, ui."""
+"""The commands about models and methods: promote, evaluate, compare, methods, ui."""
 
 from __future__ import annotations
 
@@ -101,6 +101,28 @@ def evaluate(
         done = evaluate_model(name, with_, chosen, test=test, prompt=prompt, target_model=target_model)
     warn(done.warnings)
     say(done.scores, as_json, lambda: show_scores(done.scores, out))
+
+
+@app.command()
+def compare(
+    first: Annotated[
+        str, typer.Argument(help="A model folder, hub id, SWEEP/t0003, or models:/NAME@ALIAS.", metavar="A")
+    ],
+    second: Annotated[str, typer.Argument(help="The model that is compared with it.", metavar="B")],
+    sweep: Annotated[
+        str | None, typer.Option(help="The sweep whose dev sets count; that of A or B, if one is a trial.")
+    ] = None,
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two models on a sweep's dev sets, sentence by sentence, with intervals."""
+    from babeltune.cli.render import show_compared
+    from babeltune.files import plain
+    from babeltune.promotion.sweep_scores import compare_models
+
+    found = compare_models(first, second, cluster_of(cluster), sweep=sweep)
+    warn(found.warnings)
+    say(plain(found), as_json, lambda: show_compared(found, out))
 
 
 @app.command()

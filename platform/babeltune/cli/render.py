@@ -19,9 +19,10 @@ from rich.text import Text
 
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.method import load_method
-from babeltune.promotion.compare import Contest
+from babeltune.promotion.compare import Cell, Contest
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.statistics import Selection
+from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, leaderboard
@@ -339,10 +340,27 @@ def show_decision(decision: Decision, console: Console) -> None:
 
 def contest_table(contest: Contest) -> Table:
     """Challenger against champion: one line for each subset, and the means last."""
+    cells = (*contest.cells, *contest.overall)
+    return cells_table(cells, (f"against {contest.champion}", "items", "champion", "challenger"))
+
+
+def show_compared(comparison: ModelComparison, console: Console) -> None:
+    """Two models side by side: what may be said of each mean, then every subset."""
+    heading = f"A: {comparison.first}, B: {comparison.second}, on the dev sets of {comparison.sweep}"
+    console.print(heading, markup=False, highlight=False, soft_wrap=True)
+    for verdict, mean in zip(comparison.verdicts, comparison.overall, strict=True):
+        said = {"better": "B is better", "worse": "B is worse"}.get(verdict, verdict)
+        words = f"{mean.name}: {said}, by {mean.difference:+.4f} [{mean.low:+.4f}, {mean.high:+.4f}]"
+        console.print(words, markup=False, highlight=False, soft_wrap=True)
+    console.print(cells_table((*comparison.cells, *comparison.overall), ("dev set", "items", "A", "B")))
+
+
+def cells_table(cells: Sequence[Cell], titles: Sequence[str]) -> Table:
+    """One line for each difference. The titles are of its name, its items, and both scores."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in (f"against {contest.champion}", "items", "champion", "challenger", "difference", "interval", "p"):
-        table.add_column(title, justify="left" if title.startswith("against") else "right")
-    for cell in (*contest.cells, *contest.overall):
+    for title in (*titles, "difference", "interval", "p"):
+        table.add_column(title, justify="left" if title == titles[0] else "right")
+    for cell in cells:
         scores = (f"{cell.champion:.4f}", f"{cell.challenger:.4f}", f"{cell.difference:+.4f}")
         interval = escape(f"[{cell.low:+.4f}, {cell.high:+.4f}]")
         table.add_row(cell.name, str(cell.items), *scores, interval, f"{cell.p:.2g}")

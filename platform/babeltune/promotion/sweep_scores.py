@@ -1,13 +1,17 @@
-"""Scores any model on the dev sets and the sealed tests of a sweep: `babeltune evaluate SWEEP --model MODEL`."""
+"""Any model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
-from babeltune.promotion.fresh_scorer import Target
-from babeltune.promotion.promote import Evaluated, Scoring, model_folder, score_model, trial_of
+from babeltune.promotion.compare import Cell, compare
+from babeltune.promotion.fresh_scorer import FreshScorer, Target
+from babeltune.promotion.promote import Evaluated, Scoring, model_folder, score_model, trial_of, weights_of
+from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.state.folder import find_run
 from babeltune.sweep.sync.view import StorageView
@@ -60,3 +64,77 @@ def evaluate_in_sweep(
         view,
         target_model,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models on the dev sets of one sweep, sentence by sentence."""
+
+    sweep: str
+    first: str
+    second: str
+    verdicts: tuple[str, ...]
+    """For each mean of `overall`, whether the second is better, worse, or not distinguishable."""
+    overall: tuple[Cell, ...]
+    """The mean over all bitext subsets, over all STS subsets, and over all transfer subsets."""
+    cells: tuple[Cell, ...]
+    """Each subset. `champion` is the first model's score, `challenger` the second's."""
+    warnings: tuple[str, ...] = ()
+
+
+def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | None = None) -> Comparison:
+    """Compares two models on the dev sets of a sweep: by default the sweep of the first that is a trial.
+
+    Both are exported and scored in one fresh process. Intervals and p are as in promotion (`promotion.compare`), at
+    the confidence of the sweep's `promotion`. Raises `SpecError` where no sweep is named, or it has no dev set whose
+    sentences can be compared one by one.
+    """
+    view = StorageView(cluster)
+    view.update(every=True)
+    trials = [trial_of(name, view.folder) for name in (first, second)]
+    named = sweep or next((trial.folder.id for trial in trials if trial is not None), None)
+    if named is None:
+        raise SpecError(
+            f"neither {first!r} nor {second!r} is a trial; name the sweep whose dev sets count: --sweep SWEEP"
+        )
+    folder, _ = find_run(view.folder, named)
+    spec, prepared = folder.sweep(), read_prepared(folder.prepared)
+    view.bring_data(prepared)
+    tasks = dev_texts(prepared)
+    target: Target | None = spec.teacher if spec.data.against_teacher("dev") else None
+    asked = [
+        Scoring(model=name, trial=trial, tasks=tasks, prefix="dev", sealed=(), prompt=None, target=target)
+        for name, trial in zip((first, second), trials, strict=True)
+    ]
+    with weights_of(asked[0], view) as (_, one), weights_of(asked[1], view) as (_, other), FreshScorer() as rescore:
+        models = {"first": one, "second": other}
+        if target is not None:
+            rescore.check_widths(models, target, {"first": repr(first), "second": repr(second)})
+        words = [
+            word
+            for each, path in zip(asked, (one, other), strict=True)
+            for word in trained_on(each.model, each.trial, tasks, view, path)
+        ]
+        scored = rescore.scored(models, tasks, "dev", target=target)
+    rules = spec.promotion
+    found = compare(scored["first"][1], scored["second"][1], tasks, rules, name=first, on="dev")
+    if not found.cells:
+        raise SpecError(
+            f"sweep {folder.id} has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
+        )
+    return Comparison(
+        sweep=folder.id,
+        first=first,
+        second=second,
+        verdicts=tuple(_verdict(mean, 1 - rules.confidence) for mean in found.overall),
+        overall=found.overall,
+        cells=found.cells,
+        warnings=tuple(dict.fromkeys(words)),
+    )
+
+
+def _verdict(mean: Cell, alpha: float) -> str:
+    """What may be said of the second model."""
+    if mean.p > alpha or mean.low <= 0 <= mean.high:
+        return "not distinguishable"
+    return "better" if mean.low > 0 else "worse"
