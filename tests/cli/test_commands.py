@@ -313,6 +313,32 @@ def test_status_and_runs_show_the_finished_sweep(babeltune, home):
         assert "t000" in out
 
 
+def test_runs_shows_every_language_pair_of_the_objective(babeltune, home):
+    code, out, _ = babeltune("runs", "searched", "--languages", "--json")
+    assert code == 0
+    best = json.loads(out)[0]
+    pairs = {name: value for name, value in best["scores"].items() if name != "mean"}
+    assert len(pairs) > 1
+    assert best["scores"]["mean"] == pytest.approx(sum(pairs.values()) / len(pairs))
+    code, out, _ = babeltune("runs", "searched", "--languages")
+    assert code == 0
+    assert set(pairs) <= set(out.split())
+    code, _, err = babeltune("runs", "searched", "--languages", "--front")
+    assert code == 2
+    assert "is a table of its own" in " ".join(err.split())
+
+
+def test_a_trial_compared_with_itself_is_not_distinguishable(babeltune, home):
+    code, out, err = babeltune("compare", "searched/t0000", "searched/t0000", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["sweep"], found["first"], found["second"]) == (home.id, "searched/t0000", "searched/t0000")
+    assert set(found["verdicts"]) == {"not distinguishable"}
+    code, _, err = babeltune("compare", "searched/t0000", "searched/t0042")
+    assert code == 2
+    assert "has no trial 't0042'" in " ".join(err.split())
+
+
 def test_a_sweep_that_does_not_run_cannot_be_stopped(babeltune, home):
     code, _, err = babeltune("stop", "searched")
     assert code == 1

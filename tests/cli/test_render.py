@@ -15,6 +15,7 @@ from babeltune.cli.render import (
     picture,
     show_decision,
     show_front,
+    show_languages,
     show_method,
     show_sweeps,
     table_of,
@@ -23,7 +24,7 @@ from babeltune.cli.render import (
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.gates import Decision
 from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.leaderboard import Row, by_language
 from babeltune.sweep.state.progress import SweepProgress
 from waiting import PATIENCE_S, wait_until
 
@@ -89,6 +90,18 @@ def test_a_front_shows_its_metrics_in_their_units():
     lines = shown(lambda console: show_front(("dev/news/f1", "model/parameters"), [row], console)).splitlines()
     assert lines[0].split() == ["trial", "news/f1", "model/parameters", "settings"]
     assert lines[1].split() == ["t0003", "0.2500", "10,000,000", "seed=1"]
+
+
+def test_languages_are_columns_behind_their_mean():
+    scores = {"dev/news/accuracy": 0.5, "dev/news/fra-eng/accuracy": 0.6, "dev/news/deu-eng/accuracy": 0.4}
+    others = {"dev/news/fra-eng/xsim": 0.1, "dev/newsletter/fra-eng/accuracy": 0.9, "dev/sts/eng/spearman": 0.7}
+    rows = [Row(name="t0001", state="finished", metrics=scores | others), Row(name="t0002", state="failed")]
+    found = by_language(rows, "dev/news/accuracy")
+    assert found == {"t0001": {"mean": 0.5, "deu-eng": 0.4, "fra-eng": 0.6}, "t0002": {}}
+    lines = shown(lambda console: show_languages(found, "dev/news/accuracy", console)).splitlines()
+    assert lines[0].split() == ["news/accuracy", "of", "mean", "deu-eng", "fra-eng"]
+    assert lines[1].split() == ["t0001", "0.5000", "0.4000", "0.6000"]
+    assert lines[2].split() == ["t0002", "–", "–", "–"]
 
 
 def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):

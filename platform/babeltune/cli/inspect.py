@@ -110,17 +110,21 @@ def runs(
     front: Annotated[
         bool, typer.Option("--front", help="Only trials that no other beats in all: objectives, size and speed.")
     ] = False,
+    languages: Annotated[
+        bool, typer.Option("--languages", help="The objective of each trial in every language pair of its dev set.")
+    ] = False,
     metric: Annotated[list[str] | None, typer.Option(help="With --over or --front: the columns.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --over: as a GitHub table.")] = False,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
     """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
-    from babeltune.cli.render import show_comparison, show_front, show_leaderboard, show_sweeps
+    from babeltune.cli.render import show_comparison, show_front, show_languages, show_leaderboard, show_sweeps
     from babeltune.errors import SweepError
     from babeltune.files import plain
     from babeltune.planning.warnings import about_order
     from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.leaderboard import by_language
     from babeltune.sweep.state.leaderboard import front as front_of
     from babeltune.sweep.state.progress import standing, sweep_document
     from babeltune.sweep.state.seed_summary import compare
@@ -135,17 +139,28 @@ def runs(
 
     if front and (over or sort):
         raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
+    if languages and (over or sort or front):
+        raise typer.BadParameter(
+            "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
+        )
     remote = remote_of(cluster)
     if remote is not None:
         asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
         asked += [word for setting in over or () for word in ("--over", setting)]
         asked += [word for column in metric or () for word in ("--metric", column)]
-        asked += ["--front"] * front + ["--markdown"] * markdown
+        asked += ["--front"] * front + ["--languages"] * languages + ["--markdown"] * markdown
         remote.show(["runs", *asked], as_json)
         return
     if front:
         metrics, rows = front_of(folder_of(name, cluster), metric or ())
         say([plain(row) for row in rows], as_json, lambda: show_front(metrics, rows, out))
+        return
+    if languages:
+        folder = folder_of(name, cluster)
+        rows = standing(folder)
+        found = by_language(rows, folder.sweep().objectives[0].metric)
+        documents = [{"name": row.name, "state": row.state, "scores": found[row.name]} for row in rows]
+        say(documents, as_json, lambda: show_languages(found, folder.sweep().objectives[0].metric, out))
         return
     if over:
         table = compare(folder_of(name, cluster), over, metric or (), sort)

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -237,6 +237,18 @@ def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) ->
         settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
         values = (row.metrics[metric] for metric in metrics)
         table.add_row(row.name, *(f"{v:.4f}" if abs(v) < 10 else f"{v:,.0f}" for v in values), escape(settings))
+    console.print(table)
+
+
+def show_languages(found: Mapping[str, Mapping[str, float]], metric: str, console: Console) -> None:
+    """Each trial's score in every language pair, and in the mean of them first."""
+    titles = list(dict.fromkeys(title for scores in found.values() for title in scores))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"{metric.removeprefix('dev/')} of", no_wrap=True)
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, scores in found.items():
+        table.add_row(name, *(f"{scores[title]:.4f}" if title in scores else "–" for title in titles))
     console.print(table)
 
 

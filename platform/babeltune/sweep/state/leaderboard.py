@@ -188,6 +188,24 @@ def front(folder: SweepFolder, metrics: Sequence[str] = ()) -> tuple[tuple[str, 
     return names, sorted((row for row in rows if row.name in on_it), key=lambda row: (order(row.metrics), row.name))
 
 
+def by_language(rows: Sequence[Row], metric: str) -> dict[str, dict[str, float]]:
+    """Each row's scores by its name: `mean` is the metric, then one for each language pair (or language) of its set.
+
+    `dev/ntrex/accuracy` is the mean of `dev/ntrex/fra-eng/accuracy` and its like. A row without reports has no score.
+    """
+    task, _, measure = metric.rpartition("/")
+    parts = metric.count("/") + 2
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        each = {
+            key.split("/")[-2]: value
+            for key, value in sorted(row.metrics.items())
+            if key.startswith(f"{task}/") and key.endswith(f"/{measure}") and len(key.split("/")) == parts
+        }
+        found[row.name] = ({"mean": row.metrics[metric]} if metric in row.metrics else {}) | each
+    return found
+
+
 def check_known(folder: SweepFolder, rows: Sequence[Row], metric: str) -> None:
     """Raises `UnknownNameError` for a metric that no row has."""
     known = {key for row in rows for key in row.metrics}
