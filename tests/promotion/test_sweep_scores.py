@@ -71,6 +71,8 @@ def test_two_models_without_a_sweep_need_one(copied, exported):
     _, folder, cluster = copied
     with pytest.raises(SpecError, match="name the sweep whose dev sets count: --sweep"):
         compare_models(exported, exported, cluster)
+    with pytest.raises(SpecError, match="is one trial; name its sweep"):
+        compare_models(exported, exported, cluster, sweep=f"{folder.id}/t0000")
     assert compare_models(exported, exported, cluster, sweep=folder.id).sweep == folder.id
 
 

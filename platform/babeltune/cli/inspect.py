@@ -118,31 +118,17 @@ def runs(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps, or the leaderboard of one, its Pareto front, or its table over seeds."""
-    from babeltune.cli.render import show_comparison, show_front, show_languages, show_leaderboard, show_sweeps
-    from babeltune.errors import SweepError
+    """List the sweeps, or of one the leaderboard, the Pareto front, the languages, or the table over seeds."""
+    from babeltune.cli.remote import remote_of
+    from babeltune.cli.render import show_comparison, show_front, show_languages, show_leaderboard
     from babeltune.files import plain
     from babeltune.planning.warnings import about_order
-    from babeltune.sweep.state.folder import sweep_folders
     from babeltune.sweep.state.leaderboard import by_language
     from babeltune.sweep.state.leaderboard import front as front_of
-    from babeltune.sweep.state.progress import standing, sweep_document
+    from babeltune.sweep.state.progress import standing
     from babeltune.sweep.state.seed_summary import compare
-    from babeltune.sweep.sync.view import StorageView
 
-    if (markdown and not over) or (metric and not (over or front)):
-        raise typer.BadParameter(
-            "belongs to a table: add --over seed" + ("" if markdown else " or --front"),
-            param_hint="--markdown" if markdown else "--metric",
-        )
-    from babeltune.cli.remote import remote_of
-
-    if front and (over or sort):
-        raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
-    if languages and (over or sort or front):
-        raise typer.BadParameter(
-            "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
-        )
+    check_table(sort, over, front, languages, metric, markdown)
     remote = remote_of(cluster)
     if remote is not None:
         asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
@@ -157,10 +143,10 @@ def runs(
         return
     if languages:
         folder = folder_of(name, cluster)
-        rows = standing(folder)
-        found = by_language(rows, folder.sweep().objectives[0].metric)
-        documents = [{"name": row.name, "state": row.state, "scores": found[row.name]} for row in rows]
-        say(documents, as_json, lambda: show_languages(found, folder.sweep().objectives[0].metric, out))
+        rows, objective = standing(folder), folder.sweep().objectives[0].metric
+        scores = by_language(rows, objective)
+        documents = [{"name": row.name, "state": row.state, "scores": scores[row.name]} for row in rows]
+        say(documents, as_json, lambda: show_languages(scores, objective, out))
         return
     if over:
         table = compare(folder_of(name, cluster), over, metric or (), sort)
@@ -172,6 +158,39 @@ def runs(
         warn(about_order(sort))
         say([plain(row) for row in rows], as_json, lambda: show_leaderboard(folder, out, sort))
         return
+    all_sweeps(cluster, as_json)
+
+
+def check_table(
+    sort: str | None,
+    over: list[str] | None,
+    front: bool,
+    languages: bool,
+    metric: list[str] | None,
+    markdown: bool,
+) -> None:
+    """`typer.BadParameter` for options of `runs` that ask for two tables, or belong to another one."""
+    if (markdown and not over) or (metric and not (over or front)):
+        raise typer.BadParameter(
+            "belongs to a table: add --over seed" + ("" if markdown else " or --front"),
+            param_hint="--markdown" if markdown else "--metric",
+        )
+    if front and (over or sort):
+        raise typer.BadParameter("is a table of its own; leave out --over and --sort", param_hint="--front")
+    if languages and (over or sort or front):
+        raise typer.BadParameter(
+            "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
+        )
+
+
+def all_sweeps(cluster: str | None, as_json: bool) -> None:
+    """Shows every sweep of the storage; one that cannot be read is a warning."""
+    from babeltune.cli.render import show_sweeps
+    from babeltune.errors import SweepError
+    from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.sync.view import StorageView
+
     view = StorageView(cluster_of(cluster))
     view.update(every=True)
     folders = sweep_folders(view.folder)

@@ -178,6 +178,13 @@ def verdict_of(
     return "tie", [*(f"{words_of(mean)}: better" for mean in better), *held, "the alias stays where it is"]
 
 
+def said_of(mean: Cell, confidence: float) -> Literal["better", "worse", "not distinguishable"]:
+    """What may be said of the challenger: beyond chance where p and the interval agree."""
+    if mean.p > 1 - confidence or mean.low <= 0 <= mean.high:
+        return "not distinguishable"
+    return "better" if mean.low > 0 else "worse"
+
+
 def words_of(cell: Cell) -> str:
     return (
         f"{cell.name} {cell.champion:.4f} -> {cell.challenger:.4f}, difference {cell.difference:+.4f} "

@@ -42,7 +42,7 @@ from babeltune.promotion.candidate import (
     selection_of,
     target_of,
 )
-from babeltune.promotion.compare import Outcomes, compare, words_of
+from babeltune.promotion.compare import Outcomes, compare, said_of, words_of
 from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.export import write_folder
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
@@ -337,11 +337,10 @@ def against_baselines(
         row = key.removeprefix(BASELINE)
         found = compare(scored[key][1], scored["model"][1], tasks, rules, name=row, on="test")
         for mean in found.overall:
-            sure = mean.p <= 1 - rules.confidence
-            word = (
-                "better than" if sure and mean.low > 0 else "worse than" if sure and mean.high < 0 else "no better than"
+            said = said_of(mean, rules.confidence)
+            lines.append(
+                f"{'no better' if said == 'not distinguishable' else said} than the baseline {row}: {words_of(mean)}"
             )
-            lines.append(f"{word} the baseline {row}: {words_of(mean)}")
     return lines
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from babeltune.data.eval_sets import subsets
-from babeltune.data.prepared import read_prepared
+from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
-from babeltune.promotion.compare import Cell, compare
+from babeltune.promotion.compare import Cell, compare, said_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.promote import Evaluated, Scoring, model_folder, score_model, trial_of, weights_of
 from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.state.folder import find_run
+from babeltune.schema.records import Sweep
+from babeltune.sweep.state.folder import SweepFolder, find_run
 from babeltune.sweep.sync.view import StorageView
 
 
@@ -34,11 +35,7 @@ def evaluate_in_sweep(
     """
     view = StorageView(cluster)
     view.update(every=True)
-    folder, number = find_run(view.folder, name)
-    if number is not None:
-        raise SpecError(f"{name!r} is one trial; name its sweep, {folder.id}, whose sets are to be scored")
-    sweep, prepared = folder.sweep(), read_prepared(folder.prepared)
-    view.bring_data(prepared)
+    folder, sweep, prepared = _sweep_of(name, view)
     found = sealed_sets(sweep, prepared, folder.id) if test else []
     tasks = [task for rows in found for task in subsets(rows, sweep.data.anchor_priority)]
     tasks = tasks if test else dev_texts(prepared)
@@ -86,7 +83,9 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
     """Compares two models on the dev sets of a sweep: by default the sweep of the first that is a trial.
 
     Both are exported and scored in one fresh process. Intervals and p are as in promotion (`promotion.compare`), at
-    the confidence of the sweep's `promotion`. Raises `SpecError` where no sweep is named, or it has no dev set whose
+    the confidence of the sweep's `promotion`.
+
+    Raises `SpecError` where no sweep is named, for a trial in its place, and for a sweep without a dev set whose
     sentences can be compared one by one.
     """
     view = StorageView(cluster)
@@ -97,9 +96,7 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         raise SpecError(
             f"neither {first!r} nor {second!r} is a trial; name the sweep whose dev sets count: --sweep SWEEP"
         )
-    folder, _ = find_run(view.folder, named)
-    spec, prepared = folder.sweep(), read_prepared(folder.prepared)
-    view.bring_data(prepared)
+    folder, spec, prepared = _sweep_of(named, view)
     tasks = dev_texts(prepared)
     target: Target | None = spec.teacher if spec.data.against_teacher("dev") else None
     asked = [
@@ -126,15 +123,18 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         sweep=folder.id,
         first=first,
         second=second,
-        verdicts=tuple(_verdict(mean, 1 - rules.confidence) for mean in found.overall),
+        verdicts=tuple(said_of(mean, rules.confidence) for mean in found.overall),
         overall=found.overall,
         cells=found.cells,
         warnings=tuple(dict.fromkeys(words)),
     )
 
 
-def _verdict(mean: Cell, alpha: float) -> str:
-    """What may be said of the second model."""
-    if mean.p > alpha or mean.low <= 0 <= mean.high:
-        return "not distinguishable"
-    return "better" if mean.low > 0 else "worse"
+def _sweep_of(name: str, view: StorageView) -> tuple[SweepFolder, Sweep, Prepared]:
+    """The sweep whose sets are scored, with its data on this machine. `SpecError` for a trial in its place."""
+    folder, number = find_run(view.folder, name)
+    if number is not None:
+        raise SpecError(f"{name!r} is one trial; name its sweep, {folder.id}, whose sets are to be scored")
+    prepared = read_prepared(folder.prepared)
+    view.bring_data(prepared)
+    return folder, folder.sweep(), prepared
