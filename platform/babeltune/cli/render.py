@@ -19,6 +19,7 @@ from rich.text import Text
 
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.method import load_method
+from babeltune.planning.space import reports_of
 from babeltune.promotion.compare import Cell, Contest
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.statistics import Selection
@@ -87,7 +88,9 @@ def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs:
         state = Text(row.state, style=COLORS.get(row.state, ""))
         is_trial = row.reports or row.params or row.state != "finished"
         step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
-        far = [f"{row.reports}/{sweep.training.reports}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        far = (
+            [f"{row.reports}/{reports_of(sweep, row.params)}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
+        )
         if mixed:
             far.append(str(row.condition) if is_trial else "")
         if running:

@@ -40,9 +40,11 @@ from babeltune.planning.space import (
     fields_of,
     frozen_only,
     is_bare,
+    largest,
     possible_needs,
     proposable_methods,
     section_of,
+    smallest,
     split_name,
     values_of,
 )
@@ -76,6 +78,7 @@ def _values(sweep: Sweep) -> Iterator[Problem]:
     single = list(_single_values(sweep))
     yield from single
     if not single:
+        yield from _grace_past_the_end(sweep)
         yield from _config_combinations(sweep)
         yield from _reports_without_steps(sweep)
 
@@ -97,18 +100,20 @@ def _single_values(sweep: Sweep) -> Iterator[Problem]:
             yield _blamed(sweep.fixed, "config", str(error)), str(error)
 
 
+def _grace_past_the_end(sweep: Sweep) -> Iterator[Problem]:
+    if sweep.scheduler.kind != "none" and sweep.scheduler.grace > (reports := largest(sweep, "reports")):
+        yield (
+            ("scheduler", "grace"),
+            f"{sweep.scheduler.grace} must be at most training.reports ({reports}): else nothing stops",
+        )
+
+
 def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
     """More reports than the shortest trial has steps, and more steps than a trial can have. How many steps a trial's
     compute pays for is known once it is counted."""
     if sweep.budget.unit == "compute":
         return
-
-    def end(name: str, most: bool) -> int:
-        parameter = sweep.parameters.get(f"training.{name}")
-        values = [getattr(sweep.training, name)] if parameter is None else _both_ends(parameter)
-        return int(max(values) if most else min(values))
-
-    pairs, batch, reports = end("pairs", False), end("global_batch", True), end("reports", True)
+    pairs, batch, reports = smallest(sweep, "pairs"), largest(sweep, "global_batch"), largest(sweep, "reports")
     whole, rest = divmod(pairs, batch)  # a last batch of one pair is left out
     if reports > (steps := whole + (rest > 1 or not whole)):
         yield (
@@ -116,10 +121,10 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
             f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
             "give fewer reports, more pairs, or smaller batches",
         )
-    if (steps := end("pairs", True) // end("global_batch", False)) > MOST_STEPS:
+    if (steps := (most := largest(sweep, "pairs")) // (least := smallest(sweep, "global_batch"))) > MOST_STEPS:
         yield (
             ("training", "pairs"),
-            f"{end('pairs', True):,} in batches of {end('global_batch', False)} are {steps:,} steps, and a trial "
+            f"{most:,} in batches of {least} are {steps:,} steps, and a trial "
             f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
         )
 

@@ -46,11 +46,6 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
     yield from sampler_problems(sweep)
-    if sweep.scheduler.kind != "none" and sweep.scheduler.grace > sweep.training.reports:
-        yield (
-            ("scheduler", "grace"),
-            f"{sweep.scheduler.grace} must be at most training.reports ({sweep.training.reports}): else nothing stops",
-        )
 
 
 def sampler_problems(sweep: Sweep) -> Iterator[Problem]:

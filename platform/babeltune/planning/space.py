@@ -192,6 +192,29 @@ def values_of(parameter: Parameter, end: int) -> tuple[Scalar, ...]:
     return (parameter.choice or ()) if kind == "choice" else (parameter.const,)
 
 
+def largest(sweep: Sweep, name: str) -> int:
+    """The largest value that the training section's setting `name` can have in a trial."""
+    return max(ends(sweep, name))
+
+
+def smallest(sweep: Sweep, name: str) -> int:
+    """The smallest value that the training section's setting `name` can have in a trial."""
+    return min(ends(sweep, name))
+
+
+def ends(sweep: Sweep, name: str) -> list[int]:
+    """The values of the training section's setting `name`: the file's own, or a parameter's choices or both ends."""
+    parameter = sweep.parameters.get(f"training.{name}")
+    if parameter is None:
+        return [int(getattr(sweep.training, name))]
+    return [int(cast(float, value)) for end in (0, 1) for value in values_of(parameter, end)]
+
+
+def reports_of(sweep: Sweep, params: Mapping[str, Scalar]) -> int:
+    """The reports of a trial with these parameters."""
+    return int(cast(int, params.get("training.reports", sweep.training.reports)))
+
+
 def grid(parameters: Mapping[str, Parameter]) -> list[Params]:
     """Every combination of choices, constants and whole numbers, those that exist only under a condition where it
     holds: what `sampler: {kind: grid}` proposes, in order, the last name varying fastest. At most `MANY`.

@@ -493,6 +493,19 @@ def test_a_primed_scheduler_judges_as_if_it_had_seen_the_earlier_trials():
     assert fresh.on_trial_result(None, late, {"reports": 1, "objective": 0.1}) == "CONTINUE"
 
 
+def test_asha_stops_no_trial_before_its_end_for_having_the_default_reports():
+    """A trial's reports may be a parameter; the section's own number, 5, is not its end then."""
+    sweep = a_sweep(
+        training=Training(), parameters={"x": Parameter(float=(0, 1)), "training.reports": Parameter(const=9)},
+        scheduler=Scheduler(grace=1, reduction=3),
+    )  # fmt: skip
+    scheduler = scheduler_for(sweep)
+    best = SimpleNamespace(trial_id="best", config={"number": 0})
+    scheduler.on_trial_add(None, best)
+    verdicts = [scheduler.on_trial_result(None, best, {"reports": n, "objective": n / 9}) for n in range(1, 10)]
+    assert verdicts == ["CONTINUE"] * 8 + ["STOP"], "only its own last report ends it"
+
+
 def test_a_ledger_line_cut_off_by_a_crash_is_ignored(tmp_path):
     ledger = Ledger(tmp_path / "results.jsonl")
     ledger.add("propose", 0, params={"x": math.pi})

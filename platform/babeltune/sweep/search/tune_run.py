@@ -23,6 +23,7 @@ from ray import tune
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from babeltune.errors import SweepError
+from babeltune.planning.space import largest
 from babeltune.schema.records import Goal, Report, Scalar, Sweep
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.recovery import catch_up, sound_study
@@ -185,7 +186,7 @@ def scheduler_for(sweep: Sweep, pool: WorkerPool | None = None) -> TrialSchedule
     if sweep.scheduler.kind == "none":
         return _Fifo(pool)
     if sweep.scheduler.kind != "asha":
-        rule = rule_of(sweep.scheduler, sweep.training.reports)
+        rule = rule_of(sweep.scheduler, largest(sweep, "reports"))
         return _ByRule(pool, rule, sweep.objectives[0].goal)
     return _Asha(
         pool,
@@ -194,7 +195,7 @@ def scheduler_for(sweep: Sweep, pool: WorkerPool | None = None) -> TrialSchedule
         mode="max" if sweep.objectives[0].goal == "maximize" else "min",
         grace_period=sweep.scheduler.grace,
         reduction_factor=sweep.scheduler.reduction,
-        max_t=max(sweep.training.reports, sweep.scheduler.grace),
+        max_t=max(largest(sweep, "reports"), sweep.scheduler.grace),
     )
 
 
@@ -238,7 +239,7 @@ def search(
     catch_up(ledger, proposals)
     scheduler = scheduler_for(sweep, pool)
     running = proposals.trials(TrialState.RUNNING)
-    stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < sweep.training.reports}
+    stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < largest(sweep, "reports")}
     searcher = OptunaSearcher(
         sweep=sweep,
         proposals=proposals,
