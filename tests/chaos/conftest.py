@@ -21,6 +21,7 @@ from babeltune.method import registry
 pytest.register_assert_rewrite("chaos.arena", "chaos.invariants")
 
 from chaos.arena import CLUSTER, build, opened, own_path  # noqa: E402
+from chaos.faults import small_disk  # noqa: E402
 
 NEW_MOUNTS = 0x00020000
 
@@ -84,6 +85,15 @@ def make_arena(undisturbed, tiny_file, tmp_path):
     yield make
     for arena in built:
         arena.close()
+
+
+@pytest.fixture
+def disk(may_mount, tmp_path, ray_cluster):
+    """A small file system where the next arena has its storage."""
+    if not may_mount:
+        pytest.skip("mount namespaces are not permitted here")
+    with small_disk(tmp_path / "arena" / "storage", megabytes=64) as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

@@ -7,18 +7,9 @@ import pytest
 
 from babeltune.errors import StorageError
 from babeltune.sweep.driver import recorder
-from chaos.faults import fill, read_only, slow_disk, small_disk, truncate
+from chaos.faults import fill, read_only, slow_disk, truncate
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
-
-
-@pytest.fixture
-def disk(may_mount, tmp_path, ray_cluster):
-    """A small file system where the next arena has its storage."""
-    if not may_mount:
-        pytest.skip("mount namespaces are not permitted here")
-    with small_disk(tmp_path / "arena" / "storage", megabytes=64) as place:
-        yield place
 
 
 @contextlib.contextmanager

@@ -57,6 +57,7 @@ def babeltune(monkeypatch, capsys):
 
 def test_the_commands_are_those_that_are_promised():
     sweeps = [
+        "clean",
         "demo",
         "doctor",
         "extend",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.markup import escape
 
 from babeltune.cli import (
+    clean,
     filtering,
     health,
     inspect,
@@ -23,6 +24,7 @@ from babeltune.signals import end_when_asked
 
 __all__ = [
     "app",
+    "clean",
     "filtering",
     "health",
     "inspect",

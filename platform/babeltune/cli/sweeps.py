@@ -190,6 +190,7 @@ def stop(
     a Ray job is then ended."""
     from babeltune.cli.remote import remote_of, stop_there
     from babeltune.sweep.state.progress import is_driven, sweep_document
+    from babeltune.sweep.sync.audit import audit
     from babeltune.sweep.sync.view import StorageView
 
     remote = remote_of(cluster)
@@ -201,7 +202,9 @@ def stop(
         state = sweep_document(folder)["state"]
         soon = "; if it was started just now, try again in a few seconds" if state in ("new", "interrupted") else ""
         raise not_running(folder.id, state, soon)
-    StorageView(cluster_of(cluster)).ask_to_stop(folder)
+    view = StorageView(cluster_of(cluster))
+    view.ask_to_stop(folder)
+    audit(view, "stop", folder.id)
     err.print(f"asked sweep {folder.id} to stop; waiting for its driver, {wait} s at most")
     deadline, said = time.monotonic() + wait, False
     while is_driven(folder) and time.monotonic() < deadline:

@@ -56,6 +56,7 @@ from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Promotion, Task, Teacher
 from babeltune.sweep.state.folder import find_run, find_sweep
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.view import StorageView
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def promote(
         decision = decided(candidate, cluster, alias, run_id=run_id, out=out)
     decision = replace(decision, reasons=(*decision.reasons, *words))
     record_decision(view, candidate.folder, decision, dry_run=False)
+    audit(view, "promote", decision.registered or f"{candidate.folder.id}, refused")
     return decision
 
 

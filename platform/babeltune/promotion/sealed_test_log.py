@@ -8,9 +8,7 @@ seen, so people who share test sets should share a storage.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,6 +21,7 @@ from babeltune.data.store import digest_of_texts, key_of
 from babeltune.files import append_line, locked, sha256_of
 from babeltune.sweep.state.folder import sweep_folders
 from babeltune.sweep.state.rebuild import sealed_digests
+from babeltune.sweep.sync.audit import who
 from babeltune.sweep.sync.view import OPENED, whole_record
 
 KEYS = {"time", "user", "weights"}
@@ -65,7 +64,7 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
     }
     line = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "user": _who(),
+        "user": who(),
         "model": model,
         "weights": weights_digest(Path(folder)),
         "tests": sorted({rows.task.name for rows in found}),
@@ -82,14 +81,6 @@ def record_opening(storage: Path, model: str, folder: str | Path, found: Sequenc
 def weights_digest(folder: Path) -> str:
     """SHA-256 over the names and bytes of the weights in a model's folder."""
     return key_of({str(path.relative_to(folder)): sha256_of(path) for path in sorted(folder.rglob("*.safetensors"))})
-
-
-def _who() -> str:
-    """The user's name, or number where this machine has no name for it, as in containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):
-        return f"uid {os.getuid()}"
 
 
 def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]:

@@ -1,12 +1,13 @@
 """Work that goes to the cluster as tasks, and what becomes of it where Ray fails."""
 
 import os
+import signal
 
 import pytest
 import ray
 
 from babeltune.errors import ClusterError, DataError
-from babeltune.sweep.workers.tasks import fetched, ray_refusals
+from babeltune.sweep.workers.tasks import fetched, ray_refusals, ray_shards
 
 
 def die():
@@ -32,3 +33,23 @@ def refuse():
 def test_what_ends_a_task_is_one_line_that_says_what_to_do(ray_cluster, work, kind, words):
     with pytest.raises(kind, match=words), ray_refusals():
         fetched(ray.remote(max_retries=0)(work).remote())
+
+
+def stop_once(number, times, folder):
+    """A task whose process is stopped so many times, as by a debugger or a file system that hangs."""
+    begun = len(list(folder.glob(f"{number}-*")))
+    (folder / f"{number}-{begun}").touch()
+    if begun < times:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return number
+
+
+def test_tasks_that_hang_are_killed_and_started_again(ray_cluster, tmp_path):
+    arguments = [(number, int(number == 1), tmp_path) for number in range(3)]
+    assert sorted(ray_shards(stop_once, arguments, progress_timeout=3.0)) == [0, 1, 2]
+    assert len(list(tmp_path.glob("1-*"))) == 2
+
+
+def test_tasks_that_hang_again_end_the_sweep_with_a_line_on_how_to_go_on(ray_cluster, tmp_path):
+    with pytest.raises(ClusterError, match=r"no process of stop_once has made progress for 2 s.*`babeltune resume`"):
+        list(ray_shards(stop_once, [(0, 2, tmp_path)], progress_timeout=2.0))

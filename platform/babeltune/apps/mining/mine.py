@@ -303,4 +303,4 @@ def _runner(cluster: Cluster | None) -> Iterator[Any]:
     from babeltune.sweep.workers.tasks import ray_shards
 
     with connected(cluster):
-        yield functools.partial(ray_shards, share=cluster.gpus_per_worker)
+        yield functools.partial(ray_shards, share=cluster.gpus_per_worker, progress_timeout=cluster.progress_timeout)

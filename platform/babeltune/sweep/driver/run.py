@@ -44,6 +44,7 @@ from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import damage, mend
+from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.sync.worker import with_prepared
@@ -129,6 +130,7 @@ def submit(
         if watch:
             watch(sweep_progress)
         folder.set_state("running")
+        audit(StorageView(cluster), "submit", folder.id)
         with _kept_in_state(folder):
             complete = _attempt(sweep, cluster, folder, sweep_progress, driver_sync, stop, accept=accept_changes)
         folder.set_state("finished" if complete else "stopped")
@@ -210,7 +212,11 @@ def make_ready(
 ) -> Prepared:
     """The stores and the baselines' scores, made on the cluster where they are not there yet."""
     shards = functools.partial(
-        ray_shards, share=cluster.gpus_per_worker, carried=driver_sync.where is not None, poll=poll
+        ray_shards,
+        share=cluster.gpus_per_worker,
+        carried=driver_sync.where is not None,
+        poll=poll,
+        progress_timeout=cluster.progress_timeout,
     )
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +12,11 @@ import ray
 
 from babeltune.errors import BabeltuneError, ClusterError
 from babeltune.sweep.sync.worker import files_of, put_files, with_files
+
+HANG = (
+    "no process of {} has made progress for {:g} s, also after a new start: its disk, its network or its device hangs; "
+    "what is done is kept: `babeltune resume` goes on"
+)
 
 
 @contextmanager
@@ -26,11 +33,12 @@ def ray_refusals() -> Iterator[None]:
         ) from error
 
 
-def first_of(references: list[Any], poll: Callable[[], None]) -> tuple[list[Any], list[Any]]:
-    """Waits for one of these, calling `poll` about once a second, as `ray.wait` does."""
+def first_of(references: list[Any], poll: Callable[[], None], seconds: float = math.inf) -> tuple[list[Any], list[Any]]:
+    """Waits at most so many seconds for one of these, as `ray.wait` does, and calls `poll` about once a second."""
+    deadline = time.monotonic() + seconds
     while True:
         ready, rest = ray.wait(references, num_returns=1, timeout=1.0)
-        if ready:
+        if ready or time.monotonic() > deadline:
             return ready, rest
         poll()
 
@@ -54,23 +62,42 @@ def ray_shards(
     share: float = 0.0,
     carried: bool = False,
     poll: Callable[[], None] = lambda: None,
+    progress_timeout: float = math.inf,
 ) -> Iterator[int]:
     """`shards.RunShards` by Ray tasks of one CPU each and, for functions that use a GPU, a `share` of one.
 
     `carried`: the nodes share no folder, so that the files travel with the tasks. `poll` is called about once a second.
+    If no task ends for `progress_timeout` seconds, they hang: they are killed and started again, once. `ClusterError`
+    if no task ends then either.
     """
     remote = ray.remote(num_cpus=1, num_gpus=share if gpu else 0.0, max_retries=2)(with_files if carried else function)
-    work = {remote.remote(*((function, a, files_of(a)) if carried else a)): a for a in arguments}
-    waiting = list(work)
+
+    def started(some: Iterable[tuple[Any, ...]]) -> dict[Any, tuple[Any, ...]]:
+        return {remote.remote(*((function, each, files_of(each)) if carried else each)): each for each in some}
+
+    work, again = started(arguments), False
     try:
-        while waiting:
-            ready, waiting = first_of(waiting, poll)
-            done = fetched(ready[0])
-            if carried:
-                done, made = done
-                put_files(work[ready[0]], made)
-            del work[ready[0]]
-            yield done
+        while work:
+            ready, _ = first_of(list(work), poll, progress_timeout)
+            if ready:
+                done = fetched(ready[0])
+                if carried:
+                    done, made = done
+                    put_files(work[ready[0]], made)
+                del work[ready[0]]
+                again = False
+                yield done
+                continue
+            _kill(work)
+            if again:
+                raise ClusterError(HANG.format(getattr(function, "__name__", "work"), progress_timeout))
+            work, again = started(work.values()), True
     finally:
-        for reference in waiting:
+        for reference in work:
             ray.cancel(reference)
+
+
+def _kill(references: Iterable[Any]) -> None:
+    """Ends tasks whose processes may be stopped."""
+    for reference in references:
+        ray.cancel(reference, force=True)

@@ -1,0 +1,111 @@
+"""What a storage can do without."""
+
+import os
+import time
+
+import pytest
+
+from babeltune.promotion.promote import promote
+from babeltune.sweep.driver.run import only_driver, submit
+from babeltune.sweep.state.housekeeping import OPTIMIZER, removals
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.training.checkpoint import is_good
+
+NOW = -60.0
+"""An age that everything has."""
+
+
+def cleaned(storage, **options):
+    found = list(removals(storage, older_s=NOW, **options))
+    for removal in found:
+        removal.carry_out()
+    return found
+
+
+def paths(found, storage):
+    return {removal.path.relative_to(storage).as_posix() for removal in found}
+
+
+def test_a_finished_sweep_loses_optimizers_and_scratch_and_can_still_be_promoted_and_extended(copied):
+    _, folder, cluster = copied
+    storage = folder.path.parents[1]
+    scores = [(row.name, row.metrics) for row in leaderboard(folder)]
+    kept = set(storage.rglob("student.safetensors"))
+    found = cleaned(storage)
+    assert {removal.path.name for removal in found} >= {OPTIMIZER, "tune"}
+    assert all(removal.size >= 0 and removal.reason for removal in found)
+    assert not list(storage.rglob(OPTIMIZER))
+    assert set(storage.rglob("student.safetensors")) == kept
+    assert all(is_good(path.parent) for path in kept if path.parent.name.isdigit())
+    assert [(row.name, row.metrics) for row in leaderboard(folder)] == scores
+    assert promote(folder.id, cluster, dry_run=True).dev
+    assert not cleaned(storage), "nothing is left to remove"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_is_cleaned_is_submitted_again_without_training_anything_twice(copied):
+    sweep, folder, cluster = copied
+    cleaned(folder.path.parents[1])
+    before = [row.seconds for row in leaderboard(folder)]
+    submit(sweep, cluster)
+    assert [row.seconds for row in leaderboard(folder)] == before
+
+
+def test_stores_that_no_sweep_reads_go_once_they_are_old(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    unread = storage / "stores" / "tokens-0123456789abcdef"
+    unread.mkdir()
+    (unread / "values.npy").write_bytes(b"1" * 1000)
+    draft = storage / "stores" / ".tokens-0123456789abcdef.draft"
+    draft.mkdir()
+    week = 7 * 86_400.0
+    assert not {unread, draft} & {removal.path for removal in removals(storage, older_s=week)}, "they are new"
+    for path in (unread / "values.npy", unread, draft):
+        os.utime(path, (time.time() - 2 * week,) * 2)
+    found = {removal.path: removal for removal in removals(storage, older_s=week)}
+    assert found[unread].size == 1000
+    assert draft in found
+    read = {path.name for path in (storage / "stores").iterdir()} - {path.name for path in found}
+    assert any(name.startswith("teacher-") for name in read)
+    assert any(name.startswith("tokens-") for name in read)
+
+
+def test_only_the_best_trials_keep_checkpoints_if_that_is_asked_for(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    best = leaderboard(folder)[0].name
+    cleaned(storage, top=1)
+    assert {path.parents[2].name for path in storage.rglob("student.safetensors") if "trials" in path.parts} == {best}
+
+
+def test_nothing_of_a_running_sweep_is_removed(copied):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    with only_driver(folder):
+        assert not [path for path in paths(removals(storage, older_s=NOW), storage) if path.startswith("sweeps/")]
+        folder.prepared.unlink()
+        assert not list(removals(storage, older_s=NOW)), "it may read any store that is there"
+
+
+def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, monkeypatch):
+    _, folder, _ = copied
+    storage = folder.path.parents[1]
+    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
+    code, shown, _ = command("clean", "--dry-run")
+    assert code == 0
+    assert "the optimizer of a trial that has ended" in shown
+    assert "can be removed" in shown
+    assert list(storage.rglob(OPTIMIZER))
+    code, shown, _ = command("clean", "--older", 0)
+    assert code == 0
+    assert "removed in" in shown
+    assert not list(storage.rglob(OPTIMIZER))
+
+
+def test_a_storage_behind_a_uri_is_not_cleaned(command, tmp_path):
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("version: 1\nname: far\naddress: local\nstorage: s3://bucket/sweeps\n", encoding="utf-8")
+    code, _, err = command("clean", "--cluster", cluster)
+    assert code == 2
+    assert "give its bucket a rule that deletes old objects" in " ".join(err.split())
