@@ -168,7 +168,7 @@ def trial(name: str, *, cluster: str | Path | None = None) -> TrialView:
     if number is None:
         raise SpecError(f"{name!r} is a sweep; name one of its trials, such as {folder.id}/t0000")
     place = folder.trial(number)
-    row, record = trial_row(place, folder.sweep().objectives[0]), read_of_trial(place, "trial.json") or {}
+    row, record = trial_row(place, *folder.sweep().objectives), read_of_trial(place, "trial.json") or {}
     points = [
         {"report": each.index, "step": each.step, "pairs": each.pairs, "seconds": each.seconds, **each.metrics}
         for each in read_reports(place)

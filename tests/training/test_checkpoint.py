@@ -1,12 +1,13 @@
 import json
 import os
 import stat
+from dataclasses import replace
 
 import pytest
 import torch
 
 from babeltune.errors import CheckpointError, StorageError
-from babeltune.schema.records import Point, Report
+from babeltune.schema.records import Objective, Point, Report
 from babeltune.training import checkpoint
 
 
@@ -71,9 +72,29 @@ def test_reports_survive_a_line_cut_off_by_a_crash(tmp_path):
 
 def test_the_best_report_is_the_earliest_of_equals_and_obeys_the_goal():
     reports = [report(1, 0.2), report(2, 0.6), report(3, 0.6)]
-    assert checkpoint.best_report(reports, "dev/x/accuracy", "maximize").index == 2
-    assert checkpoint.best_report(reports, "dev/x/accuracy", "minimize").index == 1
-    assert checkpoint.best_report(reports, "dev/other", "maximize") is None
+    assert checkpoint.best_report(reports, Objective(metric="dev/x/accuracy")).index == 2
+    assert checkpoint.best_report(reports, Objective(metric="dev/x/accuracy", goal="minimize")).index == 1
+    assert checkpoint.best_report(reports, Objective(metric="dev/other")) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "best"),
+    [
+        ([(0.9, 0.80), (0.9153, 0.873), (0.9143, 0.874)], 3),
+        ([(0.9, 0.80), (0.9153, 0.873), (0.9143, 0.872)], 2),
+        ([(0.9, 0.80), (0.9153, 0.873), (0.9083, 0.874)], 2),
+        ([(0.9, 0.80), (0.9153, 0.873), (0.9143, 0.874), (0.9150, 0.70)], 3),
+        ([(0.9, 0.80), (0.9153, 0.873), (0.9143, None)], 2),
+    ],
+)
+def test_a_later_report_that_is_as_good_in_all_objectives_is_the_best(scores, best):
+    """In the first objective it may be worse by a share that no dev set can tell."""
+    names = ("dev/x/accuracy", "dev/sts/spearman")
+    reports = [
+        replace(report(n), metrics={k: v for k, v in zip(names, values, strict=True) if v is not None})
+        for n, values in enumerate(scores, start=1)
+    ]
+    assert checkpoint.best_report(reports, *(Objective(metric=name) for name in names)).index == best
 
 
 def test_pruning_keeps_what_it_must_and_removes_what_crashed_writers_left(tmp_path):

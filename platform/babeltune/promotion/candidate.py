@@ -65,10 +65,9 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
     if number is None:
         number = int(winner(folder).name.removeprefix("t"))
     sweep, place = folder.sweep(), folder.trial(number)
-    objective = sweep.objectives[0]
-    if trial_row(place, objective).state == "running" and is_driven(folder):
+    if trial_row(place, *sweep.objectives).state == "running" and is_driven(folder):
         raise SweepError(f"{folder.id}/{place.name} is still training; wait, or `babeltune stop {folder.id}` first")
-    report = best_report(read_reports(place), objective.metric, objective.goal)
+    report = best_report(read_reports(place), *sweep.objectives)
     if report is None:
         raise SweepError(
             f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"

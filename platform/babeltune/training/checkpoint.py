@@ -5,13 +5,14 @@
     trials/t0007/checkpoints/stopped/  the same between two reports, where a stop ended the training; until the next one
     trials/t0007/progress.json         step and loss of this moment
 
-The number of a checkpoint is the report's. The best one by the first objective and the last one are kept.
+The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import uuid
 from collections.abc import Iterable
@@ -25,11 +26,14 @@ from torch import Tensor, nn
 
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
-from babeltune.schema.records import Report, report_from
+from babeltune.schema.records import Objective, Report, report_from
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
 REPORTS = "reports.jsonl"
+TIE = 0.002
+"""The share of the best value below which two reports of one trial are equally good in the first objective. It is a
+fraction of what a dev set of a thousand rows can tell apart."""
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
@@ -150,11 +154,32 @@ def state_of(trial_folder: Path) -> int:
     return int.from_bytes(digest.digest()[:7], "big")
 
 
-def best_report(reports: list[Report], metric: str, goal: str) -> Report | None:
-    """The report with the best value of the metric; the earliest of equals."""
-    scored = [r for r in reports if metric in r.metrics]
-    sign = 1 if goal == "maximize" else -1
-    return max(scored, key=lambda r: (sign * r.metrics[metric], -r.index), default=None)
+def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
+    """The report that is best in the first objective; the earliest of equals.
+
+    A later report takes its place if it is worse by no more than `TIE` and at least as good in every other objective:
+    its schedule is nearer to its end. With one objective there are no others, so none takes its place.
+    """
+    first, *others = objectives
+    scored = [report for report in reports if first.metric in report.metrics]
+    best = max(scored, key=lambda report: (_signed(report, first), -report.index), default=None)
+    if best is None or not others:
+        return best
+    least = _signed(best, first) - TIE * abs(best.metrics[first.metric])
+    later = [
+        report
+        for report in scored
+        if report.index > best.index
+        and _signed(report, first) >= least
+        and all(_signed(report, other) >= _signed(best, other) for other in others)
+    ]
+    return later[-1] if later else best
+
+
+def _signed(report: Report, objective: Objective) -> float:
+    """The report's value of the objective, larger where better; -inf where it has none."""
+    value = report.metrics.get(objective.metric, math.nan)
+    return -math.inf if math.isnan(value) else value if objective.goal == "maximize" else -value
 
 
 def prune_checkpoints(trial_folder: Path, keep: set[int]) -> None:

@@ -183,8 +183,7 @@ class TrialTrainer:
         state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
         self.write(checkpoint_folder(self.folder, report.index), state)
         write_reports(self.folder, self.reports)
-        objective = self.trial.objectives[0]
-        best = best_report(self.reports, objective.metric, objective.goal)
+        best = best_report(self.reports, *self.trial.objectives)
         prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
 
     def save_interval(self, interval: Interval) -> None:
@@ -218,7 +217,7 @@ class TrialTrainer:
         if patience is None:
             return False
         draft = Report(index=len(self.reports) + 1, step=0, pairs=0, seconds=0, metrics=metrics)
-        best = best_report([*self.reports, draft], objective.metric, objective.goal)
+        best = best_report([*self.reports, draft], objective)
         return best is not None and draft.index - best.index >= patience
 
     def train(self) -> list[Report]:

@@ -270,7 +270,7 @@ class Recorder:
         place = self.folder.trial(number)
         self.open.discard(number)
         outcome(place, state, end)
-        row = trial_row(place, self.sweep.objectives[0])
+        row = trial_row(place, *self.sweep.objectives)
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics
         )

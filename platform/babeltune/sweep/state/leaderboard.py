@@ -31,7 +31,7 @@ class Row:
     state: State
     params: dict[str, Scalar] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the best report by the first objective."""
+    """Metrics of the best report (`best_report`)."""
     reports: int = 0
     step: int = 0
     steps: int | None = None
@@ -55,21 +55,23 @@ class Row:
     """The number of the sweep's condition that it began under; more than one if changes were accepted."""
 
 
-def trial_row(path: Path, objective: Objective) -> Row:
-    """The leaderboard's line of the trial in this folder. That of one that has ended is remembered while its files
-    stay as they are: a live view of a thousand trials looks twice a second."""
-    key = path, objective
+def trial_row(path: Path, *objectives: Objective) -> Row:
+    """The leaderboard's line of the trial in this folder, with its best report by the objectives.
+
+    That of one that has ended is remembered while its files stay as they are: a live view of a thousand trials looks
+    twice a second."""
+    key = path, objectives
     versions = tuple(_version(path / name) for name in ("trial.json", "outcome.json", REPORTS))
     known = _ended_rows.get(key)
     if known is not None and known[0] == versions:
         return known[1]
-    row = _read_row(path, objective)
+    row = _read_row(path, objectives)
     if row.state in ENDED:
         _ended_rows[key] = versions, row
     return row
 
 
-_ended_rows: dict[tuple[Path, Objective], tuple[tuple[Any, ...], Row]] = {}
+_ended_rows: dict[tuple[Path, tuple[Objective, ...]], tuple[tuple[Any, ...], Row]] = {}
 
 
 def _version(path: Path) -> list[int] | None:
@@ -79,13 +81,13 @@ def _version(path: Path) -> list[int] | None:
     return None
 
 
-def _read_row(path: Path, objective: Objective) -> Row:
+def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
     trial = read_of_trial(path, "trial.json")
     if trial is None:
         raise DamagedError(damage(path / "trial.json") or f"{path / 'trial.json'} is gone; restore it from a copy")
     outcome, now = (read_of_trial(path, name) or {} for name in ("outcome.json", PROGRESS))
     reports = read_reports(path)
-    best: Report | None = best_report(reports, objective.metric, objective.goal)
+    best: Report | None = best_report(reports, *objectives)
     last = reports[-1] if reports else None
     lost = outcome.get("state") == "finished" and not (last and last.last)
     warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
@@ -157,7 +159,9 @@ def leaderboard(folder: SweepFolder, metric: str | None = None) -> list[Row]:
     for path in folder.trials():
         if (path / "trial.json").exists() or has_begun(path):
             try:
-                rows.append(replace(trial_row(path, objective), condition=condition_of(int(path.name[1:]), history)))
+                rows.append(
+                    replace(trial_row(path, *sweep.objectives), condition=condition_of(int(path.name[1:]), history))
+                )
             except DamagedError as error:
                 damaged.append(Row(name=path.name, state="damaged", warning=str(error)))
     if len(sweep.objectives) > 1:
