@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from babeltune.evaluation import knn
 
 SIZES = st.tuples(st.integers(1, 60), st.integers(1, 60), st.integers(1, 70), st.integers(1, 400), st.integers(0, 99))
+TILES = st.tuples(st.integers(1, 30), st.integers(1, 30))
 
 
 def sorted_cosines(left, right, k):
@@ -19,17 +20,18 @@ def sorted_cosines(left, right, k):
 
 
 @settings(max_examples=60, deadline=None)
-@given(SIZES)
-def test_one_product_gives_both_directions_with_duplicates_ties_and_k_beyond_n(sizes):
+@given(SIZES, TILES)
+def test_one_product_gives_both_directions_with_duplicates_ties_and_k_beyond_n(sizes, tile):
     n, m, k, block, seed = sizes
     generator = np.random.default_rng(seed)
     pool = generator.normal(size=(50, 6)).astype(np.float32)
     left, right = pool[generator.integers(50, size=n)], pool[generator.integers(50, size=m)]
-    before, knn.BLOCK = knn.BLOCK, block
+    before, (knn.BLOCK, knn.TILE) = (knn.BLOCK, knn.TILE), (block, tile)
     try:
-        matches = knn.match(left, right, k)
+        matches, one_way = knn.match(left, right, k), knn.neighbours(left, right, k)
     finally:
-        knn.BLOCK = before
+        knn.BLOCK, knn.TILE = before
+    assert torch.equal(one_way.index, matches.forward.index)
     for found, sides in ((matches.forward, (left, right)), (matches.backward, (right, left))):
         values, index = sorted_cosines(*sides, k)
         assert found.cosine.shape == values.shape == (len(sides[0]), min(k, len(sides[1])))
@@ -66,3 +68,17 @@ def test_each_block_of_similarities_is_computed_once(monkeypatch):
     with Watch():
         knn.match(left, right)
     assert len(products) == 1
+
+
+def test_tiles_are_no_smaller_however_many_candidates_there_are():
+    """One row of ten million candidates at a time would read all of them for each row."""
+    assert knn._tile_of(10_000_000) == knn.TILE
+    assert knn._tile_of(4_000) == (knn.BLOCK // 4_000, 4_000)
+
+
+def test_an_empty_side_has_no_neighbours():
+    some, none = np.ones((3, 4), np.float32), np.ones((0, 4), np.float32)
+    for left, right in ((some, none), (none, some), (none, none)):
+        found = knn.match(left, right)
+        assert (len(found.forward.index), len(found.backward.index)) == (len(left), len(right))
+        assert found.forward.index.numel() == found.backward.index.numel() == 0

@@ -1,7 +1,7 @@
 """Nearest neighbours of sentence vectors by cosine, exactly, for sets that fit in memory.
 
-Pure functions of arrays. Cosines are fp32 with autocast and TF32 off, computed in blocks of rows, so that memory grows
-with the number of candidates and not with its square. Both directions of a pair of sets come from one product. Ties
+Pure functions of arrays. Cosines are fp32 with autocast and TF32 off, computed in tiles, so that memory grows with the
+number of rows and not with its square. Both directions of a pair of sets come from one product. Ties
 are decided by the lowest index; bit-equal vectors always tie, wherever they stand. Inputs are never changed.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK = 1 << 22
 """Similarities held at once (fp32: 16 MB, which stays in a processor's last cache or near it)."""
 TILE = (512, 8192)
-"""Queries and documents of a tile of `nearest`, of `BLOCK` similarities. Memory does not grow with the documents."""
+"""Rows and columns of a tile of `BLOCK` similarities, if there are many candidates."""
 SLACK = 4
 """Documents that `nearest` keeps beyond k, so that rounding does not decide which are the k best."""
 SETTLED = 32
@@ -116,22 +116,33 @@ def side(vectors: Vectors | Side) -> Side:
 
 def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
     """The k nearest of the other side, of every row of `left` [n, d] and of `right` [m, d]; fewer where there are
-    fewer. Each block of the similarity matrix is computed once, for both directions."""
+    fewer. Each tile of the similarity matrix is computed once, for both directions."""
     a, b = side(left), side(right)
-    forward, backward = [], Neighbours(torch.empty(len(b.distinct), 0), torch.empty(len(b.distinct), 0).long())
+    rows, columns = _tile_of(len(b.distinct))
+    forward = [_nothing(len(some)) for some in torch.split(a.distinct, rows)]
+    backward = []
     with full_precision(a.distinct.device.type):
-        for first, similarity in _blocks(a, b):
-            forward.append(first_largest(similarity, min(k, len(b.distinct))))
-            found = first_largest(similarity.T, min(k, len(similarity)))
-            backward = _merged(backward, Neighbours(found.cosine, found.index + first), k)
-    return Matches(_expanded(_joined(forward), a, b, k), _expanded(backward, b, a, k))
+        for first, some in _parts(b.distinct, columns):
+            found_there = _nothing(len(some))
+            for number, (row, own) in enumerate(_parts(a.distinct, rows)):
+                similarity = own @ some.T
+                forward[number] = _merged(forward[number], _largest(similarity, first, k), k)
+                found_there = _merged(found_there, _largest(similarity.T, row, k), k)
+            backward.append(found_there)
+    return Matches(_expanded(_joined(forward), a, b, k), _expanded(_joined(backward or [_nothing(0)]), b, a, k))
 
 
 def neighbours(queries: Vectors | Side, candidates: Vectors | Side, k: int) -> Neighbours:
     """The k = min(k, candidates) nearest `candidates` [m, d] of each of the `queries` [n, d] by cosine."""
     a, b = side(queries), side(candidates)
+    rows, columns = _tile_of(len(b.distinct))
+    found = []
     with full_precision(a.distinct.device.type):
-        found = [first_largest(similarity, min(k, len(b.distinct))) for _, similarity in _blocks(a, b)]
+        for some in torch.split(a.distinct, rows):
+            best = _nothing(len(some))
+            for first, documents in _parts(b.distinct, columns):
+                best = _merged(best, _largest(some @ documents.T, first, k), k)
+            found.append(best)
     return _expanded(_joined(found), a, b, k)
 
 
@@ -149,11 +160,10 @@ def nearest(
     parts = []
     with full_precision("cpu"):
         for some in torch.split(x, tile[0]):
-            best = Neighbours(torch.empty(len(some), 0), torch.empty(len(some), 0).long())
+            best = _nothing(len(some))
             for first in range(0, len(rows), tile[1]):
                 documents = unit(table[rows[first : first + tile[1]]])
-                found = first_largest(some @ documents.T, min(kept, len(documents)))
-                best = _merged(best, Neighbours(found.cosine, found.index + first), kept)
+                best = _merged(best, _largest(some @ documents.T, first, kept), kept)
             parts.append(_settled(some, table, rows, best, k))
     return _joined(parts)
 
@@ -172,11 +182,26 @@ def _settled(
     return Neighbours(cosine.gather(1, order), index.gather(1, order))
 
 
-def _blocks(a: Side, b: Side) -> Iterator[tuple[int, Tensor]]:
-    """The similarity matrix of the distinct rows in blocks of `a`'s rows, each with the number of its first row."""
-    rows = max(1, BLOCK // max(1, len(b.distinct)))
-    for first in range(0, len(a.distinct), rows):
-        yield first, a.distinct[first : first + rows] @ b.distinct.T
+def _tile_of(candidates: int) -> tuple[int, int]:
+    """Rows and columns of a tile of `BLOCK` similarities: all columns if at least as many rows as in `TILE` fit."""
+    rows = BLOCK // max(1, candidates)
+    return (rows, max(1, candidates)) if rows >= TILE[0] else TILE
+
+
+def _parts(rows: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
+    """The rows in parts of this size, each with the number of its first row."""
+    for first in range(0, len(rows), size):
+        yield first, rows[first : first + size]
+
+
+def _nothing(queries: int) -> Neighbours:
+    return Neighbours(torch.empty(queries, 0), torch.empty(queries, 0).long())
+
+
+def _largest(values: Tensor, first: int, k: int) -> Neighbours:
+    """The k largest of each row of a tile whose first column has this number."""
+    found = first_largest(values, min(k, values.shape[1]))
+    return Neighbours(found.cosine, found.index + first)
 
 
 def _joined(parts: list[Neighbours]) -> Neighbours:
