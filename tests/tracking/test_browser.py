@@ -2,10 +2,8 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +14,9 @@ from babeltune.tracking.mlflow_client import serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
 from ports import free_port
+from screens import chromium, kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SHOTS = "BABELTUNE_SCREENSHOTS"
-"""The environment variable that names a folder for screenshots."""
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
     (0.8, "finished", "FINISHED"),
@@ -78,28 +74,14 @@ def server(logged):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        window = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as window:
         yield window
-        window.close()
 
 
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport={"width": 1400, "height": 850})
-    context.set_default_timeout(1000 * PATIENCE_S)
-    yield context.new_page()
-    context.close()
-
-
-def kept(page, name):
-    """Keeps a screenshot where the environment asks for them."""
-    if folder := os.environ.get(SHOTS):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=f"{folder}/{name}.png")
+    with page_of(browser) as shown:
+        yield shown
 
 
 def link(logged, server):

@@ -23,6 +23,7 @@ from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.search.importance import Scored, parameter_importance
+from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
 from babeltune.sweep.state.progress import is_driven, standing
@@ -87,6 +88,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         unit=sweep.budget.unit,
         curves=tuple(curve for name, found in reports.items() if (curve := _curve(sweep, name, found, metric))),
         languages=_languages(best, [row for row in rows if row.name in baselines]),
+        examples=read_examples(folder),
         searched=tuple(varied),
         logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
         importance=tuple(_importance(sweep, ours).items()),
