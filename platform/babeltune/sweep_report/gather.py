@@ -13,7 +13,7 @@ from typing import Any
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
-from babeltune.evaluation.evaluate import COMPUTE, METRICS, PARAMETERS, SPEED
+from babeltune.evaluation.evaluate import COMPUTE, MAIN_METRICS, PARAMETERS, SPEED
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import proposable_methods
 from babeltune.planning.sweep_file import sweep_id
@@ -55,8 +55,6 @@ DIAGNOSTICS = {
     "train/loss": "Training loss. Losses of trials with other temperatures or labels do not compare.",
 }
 """The diagnostics that a report shows, and what each means."""
-MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
-"""The main metric of each kind of task."""
 WATCHED = 5
 """Trials whose diagnostics are shown: the best."""
 
