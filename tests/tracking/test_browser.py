@@ -10,6 +10,7 @@ import pytest
 from babeltune.errors import SweepError
 from babeltune.schema.records import Objective, Point
 from babeltune.tracking import registry
+from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
@@ -27,6 +28,22 @@ TRIALS = [
 CARD = "---\nlicense: mit\n---\n# quick\n\nA model of four languages.\n"
 
 
+def checkpoint(number, score, params):
+    """A trial's best checkpoint."""
+    place = f"sweeps/quick-1a2b/trials/t{number:04d}/checkpoints/000003"
+    return CheckpointModel(
+        name=f"quick-1a2b-t{number:04d}",
+        step=8,
+        time_ms=1008,
+        checkpoint=place,
+        dimension=384,
+        note=f"The best checkpoint of trial `quick-1a2b/t{number:04d}`. Its weights: `{place}`.",
+        params={"method": "soft_contrastive", **params},
+        scores={"best/objective": score, AIM.metric: score},
+        digests={"dev/everyday": "a" * 64},
+    )
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
     """The store, its folder and the experiment's sweep: four trials, the best is `t0001`, and its model."""
@@ -40,11 +57,12 @@ def logged(tmp_path_factory):
         rate = {"training": {"learning_rate": 0.001 * (number + 1)}}
         tracker.start_trial(number, {"method": "soft_contrastive", **rate}, {"state": "running"}, step_unit="pairs")
         if score is not None:
-            scores = {"objective": score, AIM.metric: score, "train/loss": 1 - score}
+            scores = {"best/objective": score, AIM.metric: score, "train/loss": 1 - score}
             points = [
                 Point(step=s, time_ms=1000 + s, values={k: v * s / 8 for k, v in scores.items()}) for s in (2, 4, 8)
             ]
             tracker.metrics(number, points, per_step=64)
+            tracker.model(number, checkpoint(number, score, rate), per_step=64)
         tracker.end_trial(number, status, {"state": state})
     tracker.end_sweep("FINISHED")
     assert tracker.close(PATIENCE_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import tempfile
 import time
@@ -13,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from babeltune.errors import PromotionError, UnknownNameError, nearest
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
+from babeltune.tracking.checkpoint_models import EXAMPLE, described, signed
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     STEP_UNIT,
@@ -36,8 +34,6 @@ from babeltune.tracking.mlflow_client import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EXAMPLE = "input_example.json"
-"""The file of sentences that MLflow shows as an example of a model's input."""
 FOR_MLFLOW = ("MLmodel", EXAMPLE)
 """Files that a registered model has beside its export, for MLflow."""
 CARD_CHARACTERS = 5000
@@ -133,19 +129,12 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     model first and write it anew, in another layout than the files that were scored.
     """
     import sentence_transformers
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 
-    model = Model(run_id=run_id, artifact_path=path)
-    output = TensorSpec(np.dtype("float32"), (-1, dimension_of(folder) or -1), "embedding")
-    model.signature = ModelSignature(Schema([ColSpec(DataType.string, "sentence")]), Schema([output]))
-    model.saved_input_example_info = {"artifact_path": EXAMPLE, "type": "dataframe", "pandas_orient": "split"}
+    model = signed(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
     model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
     model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
-    example = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
     with tempfile.TemporaryDirectory() as place:
-        model.save(str(Path(place) / "MLmodel"))
-        (Path(place) / EXAMPLE).write_text(json.dumps(example, ensure_ascii=False), encoding="utf-8")
+        described(Path(place), model)
         client.log_artifacts(run_id, place, path)
 
 
