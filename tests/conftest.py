@@ -53,6 +53,8 @@ NEEDS_GPU = "needs_gpu"
 """The marker of tests that are skipped where there is no GPU."""
 NEEDS_PAPERS = "needs_papers"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
+NEEDS_AXE = "needs_axe"
+"""The marker of tests that are skipped where the environment names no axe-core."""
 skipped: list[str] = []
 
 
@@ -72,10 +74,12 @@ def pytest_runtest_setup(item):
 
         if not torch.cuda.is_available():
             pytest.skip("CUDA is not available")
+    if item.get_closest_marker(NEEDS_AXE) and not Path(os.environ.get("BABELTUNE_AXE", "")).is_file():
+        pytest.skip("BABELTUNE_AXE names no axe.min.js; `npm pack axe-core` has one")
 
 
 def pytest_runtest_logreport(report):
-    excused = {NEEDS_GPU, NEEDS_PAPERS} & set(getattr(report, "keywords", ()))
+    excused = {NEEDS_GPU, NEEDS_PAPERS, NEEDS_AXE} & set(getattr(report, "keywords", ()))
     if report.skipped and not excused and (DATA.is_dir() or BESIDE.is_dir()):
         skipped.append(report.nodeid)
 

@@ -215,7 +215,7 @@ def report(
     sweep: str | None = None,
     *,
     out: str | Path | None = None,
-    format: Literal["html", "md"] = "html",
+    format: Literal["html", "md", "png"] = "html",
     cluster: str | Path | None = None,
 ) -> Path:
     """Writes a sweep's report, and returns its file: `out`, or `report.html` in the sweep's folder.

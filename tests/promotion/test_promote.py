@@ -22,8 +22,10 @@ from babeltune.models.hub import open_model
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.gates import TOLERANCE, chance_of, judge
+from babeltune.promotion.model_card import model_card
 from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Gate, Promotion
@@ -233,7 +235,8 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     for metric, value in decision.test.items():
         line = next(line for line in card.splitlines() if line.startswith(f"| {metric} |"))
         assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
-    assert f"| temperature | {trial['params']['temperature']} |" in card
+    assert card.count("| temperature |") == card.count("learning_rate |") == 1, "a setting stands once"
+    assert f"| temperature | {trial['params']['temperature']:.4g} |" in card
     found = decision.selection
     assert (found.among, found.metric) == (3, "dev/everyday/accuracy")
     assert "The trial was chosen among 3 by `dev/everyday/accuracy`, so that number flatters it" in card
@@ -242,11 +245,52 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
     )
     assert f"is about {found.error:.4f}; the best of 3 equally good trials looks {found.inflation:.4f} better" in card
     assert f"it is {found.shrunken:.4f}." in card
-    assert f"| learning_rate | {trial['training']['learning_rate']} |" in card
+    assert f"| learning_rate | {trial['training']['learning_rate']:.4g} |" in card
     prepared = folder.read("prepared.json")
     assert prepared["digest"] in card
     for group, rows in zip(prepared["groups"], prepared["group_rows"], strict=True):
         assert f"| {group} | {rows} |" in card
+
+
+def test_the_card_compares_with_models_that_cost_no_training_and_shows_three_sentences(promoted):
+    folder, _, decision, out = promoted
+    card, lines = (out / "README.md").read_text(encoding="utf-8"), (out / "README.md").read_text("utf-8").splitlines()
+    known, metric = folder.baselines(), "dev/everyday/fra-eng/accuracy"
+    assert "| metric | this model | untrained | teacher |" in lines
+    scores = (decision.dev[metric], known["untrained"][metric], known["teacher"][metric])
+    assert f"| {metric} | {' | '.join(f'{score:.4f}' for score in scores)} |" in lines
+    size = json.loads(reports_of(folder, decision)[decision.report - 1])["metrics"]["model/parameters"]
+    assert f"It has {size:,.0f} parameters, {4 * size / 1e6:.1f} MB in fp32. Its vectors have 384 dimensions." in lines
+    shown = [line.split(" | ") for line in card.partition("## Three sentences")[2].splitlines() if line.endswith("o |")]
+    shown += [line.split(" | ") for line in card.partition("## Three sentences")[2].splitlines() if "yes |" in line]
+    assert len(shown) == 3
+    model = SentenceTransformer(str(out), device="cpu")
+    tasks = {task.left_languages[0] or task.subset[:3]: task for task in bitexts_of(folder)}
+    for text, language, nearest, _, cosine, _ in shown:
+        text, task = text.removeprefix("| "), tasks[language]
+        found = model.similarity(model.encode([text]), model.encode(list(task.right[: len(task.left)])))[0]
+        assert task.right[int(found.argmax())] == nearest
+        assert float(found.max()) == pytest.approx(float(cosine), abs=1e-3)
+
+
+def bitexts_of(folder):
+    candidate = find_candidate(folder.id, folder.path.parents[1])
+    return [task for task in dev_texts(candidate.prepared) if task.kind == "bitext"]
+
+
+def reports_of(folder, decision):
+    return (folder.trial(int(decision.trial[1:])) / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+
+
+def test_a_promotion_whose_example_sentences_are_gone_has_a_card_without_them(promoted):
+    folder, _, decision, out = promoted
+    candidate = find_candidate(folder.id, folder.path.parents[1])
+    gone = replace(candidate, prepared=replace(candidate.prepared, folder=str(out / "nowhere")))
+    facts = facts_of(gone, out, None)
+    assert (facts.nearest, facts.dimension, facts.others) == ((), 384, folder.baselines())
+    card = model_card(gone.sweep, gone.trial, gone.report, gone.prepared, decision, facts)
+    assert "Three sentences" not in card
+    assert "Its vectors have 384 dimensions." in card
 
 
 def test_a_dry_run_registers_nothing_and_a_second_opening_is_warned_of(promoted):

@@ -322,6 +322,26 @@ def test_two_objectives_over_counted_compute_have_a_front_and_curves_over_second
     assert found.cost.compute_s == 30.0 * sum(each.row.best is not None for each in found.trials)
 
 
+def test_translations_are_shown_before_and_after_training(searched, report, tree):
+    found = report.examples
+    assert (found.trial, found.report) == (report.winner.row.name, report.winner.row.best)
+    (section,) = (each for each in tree.all("section") if each.attributes["id"] == "translations")
+    assert len(list(section.all("svg"))) == 2
+    heat, near = (cells(each) for each in section.all("table"))
+    assert [row[0] for row in near[1:]] == ["fra", "kor"]
+    own = found.similarities[0]
+    assert heat[1][:3] == ["1 eng, fra", f"{own.before[0][0]:.4f}", f"{own.after[0][0]:.4f}"]
+    assert heat[1][5] == found.sentences[0].text
+
+
+def test_translations_that_could_not_be_shown_are_a_line(copied):
+    _, folder, _ = copied
+    folder.write("examples.json", {"missing": "they took longer than 60 s"})
+    assert "Not made: they took longer than 60 s." in page(gather(folder), "md")
+    (folder.path / "examples.json").unlink()
+    assert "Not made: the sweep has not ended since; a sweep makes them when it ends." in page(gather(folder), "md")
+
+
 def test_without_the_record_of_the_data_there_are_no_intervals_and_it_says_so(copied):
     _, folder, _ = copied
     folder.prepared.unlink()

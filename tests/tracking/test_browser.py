@@ -2,25 +2,22 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from babeltune.errors import SweepError
 from babeltune.schema.records import Objective, Point
 from babeltune.tracking import registry
+from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.mlflow_client import serve_command
 from babeltune.tracking.tracker import Tracker
 from babeltune.tracking.view import trials_page
 from ports import free_port
+from screens import chromium, kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-SHOTS = "BABELTUNE_SCREENSHOTS"
-"""The environment variable that names a folder for screenshots."""
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
     (0.8, "finished", "FINISHED"),
@@ -29,6 +26,22 @@ TRIALS = [
     (None, "failed", "FAILED"),
 ]
 CARD = "---\nlicense: mit\n---\n# quick\n\nA model of four languages.\n"
+
+
+def checkpoint(number, score, params):
+    """A trial's best checkpoint."""
+    place = f"sweeps/quick-1a2b/trials/t{number:04d}/checkpoints/000003"
+    return CheckpointModel(
+        name=f"quick-1a2b-t{number:04d}",
+        step=8,
+        time_ms=1008,
+        checkpoint=place,
+        dimension=384,
+        note=f"The best checkpoint of trial `quick-1a2b/t{number:04d}`. Its weights: `{place}`.",
+        params={"method": "soft_contrastive", **params},
+        scores={"best/objective": score, AIM.metric: score},
+        digests={"dev/everyday": "a" * 64},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +57,12 @@ def logged(tmp_path_factory):
         rate = {"training": {"learning_rate": 0.001 * (number + 1)}}
         tracker.start_trial(number, {"method": "soft_contrastive", **rate}, {"state": "running"}, step_unit="pairs")
         if score is not None:
-            scores = {"objective": score, AIM.metric: score, "train/loss": 1 - score}
+            scores = {"best/objective": score, AIM.metric: score, "train/loss": 1 - score}
             points = [
                 Point(step=s, time_ms=1000 + s, values={k: v * s / 8 for k, v in scores.items()}) for s in (2, 4, 8)
             ]
             tracker.metrics(number, points, per_step=64)
+            tracker.model(number, checkpoint(number, score, rate), per_step=64)
         tracker.end_trial(number, status, {"state": state})
     tracker.end_sweep("FINISHED")
     assert tracker.close(PATIENCE_S)
@@ -78,28 +92,14 @@ def server(logged):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        window = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as window:
         yield window
-        window.close()
 
 
 @pytest.fixture
 def page(browser):
-    context = browser.new_context(viewport={"width": 1400, "height": 850})
-    context.set_default_timeout(1000 * PATIENCE_S)
-    yield context.new_page()
-    context.close()
-
-
-def kept(page, name):
-    """Keeps a screenshot where the environment asks for them."""
-    if folder := os.environ.get(SHOTS):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=f"{folder}/{name}.png")
+    with page_of(browser) as shown:
+        yield shown
 
 
 def link(logged, server):

@@ -8,7 +8,7 @@ import pytest
 from babeltune.errors import PromotionError
 from babeltune.tracking import registry
 from babeltune.tracking.mlflow_client import open_client
-from babeltune.tracking.registry import champion_of, register
+from babeltune.tracking.registry import champion_of, register, whole_sections
 from waiting import PATIENCE_S
 
 TAG = "babeltune.claim.champion"
@@ -93,3 +93,29 @@ def test_the_claim_of_a_promotion_that_died_ends(server, models):
     client.set_model_version_tag("died", dead, TAG, str(time.time() - registry.CLAIM_S - 1))
     version = register(uri, "died", models / "mine", run, "champion", {}, replaces="1")
     assert champion_of(uri, "died", "champion").version == version
+
+
+CARD = "# m\n\nAn encoder.\n" + "\n".join(f"## {name}\n\n{text}\n" for name, text in (
+    ("Dev sets", "a" * 300), ("Settings", "b" * 800), ("Training pairs", "c" * 100), ("More", "d" * 5000)
+))  # fmt: skip
+
+
+def test_a_card_that_is_too_long_for_mlflow_keeps_whole_sections_and_names_the_others():
+    assert whole_sections(CARD, 10_000) == CARD
+    short = whole_sections(CARD, 1000)
+    assert len(short) <= 1000
+    assert short.startswith("# m\n\nAn encoder.\n")
+    assert [line for line in short.splitlines() if line.startswith("## ")] == ["## Dev sets", "## Training pairs"]
+    assert "a" * 300 in short
+    assert "bbb" not in short
+    assert short.endswith("MLflow takes 1000 characters. `README.md` of the version also has: Settings, More.")
+
+
+def test_the_description_of_a_version_is_its_card_in_whole_sections(server, tmp_path):
+    uri, run = server
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\n---\n{CARD}", encoding="utf-8")
+    version = register(uri, "described", tmp_path, run, "champion", {}, replaces=None)
+    text = open_client(uri).get_model_version("described", version).description
+    assert text.endswith("also has: More.")
+    assert "b" * 800 in text
+    assert "license" not in text

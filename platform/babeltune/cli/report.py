@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def report(
     name: SweepName = None,
     out_: Annotated[Path | None, typer.Option("--out", help="The file; report.html in the sweep's folder.")] = None,
-    format_: Annotated[Literal["html", "md"], typer.Option("--format", help="A web page, or Markdown.")] = "html",
+    format_: Annotated[
+        Literal["html", "md", "png"], typer.Option("--format", help="A web page, Markdown, or a picture of the page.")
+    ] = "html",
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:

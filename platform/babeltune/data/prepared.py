@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -213,6 +215,18 @@ class Prepared:
         array: NDArray[np.int16] = np.load(Path(self.folder) / "languages.npy", mmap_mode="r")
         return array
 
+    def texts_of(self, ids: NDArray[np.int64]) -> list[str]:
+        """The texts of these ids. Reads `texts.json` piece by piece: a whole corpus of strings takes much memory."""
+        wanted, found = set(ids.tolist()), dict[int, str]()
+        path = Path(self.folder) / "texts.json"
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for number, match in enumerate(STRING.finditer(data)):
+                if number in wanted:
+                    found[number] = json.loads(match[0])
+                    if len(found) == len(wanted):
+                        break
+        return [found[number] for number in ids.tolist()]
+
     def folders(self) -> Iterator[Path]:
         """The stores that it names; a tokenizer that comes with a model is none."""
         named = [self.folder, self.teacher]
@@ -226,6 +240,8 @@ class Prepared:
         yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
 
 
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+"""A string in a file of JSON."""
 IN_STORAGE = "storage:"
 """Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
 

@@ -73,6 +73,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 }
 """Metrics of each subset, and averaged over the subsets of a task or group, each counting the same. `k` stands for a
 number."""
+MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
+"""The main metric of each kind of task."""
 POOLED = {"xsim_error": "xsim_error_pooled"}
 """Metrics that are also averaged over subsets by their rows."""
 PARAMETERS, SPEED = "model/parameters", "model/sentences_per_second"

@@ -157,6 +157,32 @@ def routes_of(folder: Path) -> tuple[str, ...]:
     return ()
 
 
+def dimension_of(folder: Path) -> int | None:
+    """The dimension of a sentence-transformers model's vectors; None where no file says it."""
+    found: int | None = None
+    keys = ("out_features", "word_embedding_dimension", "embedding_dimension", "hidden_size")
+    for module in listed_modules(folder):
+        place = folder / str(module.get("path", ""))
+        if (routes := place / "router_config.json").is_file():
+            last = next(iter(json.loads(routes.read_text(encoding="utf-8"))["structure"].values()), [])[-1:]
+            place = place.joinpath(*last)
+        if (config := place / "config.json").is_file():
+            values = json.loads(config.read_text(encoding="utf-8"))
+            found = next((int(values[key]) for key in keys if key in values), found)
+        elif (table := place / "model.safetensors").is_file():
+            found = _table_width(table) or found
+    return found
+
+
+def _table_width(table: Path) -> int | None:
+    """The width of a static model's token table."""
+    from safetensors import safe_open
+
+    with safe_open(table, framework="np") as file:
+        name = "embedding.weight"
+        return int(file.get_slice(name).get_shape()[1]) if name in file.keys() else None  # noqa: SIM118  # no mapping
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """No bars and tables while transformers loads or saves a model: a trial does it often, and errors are raised."""

@@ -27,6 +27,7 @@ from babeltune.data.prepared import IdTask, TextTask, tasks_from
 from babeltune.data.teacher import load_teacher
 from babeltune.errors import PromotionError, TeacherError
 from babeltune.evaluation.evaluate import embedded_texts, score_vectors
+from babeltune.evaluation.projection import cosines
 from babeltune.files import plain
 from babeltune.models.hub import open_model, routes_of
 from babeltune.promotion.compare import Outcomes, outcomes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.evaluation.evaluate import EncodeTexts
+    from babeltune.promotion.card_facts import Question
 
 Scores = dict[str, float]
 Target = Teacher | str
@@ -104,6 +106,14 @@ class FreshScorer:
                     f"{named[name]} has vectors of {width} dimensions, and {what}, which encodes "
                     f"the right side, of {wanted}: they do not compare; name two models of one dimension"
                 )
+
+    def nearest(self, model: str, questions: Sequence[Question]) -> list[tuple[int, float]]:
+        """For each question, the place of the candidate that the model finds nearest to its sentence, and its cosine.
+
+        Raises `PromotionError` as `scored` does.
+        """
+        found = self._answer({"model": model, "questions": plain(list(questions)), "target": None})["nearest"]
+        return [(int(place), float(cosine)) for place, cosine in found]
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -189,6 +199,19 @@ def in_texts(tasks: Sequence[IdTask], texts: Sequence[str]) -> list[TextTask]:
     return [task.mapped(lambda number, _: texts[number]) for task in tasks]
 
 
+def nearest_of(model: str, questions: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """The place and cosine of the candidate that is nearest to each question's sentence."""
+    encode = encoder_of(model)
+    found: list[tuple[int, float]] = []
+    for each in questions:
+        candidates = list(each["candidates"])
+        languages = [each["language"], *[each["candidate_language"]] * len(candidates)]
+        vectors = encode([each["text"], *candidates], languages)
+        scores = cosines(vectors[:1], vectors[1:])[0]
+        found.append((int(scores.argmax()), float(scores.max())))
+    return found
+
+
 def main() -> None:
     """Answers requests, a line of JSON each, until nobody can ask any more."""
     answers = os.fdopen(os.dup(1), "w")
@@ -209,12 +232,15 @@ def _listen(requests: SimpleQueue[str]) -> None:
 
 
 def answered(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request: scores and items of each model, or the dimensions of each and of the target (`""`)."""
+    """The answer to one request: scores and items of each model, the dimensions of each and of the target (`""`), or
+    what is nearest to sentences."""
     named = asked["target"]
     target = None if named is None else target_encoder(Teacher(**named) if isinstance(named, dict) else named)
     if "widths" in asked:
         widths = {name: width_of(encoder_of(model)) for name, model in asked["widths"].items()}
         return widths | {"": width_of(target)} if target else widths
+    if "questions" in asked:
+        return {"nearest": nearest_of(asked["model"], asked["questions"])}
     tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
     return {
         name: score_items(model, tasks, asked["prefix"], asked["prompt"], target)

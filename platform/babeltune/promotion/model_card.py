@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import babeltune
+from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS
 from babeltune.method import needs_of
+from babeltune.promotion.card_facts import CardFacts
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
-    from babeltune.promotion.gates import Decision
-    from babeltune.schema.records import Report, Sweep, Trial
-
+    from babeltune.promotion.gates import Decision, Scores
+    from babeltune.schema.records import Report, Scalar, Sweep, Trial
 
 NO_TESTS = """\
 ## No sealed tests
@@ -21,8 +23,20 @@ that choice: expect lower numbers on other text.
 """
 
 
-def table(title: str, scores: dict[str, float], **others: dict[str, float]) -> str:
-    """A Markdown table of metrics, with more columns for other models."""
+def number(value: Scalar | None) -> str:
+    """A setting as a person writes it: a fraction with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def split_scores(scores: Scores) -> tuple[Scores, Scores]:
+    """The main metric of every task and subset, and all other metrics."""
+    main = {name: value for name, value in scores.items() if name.rpartition("/")[2] in MAIN_METRICS}
+    return main, {name: value for name, value in scores.items() if name not in main}
+
+
+def table(title: str, scores: Scores, others: Mapping[str, Scores]) -> str:
+    """A Markdown table of metrics, with more columns for other models that have any of them."""
+    others = {name: found for name, found in others.items() if scores.keys() & found.keys()}
     names = ["this model", *others]
     lines = [f"## {title}", "", f"| metric | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for metric, value in scores.items():
@@ -108,7 +122,7 @@ def dimensions(trial: Trial, report: Report) -> list[str]:
         f"## Shorter vectors\n\nThe first {named} numbers of each vector were trained to stand alone:\n",
         f'```python\nSentenceTransformer("this-folder", truncate_dim={next(iter(of_dim))})\n```\n',
         "Cosines need no more. For dot products, also give `encode` the argument `normalize_embeddings=True`.\n",
-        table("Dev sets by dimension, as scored in training", whole, **columns),
+        table("Dev sets by dimension, as scored in training", whole, columns),
     ]
 
 
@@ -125,27 +139,109 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
     return lines
 
 
-def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, decision: Decision) -> str:
-    """The README of the exported folder: what it is, how it was trained, on what, and what it scored."""
-    languages = sorted({language for group in prepared.groups for language in group.split("-")})
-    settings = {**trial.config, "method": trial.method, "learning_rate": trial.training.learning_rate}
-    settings |= {"global_batch": trial.training.global_batch, "pairs seen": report.pairs, "steps": report.step}
-    settings |= {"seed": trial.seed, "teacher": sweep.teacher.model, **trial.params}
-    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
-    groups = "\n".join(
-        f"| {group} | {count} |" for group, count in zip(prepared.groups, prepared.group_rows, strict=True)
+def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, Scalar]:
+    """The settings of the training, each once: a searched one stands under its own name where no other says it."""
+    settings: dict[str, Scalar] = {**trial.config, "method": trial.method}
+    settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
+    settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.model}
+    searched = {name: value for name, value in trial.params.items() if name.removeprefix("training.") not in settings}
+    return settings | searched
+
+
+def size(report: Report, facts: CardFacts) -> str:
+    """The size of the model and of its vectors, as far as they are known."""
+    known: list[str] = []
+    if (parameters := report.metrics.get(PARAMETERS)) is not None:
+        known.append(f"It has {parameters:,.0f} parameters, {4 * parameters / 1e6:,.1f} MB in fp32.")
+    if facts.dimension is not None:
+        known.append(f"Its vectors have {facts.dimension} dimensions.")
+    return " ".join(known)
+
+
+def examples(facts: CardFacts) -> list[str]:
+    """A few dev sentences, and what the model finds nearest to each in another language."""
+    if not facts.nearest:
+        return []
+    rows = "\n".join(
+        f"| {cell(each.question.text)} | {each.question.language} | {cell(each.text)} | "
+        f"{each.question.candidate_language} | {each.cosine:.4f} | {'yes' if each.is_translation else 'no'} |"
+        for each in facts.nearest
     )
-    parts = [
+    sizes = sorted({len(each.question.candidates) for each in facts.nearest})
+    among = " or ".join(f"{size:,}" for size in sizes)
+    return [
+        f"## Three sentences\n\nDev sentences, and the nearest of {among} in another language. They stand at fixed "
+        "places of the dev sets.\n",
+        "| sentence | language | nearest | language | cosine | its translation |\n|---|---|---|---|---:|---|\n"
+        f"{rows}\n",
+    ]
+
+
+def cell(text: str) -> str:
+    """A text on one line of a Markdown table."""
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+def results(decision: Decision, facts: CardFacts) -> Iterator[str]:
+    """The main metrics beside those of the untrained student, the teacher and the baselines; the caution about them."""
+    dev, _ = split_scores(decision.dev)
+    yield table("Dev sets, scored from this folder in a fresh process", dev, facts.others)
+    yield caution(decision)
+    if not decision.test:
+        yield NO_TESTS
+        return
+    test, _ = split_scores(decision.test)
+    others = {"untrained student": decision.untrained, **decision.baselines, "chance": decision.chance}
+    yield table("Sealed test sets", test, others)
+
+
+def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
+    """All other metrics."""
+    _, dev = split_scores(decision.dev)
+    _, test = split_scores(decision.test)
+    if dev:
+        yield table("More metrics of the dev sets", dev, facts.others)
+    if test:
+        others = {"untrained student": decision.untrained, **decision.baselines}
+        yield table("More metrics of the sealed test sets", test, others)
+
+
+def front_matter(languages: Sequence[str]) -> list[str]:
+    """The header that the Hugging Face hub reads."""
+    return [
         "---",
         "library_name: sentence-transformers",
         "pipeline_tag: sentence-similarity",
         f"language: [{', '.join(languages)}]",
         "---",
         "",
+    ]
+
+
+def model_card(
+    sweep: Sweep,
+    trial: Trial,
+    report: Report,
+    prepared: Prepared,
+    decision: Decision,
+    facts: CardFacts = CardFacts(),  # noqa: B008  # a frozen record
+) -> str:
+    """The README of the exported folder: what it is, what it scored beside others, and how it was trained.
+
+    What matters most stands first: MLflow's description of the version is cut at the end.
+    """
+    languages = sorted({language for group in prepared.groups for language in group.split("-")})
+    rows = "\n".join(f"| {name} | {number(value)} |" for name, value in settings_of(sweep, trial, report).items())
+    groups = "\n".join(
+        f"| {group} | {count} |" for group, count in zip(prepared.groups, prepared.group_rows, strict=True)
+    )
+    parts = [
+        *front_matter(languages),
         f"# {sweep.promotion.name or sweep.name}",
         "",
         f"A sentence encoder for {', '.join(languages)}, trained by babeltune {babeltune.__version__} with the method "
         f"`{trial.method}`. It is trial {decision.trial} of sweep `{decision.sweep}`, at report {decision.report}.",
+        *filter(None, [size(report, facts)]),
         *origins(trial, decision),
         *([f"That sweep trains longer the settings of {', '.join(sweep.refit_of)}."] if sweep.refit_of else []),
         "",
@@ -156,23 +252,15 @@ def model_card(sweep: Sweep, trial: Trial, report: Report, prepared: Prepared, d
         "```",
         "",
         *routes(trial, prepared),
+        *right_sides(sweep),
+        *results(decision, facts),
+        *examples(facts),
         f"## Settings\n\n| setting | value |\n|---|---|\n{rows}\n",
         f"## Training pairs\n\n| languages | pairs |\n|---|---:|\n{groups}\n",
         f"Data digest: `{prepared.digest}`. Rows that occur in any dev or test set were removed before training.\n",
         *overlap(prepared),
-        *right_sides(sweep),
-        table("Dev sets, scored from this folder in a fresh process", decision.dev),
-        caution(decision),
         *dimensions(trial, report),
+        *contest(decision),
+        *more_results(decision, facts),
     ]
-    if decision.test:
-        parts.append(
-            table(
-                "Sealed test sets",
-                decision.test,
-                **{"untrained student": decision.untrained, "chance": decision.chance},
-            )
-        )
-    else:
-        parts.append(NO_TESTS)
-    return "\n".join([*parts, *contest(decision)])
+    return "\n".join(parts)

@@ -42,6 +42,7 @@ from babeltune.promotion.candidate import (
     selection_of,
     target_of,
 )
+from babeltune.promotion.card_facts import facts_of
 from babeltune.promotion.compare import Outcomes, compare, said_of, words_of
 from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.export import write_folder
@@ -177,10 +178,11 @@ def decided(
             return replace(decision, folder=str(out))
         if decision.verdict != "promote" or run_id is None:
             return decision
+        facts = facts_of(candidate, draft / "model", rescore)
         shutil.rmtree(final, ignore_errors=True)
         (draft / "model").replace(final)
     decision = replace(decision, folder=str(final))
-    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision)
+    card = model_card(candidate.sweep, candidate.trial, candidate.report, candidate.prepared, decision, facts)
     (final / "README.md").write_text(card, encoding="utf-8")
     StorageView(cluster).keep(final)
     if out is not None:
@@ -307,6 +309,7 @@ def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Cha
         test=scores["model"],
         untrained=scores["untrained"],
         chance=chance,
+        baselines={key.removeprefix(BASELINE): scores[key] for key in bought},
         openings=openings.times,
     )
     return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test", dirty)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from babeltune.schema.records import Goal, Scalar
+from babeltune.sweep.state.examples import ExampleSentence, Similarities
 from babeltune.sweep_report.record import Curve, Diagnostic, LanguageScore, Standing
-from babeltune.sweep_report.svg import BAR, DASHES, FAINT, INK, MARKERS, MUTED, PAGE, SERIES, drawing, svg_of
+from babeltune.sweep_report.svg import BAR, DASHES, FAINT, GRID, INK, MARKERS, MUTED, PAGE, SERIES, drawing, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -424,6 +425,73 @@ def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named
         shown = [name for name in named if name in handles]
         figure.legend([handles[name] for name in shown], shown, loc="outside upper left", ncols=NAMED, handlelength=3)
         return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def heat_maps(caption: Caption, maps: Sequence[Similarities]) -> str:
+    """Cosines of translations before and after training: a column per pair of languages, darker for higher ones."""
+    with drawing(WIDTH, 5.2 if len(maps) > 2 else 7.4) as figure:
+        grid = figure.subplots(2, max(len(maps), 2), squeeze=False)
+        for column, each in enumerate(maps):
+            for axes, when, values in zip(grid[:, column], ("before", "after"), (each.before, each.after), strict=True):
+                _heat(axes, values)
+                axes.set_title(f"{each.left}, {each.right} {when}")
+        for axes in grid[:, len(maps) :].flat:
+            axes.set_visible(False)
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def _heat(axes: Axes, values: Sequence[Sequence[float]]) -> None:
+    """A square per cosine, as opaque as it is high; what is negative is blank."""
+    from matplotlib.patches import Rectangle
+
+    size = len(values)
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            if (strength := min(1.0, max(0.0, value))) >= 0.005:
+                place = (column + 0.5, row + 0.5)
+                style = {"color": SERIES[0], "alpha": round(strength, 2), "linewidth": 0, "clip_on": False}
+                axes.add_patch(Rectangle(place, 1, 1, **style))
+    axes.set_xlim(0.5, size + 0.5)
+    axes.set_ylim(size + 0.5, 0.5)
+    axes.set_aspect("equal")
+    axes.grid(visible=False)
+    axes.set_xticks(range(1, size + 1))
+    axes.set_yticks(range(1, size + 1))
+    axes.tick_params(labelsize=7)
+
+
+def projection_chart(caption: Caption, sentences: Sequence[ExampleSentence]) -> str:
+    """Sentences in a plane before and after training. Lines join translations."""
+    languages = list(dict.fromkeys(each.language for each in sentences))
+    with drawing(WIDTH, 4.8) as figure:
+        for axes, when in zip(figure.subplots(1, 2), ("before", "after"), strict=True):
+            _plane(axes, [(each, each.before if when == "before" else each.after) for each in sentences], languages)
+            axes.set_title(f"{when} training")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper left", ncols=len(languages))
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def _plane(axes: Axes, placed: Sequence[tuple[ExampleSentence, tuple[float, float]]], languages: Sequence[str]) -> None:
+    first = {each.row: at for each, at in placed if each.language == languages[0]}
+    gap = math.nan, math.nan  # so that all lines are one path
+    ends = [end for each, at in placed if each.row in first for end in (first[each.row], at, gap)]
+    axes.plot(*zip(*ends, strict=True), color=GRID, linewidth=0.8, zorder=1)
+    for index, language in enumerate(languages):
+        xs, ys = zip(*(at for each, at in placed if each.language == language), strict=True)
+        axes.plot(
+            xs,
+            ys,
+            linestyle="none",
+            marker=MARKERS[index % len(MARKERS)],
+            color=SERIES[index % len(SERIES)],
+            markersize=5,
+            label=clipped(language),
+            zorder=2,
+        )
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    axes.set_yticks([])
 
 
 def better(goal: Goal) -> str:

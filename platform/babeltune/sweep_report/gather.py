@@ -13,7 +13,7 @@ from typing import Any
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import StoreError
-from babeltune.evaluation.evaluate import COMPUTE, METRICS, PARAMETERS, SPEED
+from babeltune.evaluation.evaluate import COMPUTE, MAIN_METRICS, PARAMETERS, SPEED
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import proposable_methods
 from babeltune.planning.sweep_file import sweep_id
@@ -23,6 +23,7 @@ from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import Report, Sweep
 from babeltune.sweep.search.importance import Scored, parameter_importance
+from babeltune.sweep.state.examples import read_examples
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, front, goal_of, scores_of, winner
 from babeltune.sweep.state.progress import is_driven, standing
@@ -54,8 +55,6 @@ DIAGNOSTICS = {
     "train/loss": "Training loss. Losses of trials with other temperatures or labels do not compare.",
 }
 """The diagnostics that a report shows, and what each means."""
-MAIN_METRICS = frozenset(names[0] for names in METRICS.values())
-"""The main metric of each kind of task."""
 WATCHED = 5
 """Trials whose diagnostics are shown: the best."""
 
@@ -87,6 +86,7 @@ def gather(folder: SweepFolder) -> SweepReport:
         unit=sweep.budget.unit,
         curves=tuple(curve for name, found in reports.items() if (curve := _curve(sweep, name, found, metric))),
         languages=_languages(best, [row for row in rows if row.name in baselines]),
+        examples=read_examples(folder),
         searched=tuple(varied),
         logarithmic=frozenset(name for name, each in varied.items() if kind_of(each).startswith("log")),
         importance=tuple(_importance(sweep, ours).items()),

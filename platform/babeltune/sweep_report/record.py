@@ -8,6 +8,7 @@ from typing import Literal
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.promotion.statistics import Selection
 from babeltune.schema.records import Goal, Objective
+from babeltune.sweep.state.examples import Examples
 from babeltune.sweep.state.leaderboard import Row
 
 Z95 = 1.96
@@ -157,6 +158,8 @@ class SweepReport:
     curves: tuple[Curve, ...]
     """The first objective of each trial, best first."""
     languages: tuple[LanguageScore, ...]
+    examples: Examples
+    """What the best trial made of a few translations."""
     searched: tuple[str, ...]
     """Names of the settings that vary."""
     logarithmic: frozenset[str]

@@ -9,6 +9,7 @@ from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
+from babeltune.sweep.state.examples import Examples
 from babeltune.sweep_report.charts import (
     BARS,
     Caption,
@@ -18,10 +19,12 @@ from babeltune.sweep_report.charts import (
     curves_chart,
     diagnostics_chart,
     front_chart,
+    heat_maps,
     importance_chart,
     languages_chart,
     leaderboard_chart,
     parallel_chart,
+    projection_chart,
     sealed_chart,
     short,
     slices_chart,
@@ -41,6 +44,7 @@ def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
         leaderboard(report, most),
         learning_curves(report, most),
         languages(report),
+        translations(report),
         what_mattered(report, most),
         pareto(report, most),
         sealed(report),
@@ -260,6 +264,68 @@ def languages(report: SweepReport) -> Section | None:
 def _values(values: Sequence[tuple[str, float]], models: Sequence[str]) -> tuple[str, ...]:
     known = dict(values)
     return tuple(score(known.get(model)) for model in models)
+
+
+# --- Translations --------------------------------------------------------------------------------------------------
+
+
+def translations(report: SweepReport) -> Section:
+    """What training did to a few translations: their cosines, and their places among one another."""
+    title, anchor, found = "Translations before and after training", "translations", report.examples
+    if found.missing:
+        return Section(anchor=anchor, title=title, blocks=(Text(text=f"Not made: {found.missing}."),))
+    words = (
+        f"Sentences of the dev set {found.dev_set}, spread evenly over it, by the untrained student and by report "
+        f"{found.report} of {found.trial}."
+    )
+    blocks = (Text(text=words), _similarities(found), _projection(found))
+    return Section(anchor=anchor, title=title, blocks=blocks)
+
+
+def _similarities(found: Examples) -> Figure:
+    """The heat maps, and the cosine of each sentence with its translation and with the nearest other sentence."""
+    description = (
+        "A square is the cosine of a sentence (row) and a sentence in the other language (column), from 0 (blank) to 1 "
+        "(full). Translations stand on the diagonal: after training it should stand out."
+    )
+    texts = {(each.language, each.row): each.text for each in found.sentences}
+    rows: list[tuple[str, ...]] = []
+    for each in found.similarities:
+        for row, lines in enumerate(zip(each.before, each.after, strict=True)):
+            others = (
+                max((value for column, value in enumerate(line) if column != row), default=None) for line in lines
+            )
+            own = (line[row] for line in lines)
+            both = texts.get((each.left, row), ""), texts.get((each.right, row), "")
+            rows.append((f"{row + 1} {each.left}, {each.right}", *map(score, own), *map(score, others), *both))
+    columns = ("sentence", "before", "after", "nearest other, before", "nearest other, after", "text", "translation")
+    title = "Cosines of translations"
+    table = Table(caption=title, columns=columns, rows=tuple(rows), left=frozenset({0, 5, 6}))
+    svg = heat_maps(Caption(name="similarities", title=title, description=description), found.similarities)
+    return _figure(title, description, svg, table)
+
+
+def _projection(found: Examples) -> Figure:
+    """The sentences in a plane, and how near translations are in numbers."""
+    description = (
+        "Each mark is a sentence, placed by t-SNE: near marks have high cosines. Lines join translations. If languages "
+        "keep apart, they are not aligned. Directions and distances between groups mean nothing."
+    )
+    columns = ("language", "cosine before", "cosine after", "nearest before", "nearest after")
+    rows = tuple(
+        (
+            each.language,
+            score(each.cosine_before),
+            score(each.cosine_after),
+            f"{each.found_before:.0%}",
+            f"{each.found_after:.0%}",
+        )
+        for each in found.alignment
+    )
+    caption = f"Mean cosine with the translation in {found.languages[0]}, and how often that is the nearest sentence"
+    title = "Sentences in a plane"
+    svg = projection_chart(Caption(name="plane", title=title, description=description), found.sentences)
+    return _figure(title, description, svg, Table(caption=caption, columns=columns, rows=rows))
 
 
 # --- Settings ------------------------------------------------------------------------------------------------------

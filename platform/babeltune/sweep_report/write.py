@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from babeltune.errors import SpecError, SweepError
 from babeltune.files import write_whole
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.picture import browser, picture
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.render import Format, render
 from babeltune.sweep_report.sections import MOST_ROWS, document
 
 LARGEST = 2_000_000
 """Bytes of a report. Above it, tables and charts show fewer trials."""
+PICTURED_ROWS = 80
+"""Trials that tables and charts of a picture show at most."""
 FEWEST_ROWS = 20
 """Below this many trials nothing is left out for the size."""
+AnyFormat = Literal["html", "md", "png"]
+"""What a report can be: a web page, Markdown, or a picture of the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +45,38 @@ def page(report: SweepReport, format_: Format) -> str:
     return text
 
 
+def drawn(report: SweepReport) -> bytes:
+    """The report as a picture, with as many trials as its height allows."""
+    most = PICTURED_ROWS
+    while True:
+        data, whole = picture(render(document(report, most), "html"), LARGEST)
+        if whole or most <= FEWEST_ROWS:
+            return data
+        most //= 2
+
+
 def write_report(
-    folder: SweepFolder, places: StorageView, format_: Format = "html", out: Path | None = None
+    folder: SweepFolder, places: StorageView, format_: AnyFormat = "html", out: Path | None = None
 ) -> Written:
     """Writes the sweep's report to `out`, or into the sweep's folder and the storage that it mirrors.
 
-    Raises `SweepError` for a sweep without a finished trial and for a place that refuses, `SpecError` for an `out` that
-    is a folder or lies in none.
+    Raises `SweepError` for a sweep without a finished trial and for a place that refuses. Raises `SpecError` for an
+    `out` that is a folder or lies in none, and for a picture without Chromium.
     """
     if out is not None:
         check_place(out)
+    if format_ == "png":
+        browser()  # before the sweep is read in vain
     report = gather(folder)
     path = folder.path / f"report.{format_}" if out is None else out
-    text = page(report, format_).encode()
+    data = drawn(report) if format_ == "png" else page(report, format_).encode()
     try:
-        write_whole(path, text)
+        write_whole(path, data)
     except OSError as error:
         raise SweepError(f"{path} cannot be written ({error.strerror}); name a file that can be with --out") from error
     if out is None:
         places.keep_record(path)
-    return Written(sweep=folder.id, path=path, bytes=len(text), winner=report.winner.row.name, notes=report.notes)
+    return Written(sweep=folder.id, path=path, bytes=len(data), winner=report.winner.row.name, notes=report.notes)
 
 
 def check_place(out: Path) -> None:

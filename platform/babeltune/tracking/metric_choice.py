@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-OBJECTIVE = "objective"
-"""The metric that every run has: the best value so far of the sweep's first objective."""
+OBJECTIVE = "best/objective"
+"""The metric that every run has: the best value so far of the sweep's first objective. MLflow's page of charts has a
+section for each first part of a name, in alphabetical order, so that this one comes first."""
+EARLIER_OBJECTIVE = "objective"
+"""What an earlier version called it."""
 
 
 class MetricChoice:

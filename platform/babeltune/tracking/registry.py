@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from babeltune.errors import PromotionError, UnknownNameError, nearest
+from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
+from babeltune.tracking.checkpoint_models import EXAMPLE, described, signed
 from babeltune.tracking.mlflow_client import (
     METRICS_PER_BATCH,
     STEP_UNIT,
@@ -34,8 +34,6 @@ from babeltune.tracking.mlflow_client import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-EXAMPLE = "input_example.json"
-"""The file of sentences that MLflow shows as an example of a model's input."""
 FOR_MLFLOW = ("MLmodel", EXAMPLE)
 """Files that a registered model has beside its export, for MLflow."""
 CARD_CHARACTERS = 5000
@@ -90,13 +88,38 @@ def register(
 
 
 def card_of(folder: Path) -> str | None:
-    """The folder's model card without its header of YAML; None where there is none."""
+    """The folder's model card without its header of YAML; None where there is none.
+
+    Where it is longer than MLflow takes, whole sections are left out and named.
+    """
     card = folder / "README.md"
     if not card.is_file():
         return None
     text = card.read_text(encoding="utf-8")
     _, mark, rest = text.removeprefix("---").partition("\n---\n")
-    return cut((rest if text.startswith("---") and mark else text).strip(), CARD_CHARACTERS)
+    return whole_sections((rest if text.startswith("---") and mark else text).strip(), CARD_CHARACTERS)
+
+
+def whole_sections(card: str, limit: int) -> str:
+    """The card within the limit: its beginning, each section that fits, in order, and the names of those left out."""
+    if len(card) <= limit:
+        return card
+    beginning, *sections = re.split(r"\n(?=## )", card)
+    names = [section.partition("\n")[0].removeprefix("## ") for section in sections]
+    room = limit - len(beginning) - len(_left_out(names, limit)) - 2
+    kept: list[str] = []
+    left: list[str] = []
+    for name, section in zip(names, sections, strict=True):
+        if len(section) + 1 <= room:
+            kept.append(section)
+            room -= len(section) + 1
+        else:
+            left.append(name)
+    return cut("\n".join([beginning, *kept, "", _left_out(left, limit)]), limit)
+
+
+def _left_out(names: Sequence[str], limit: int) -> str:
+    return f"MLflow takes {limit} characters. `README.md` of the version also has: {', '.join(names)}."
 
 
 def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) -> None:
@@ -106,32 +129,13 @@ def log_signature(client: MlflowClient, run_id: str, path: str, folder: Path) ->
     model first and write it anew, in another layout than the files that were scored.
     """
     import sentence_transformers
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 
-    model = Model(run_id=run_id, artifact_path=path)
-    output = TensorSpec(np.dtype("float32"), (-1, _width(folder)), "embedding")
-    model.signature = ModelSignature(Schema([ColSpec(DataType.string, "sentence")]), Schema([output]))
-    model.saved_input_example_info = {"artifact_path": EXAMPLE, "type": "dataframe", "pandas_orient": "split"}
+    model = signed(dimension_of(folder) or -1, run_id=run_id, artifact_path=path)
     model.add_flavor("python_function", loader_module="mlflow.sentence_transformers", data=".")
     model.add_flavor("sentence_transformers", sentence_transformers_version=sentence_transformers.__version__)
-    example = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
     with tempfile.TemporaryDirectory() as place:
-        model.save(str(Path(place) / "MLmodel"))
-        (Path(place) / EXAMPLE).write_text(json.dumps(example, ensure_ascii=False), encoding="utf-8")
+        described(Path(place), model)
         client.log_artifacts(run_id, place, path)
-
-
-def _width(folder: Path) -> int:
-    """The dimension of the model's vectors, -1 where no file says it."""
-    width = -1
-    for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-        config = folder / module["path"] / "config.json"
-        if config.is_file():
-            values = json.loads(config.read_text(encoding="utf-8"))
-            keys = ("out_features", "word_embedding_dimension", "embedding_dimension", "hidden_size")
-            width = next((int(values[key]) for key in keys if key in values), width)
-    return width
 
 
 @contextlib.contextmanager

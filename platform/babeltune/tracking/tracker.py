@@ -16,12 +16,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from babeltune.redaction import without_password
 from babeltune.schema.records import Point
+from babeltune.tracking.checkpoint_models import CheckpointModel, log_checkpoint
 from babeltune.tracking.mlflow_client import (
     ENTRIES_PER_BATCH,
     METRICS_PER_BATCH,
@@ -131,6 +132,10 @@ class Tracker:
     def artifact(self, number: Key | None, path: Path) -> None:
         """Makes the file an artifact of a run, once the store answers. It must stay until then."""
         self._put({"do": "artifact", "key": _key(number), "path": str(path)})
+
+    def model(self, number: Key, model: CheckpointModel, *, per_step: float = 1.0) -> None:
+        """Makes the trial's best checkpoint a model of MLflow. `per_step` is as in `metrics`."""
+        self._put({"do": "model", "key": _key(number), "model": model.as_json(), "per_step": per_step})
 
     def experiment_note(self, text: str) -> None:
         """The description of the experiment, in Markdown."""
@@ -273,6 +278,8 @@ class _Sender:
                 self._try(self.client.log_inputs, self.runs[key], inputs_of(event["inputs"]))
             elif event["do"] == "artifact":
                 self._send_artifact(key, Path(event["path"]))
+            elif event["do"] == "model":
+                self._send_model(key, event)
             elif event["do"] == "note":
                 self._try(self.client.set_experiment_tag, self.experiment_id, NOTE, event["text"])
             else:
@@ -340,6 +347,19 @@ class _Sender:
         except Exception as error:  # a store of artifacts may fail in any way
             self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
             self._refuse(f"{path}: {first_line(error)}")
+
+    def _send_model(self, key: str, event: dict[str, Any]) -> None:
+        """Adds a checkpoint to the run. Servers before MLflow 3 have no such models: then it is refused and counted."""
+        self._send_metrics(key)
+        try:
+            model = CheckpointModel(**event["model"])
+            unit = event["per_step"] if self.units.get(key) else 1.0
+            log_checkpoint(
+                self.client, self.experiment_id, self.runs[key], replace(model, step=round(model.step * unit))
+            )
+        except Exception as error:  # a server or a store of artifacts may fail in any way
+            self.client.get_run(self.runs[key])  # raises when the server is away: all is tried again
+            self._refuse(f"the checkpoint of run {key!r}: {first_line(error)}")
 
     def _try(self, request: Callable[..., Any], *arguments: Any) -> None:
         """Makes a request; what the store refuses for good is counted, not repeated for ever."""

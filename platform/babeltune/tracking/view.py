@@ -13,7 +13,7 @@ from typing import Any
 from babeltune.errors import SweepError
 from babeltune.redaction import without_password
 from babeltune.schema.records import Objective
-from babeltune.tracking.metric_choice import OBJECTIVE
+from babeltune.tracking.metric_choice import EARLIER_OBJECTIVE, OBJECTIVE
 from babeltune.tracking.mlflow_client import ROLE, SWEEP, experiment_id, name_of, open_client, quotable, why
 
 EXPERIMENTS = "/#/experiments?workflowType=machine_learning"
@@ -49,7 +49,7 @@ def _state(trials: str, runs: Sequence[Any], objective: Objective, varied: Seque
     metrics = {name for run in runs for name in run.data.metrics}
     params = {name for run in runs for name in run.data.params}
     tag = "state" if any("state" in run.data.tags for run in runs) else "babeltune.state"  # of an earlier version
-    aim = OBJECTIVE if OBJECTIVE in metrics else name_of(objective.metric)
+    aim = next((name for name in (OBJECTIVE, EARLIER_OBJECTIVE) if name in metrics), name_of(objective.metric))
     searched = [next((n for n in (name_of(v), f"search.{name_of(v)}") if n in params), name_of(v)) for v in varied]
     columns = {f"tags.`{tag}`": "state", f"metrics.`{aim}`": OBJECTIVE}
     columns |= {f"params.`{name}`": name for name in searched}

@@ -100,6 +100,21 @@ def dev_scores(
     return scores
 
 
+def vectors_of(
+    encoder: StudentEncoder, method: Method, trial: Trial, prepared: Prepared, ids: NDArray[np.int64]
+) -> NDArray[np.float32]:
+    """[ids, dim] vectors of these texts as `dev_scores` makes them, in this process alone and on the CPU."""
+    if isinstance(encoder, StaticEncoder):
+        encoder = encoder.folded()
+    is_frozen = isinstance(encoder, FrozenEncoder)
+    tokens = TextIds() if is_frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    encoded = torch.from_numpy(encode_all(encoder, tokens.take, ids, device="cpu"))
+    languages = prepared.text_languages()[ids]
+    with torch.no_grad():
+        found: NDArray[np.float32] = method.finish(encoded, [prepared.languages[each] for each in languages]).numpy()
+    return found
+
+
 def dropped_tokens(tokens: TokenSet) -> int:
     """How many tokens `student.trim` has dropped."""
     return tokens.untrimmed - tokens.vocabulary if tokens.untrimmed else 0

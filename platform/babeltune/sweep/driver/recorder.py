@@ -16,8 +16,9 @@ from babeltune.errors import BabeltuneError, DamagedError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain
 from babeltune.method import trial_context
+from babeltune.planning.checks import exported_width, student_width
 from babeltune.schema.cluster import DEFAULT_METRICS
-from babeltune.schema.records import Point, Report, Scalar, Sweep
+from babeltune.schema.records import Point, Report, Scalar, Sweep, Trial, trial_from
 from babeltune.sweep.driver.summary import (
     data_inputs,
     experiment_note,
@@ -28,16 +29,17 @@ from babeltune.sweep.driver.summary import (
 )
 from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.search.tune_searcher import Event
-from babeltune.sweep.state.folder import State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
+from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
 from babeltune.sweep.state.lease import OvertakenError
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
+from babeltune.tracking.checkpoint_models import CheckpointModel
 from babeltune.tracking.metric_choice import OBJECTIVE, MetricChoice
-from babeltune.tracking.mlflow_client import NOTE
+from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
 from babeltune.tracking.tracker import SpooledRun, Status, Tracker
-from babeltune.training.checkpoint import checkpoint_folder, is_good, read_reports, stopped_folder
+from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, read_reports, stopped_folder
 
 SUMMARY_EVERY_S = 30.0
 """Seconds between two summaries of a running sweep: each reads all of its trials."""
@@ -236,15 +238,13 @@ class Recorder:
         return None
 
     def report(self, number: int, report: Report) -> None:
-        trained = [point.time_ms for point in report.points if "train/loss" in point.values]
-        now = trained[-1] if trained else int(time.time() * 1000)  # the same whenever it is sent
+        now = _time_of(report)
         values = {**self._best_so_far(number, report), **report.metrics}
         choice = self.choices.setdefault(number, self._choice())
         choice.see((*values, *(name for point in report.points for name in point.values)))
         points = [replace(point, values=choice.of(point.values)) for point in report.points]
         scores = Point(step=report.step, time_ms=now, values=choice.of(values))
-        cost = 1000 * report.metrics[COMPUTE] if COMPUTE in report.metrics else report.pairs
-        self.tracker.metrics(number, [*points, scores], per_step=cost / max(report.step, 1))
+        self.tracker.metrics(number, [*points, scores], per_step=_per_step(report))
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
 
     def _best_so_far(self, number: int, report: Report) -> dict[str, float]:
@@ -254,8 +254,33 @@ class Recorder:
         found = [r.metrics[aim.metric] for r in known if r.index <= report.index and aim.metric in r.metrics]
         return {OBJECTIVE: (max if aim.goal == "maximize" else min)(found)} if found else {}
 
-    def _keep_left_out(self, number: int) -> None:
-        """An artifact with all of the trial's metrics, where MLflow did not get some."""
+    def _keep_checkpoint(self, number: int, choice: MetricChoice) -> None:
+        """A model of MLflow for the trial's best checkpoint, if it has one."""
+        place, aim = self.folder.trial(number), self.sweep.objectives[0]
+        values = read_of_trial(place, "trial.json")
+        best = best_report(read_reports(place), aim.metric, aim.goal)
+        if best is None or values is None:
+            return
+        trial, name = trial_from(values), f"{self.folder.id}/{place.name}"
+        scores = {name: value for name, value in best.metrics.items() if name.startswith("dev/")}
+        checkpoint = f"sweeps/{self.folder.id}/trials/{place.name}/checkpoints/{best.index:06d}"
+        model = CheckpointModel(
+            name=f"{self.folder.id}-{place.name}",
+            step=best.step,
+            time_ms=_time_of(best),
+            checkpoint=checkpoint,
+            dimension=_dimension(trial, self.prepared) or -1,
+            note=f"The best checkpoint of trial `{name}`, report {best.index}. Its weights are in the sweep's storage: "
+            f"`{checkpoint}`. `babeltune promote {name}` makes a model of it that others can load.",
+            tags={SWEEP: self.folder.id, TRIAL: str(number), "babeltune.report": str(best.index)},
+            params={"method": trial.method, **trial.params},
+            scores={OBJECTIVE: best.metrics[aim.metric], **choice.of(scores)},
+            digests={name: digest for name, digest in self.prepared.digests.items() if name.startswith("dev/")},
+        )
+        self.tracker.model(number, model, per_step=_per_step(best))
+
+    def _keep_left_out(self, number: int) -> MetricChoice:
+        """An artifact with all of the trial's metrics, where MLflow did not get some. Returns which it got."""
         place = self.folder.trial(number)
         choice, reports = self.choices.pop(number, None) or self._choice(), read_reports(place)
         for report in reports:
@@ -265,6 +290,7 @@ class Recorder:
             with contextlib.suppress(OSError):
                 write_metrics(path, reports)
                 self.tracker.artifact(number, path)
+        return choice
 
     def end(self, number: int, state: State, end: TrialEnd, *, again: bool = False) -> None:
         place = self.folder.trial(number)
@@ -280,10 +306,33 @@ class Recorder:
             )
         status: Status = "FINISHED" if state == "finished" else "FAILED" if state == "failed" else "KILLED"
         tags = {"state": state, "reason": end.text, "best_report": row.best or 0, NOTE: trial_note(self.folder.id, row)}
-        self._keep_left_out(number)
+        choice = self._keep_left_out(number)
+        if state in ENDED:
+            self._keep_checkpoint(number, choice)
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
         if time.monotonic() - self.summarized > SUMMARY_EVERY_S:
             self.summarize("running")
+
+
+def _time_of(report: Report) -> int:
+    """When the report was made, in ms: the same whenever it is sent."""
+    trained = [point.time_ms for point in report.points if "train/loss" in point.values]
+    return trained[-1] if trained else int(time.time() * 1000)
+
+
+def _per_step(report: Report) -> float:
+    """What an optimizer step counts for in the unit of the run's steps: pairs, or ms of compute."""
+    cost = 1000 * report.metrics[COMPUTE] if COMPUTE in report.metrics else report.pairs
+    return cost / max(report.step, 1)
+
+
+def _dimension(trial: Trial, prepared: Prepared) -> int | None:
+    """The width of the trial's vectors as they are exported; None where only its export knows it."""
+    context, teacher = trial_context(trial.method, trial.config), prepared.teacher_dim
+    width = teacher if trial.student.projection == "teacher" else student_width(trial.student)
+    if width is None and not context.needs.frozen:
+        return None
+    return exported_width(context.method_class, context.config, width, teacher)
 
 
 def _beginning(place: Path) -> str:

@@ -31,6 +31,7 @@ from babeltune.schema.records import Scalar, Sweep, trial_from
 from babeltune.schema.storage_location import StorageLocation
 from babeltune.signals import StopRequestedError, StopSignal, interrupts
 from babeltune.sweep.driver.baselines import bought_scores, teacher_scores, untrained_scores
+from babeltune.sweep.driver.examples import examples_at_the_end
 from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder, close_tracker
 from babeltune.sweep.search.recovery import study_refusals
@@ -261,7 +262,11 @@ def _run(
     }
     ended = ended_trials(folder)
     limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
-    with Recorder(sweep, folder, prepared, tracker, world, limit) as tracking, pool:
+    with (
+        examples_at_the_end(folder, prepared, driver_sync.where) as begin_examples,
+        Recorder(sweep, folder, prepared, tracker, world, limit) as tracking,
+        pool,
+    ):
 
         def on_event(kind: str, number: int, event: Event) -> dict[str, Scalar] | None:
             driver_sync.see(kind, number, event)
@@ -291,6 +296,8 @@ def _run(
             )
         if stop.interrupted and not tracking.complete:
             raise KeyboardInterrupt
+        if tracking.complete:
+            begin_examples()
         sweep_progress.progress("closing worker groups and MLflow", sweep_progress.ended, sweep.budget.trials)
     sweep_progress.progress("done" if tracking.complete else "stopped", sweep_progress.ended, sweep.budget.trials)
     return tracking.complete

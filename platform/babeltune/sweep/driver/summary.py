@@ -74,7 +74,7 @@ def experiment_note(sweep: Sweep) -> str:
     """The description of the experiment, which holds the sweeps of one name."""
     return (
         f"{sweep.description}\n\nEach run is a sweep of `{sweep.name}`, and its child runs are the trials. "
-        "`babeltune ui SWEEP` opens the trials of one sweep, the winner first. The metric `objective` is the best "
+        "`babeltune ui SWEEP` opens the trials of one sweep, the winner first. The metric `best/objective` is the best "
         f"value so far of `{sweep.objectives[0].metric}`."
     ).strip()
 

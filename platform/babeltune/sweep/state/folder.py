@@ -2,6 +2,7 @@
 
     <storage>/sweeps/<id>/
         sweep.json  prepared.json  facts.json  baselines.json  rates.json  state.json  driver.log
+        examples.json                                     what the best trial made of a few translations
         conditions/1/                                     sweep.json and prepared.json before an accepted change
         study.db    results.jsonl  spool.jsonl            proposals, their order, what MLflow is sent
         trials/t0007/trial.json  reports.jsonl  progress.json  outcome.json  checkpoints/000003/

@@ -1,0 +1,231 @@
+"""Makes the examples of a sweep's report when the sweep ends: what the best trial does to a few translations.
+
+A Ray task makes the vectors, for the driver does not load transformers, which takes seconds. It runs while worker
+groups and MLflow are closed. What goes wrong is a line of the report and never fails a sweep.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+
+from babeltune.data.prepared import IdTask, Prepared
+from babeltune.errors import DataError, SweepError
+from babeltune.evaluation.projection import cosines, in_plane
+from babeltune.schema.records import Trial, trial_from
+from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage.mirror import Mirror
+from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
+from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.leaderboard import winner
+from babeltune.sweep.sync.worker import with_prepared
+from babeltune.training.checkpoint import checkpoint_folder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.float32]
+
+MOST_LANGUAGES = 6
+"""Languages that are shown: a chart has so many colours."""
+MOST_POINTS = 150
+"""Sentences that are projected; more take longer and hide one another."""
+MOST_ROWS = 25
+"""Translations that are projected, in each language."""
+FEWEST_ROWS = 4
+"""Translations below which a language is left out."""
+MAP_ROWS, MAPS = 8, 4
+"""Translations in a heat map, and languages beside the first that have one."""
+MOST_CHARACTERS = 160
+"""Characters of a sentence that are kept."""
+TIMEOUT_S = 60.0
+"""Seconds that a sweep waits at its end for its examples. They take a few, of a large student on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Whose examples are to be made."""
+
+    trial: Trial
+    place: str
+    """The trial's folder; relative to the storage where that is a URI."""
+    report: int
+    dev_set: str
+    """The set that is preferred: that of the first objective."""
+
+
+@contextmanager
+def examples_at_the_end(
+    folder: SweepFolder, prepared: Prepared, where: StorageLocation | None
+) -> Iterator[Callable[[], None]]:
+    """Gives a function that begins to make the examples; where it was called, the block's end writes them.
+
+    `where` is the storage, if it is behind a URI.
+    """
+    begun: list[Any] = []
+
+    def begin() -> None:
+        begun.append(_made(lambda: _begin(folder, prepared, where)))
+
+    yield begin
+    for each in begun:
+        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(lambda each=each: _result(each)))
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """What `make` returns, or examples that say why there are none."""
+    try:
+        return make()
+    except Exception as error:  # the sweep has finished, whatever its report lacks
+        cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+        words = " ".join(str(cause).split())[:300]
+        return Examples(
+            missing=words if isinstance(cause, DataError | SweepError) else f"{type(cause).__name__}: {words}"
+        )
+
+
+def _begin(folder: SweepFolder, prepared: Prepared, where: StorageLocation | None) -> Any:
+    """The Ray task that makes the examples of the winner."""
+    best = winner(folder)
+    number = int(best.name.removeprefix("t"))
+    values = read_of_trial(folder.trial(number), "trial.json")
+    if values is None or folder.began_with(number, folder.prepared.name) != folder.prepared:
+        raise SweepError(f"{best.name} began with other data")
+    place, key = folder.trial(number), f"sweeps/{folder.id}/{folder.prepared.name}"
+    asked = Asked(
+        trial=trial_from(values),
+        place=str(place) if where is None else f"sweeps/{folder.id}/trials/{place.name}",
+        report=best.best or 0,
+        dev_set=folder.sweep().objectives[0].metric.split("/")[1],
+    )
+    task = ray.remote(with_prepared).options(num_cpus=0, max_retries=0)
+    return task.remote(where, key, make_examples, where, asked, prepared)
+
+
+def _result(task: Any) -> Examples:
+    """What the task returns, within `TIMEOUT_S`."""
+    try:
+        found: Examples = ray.get(task, timeout=TIMEOUT_S)
+        return found
+    except ray.exceptions.GetTimeoutError as error:
+        with suppress(Exception):  # Ray ends soon, and the task with it
+            ray.cancel(task, force=True)
+        raise SweepError(f"they took longer than {TIMEOUT_S:.0f} s") from error
+
+
+# --- In the task ---------------------------------------------------------------------------------------------------
+
+
+def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepared) -> Examples:
+    """The examples, by the untrained student and by the checkpoint. Raises `DataError` for a sweep without any."""
+    place = Path(asked.place)
+    if where is not None:
+        mirror = Mirror(where)
+        place = mirror.path(asked.place)
+        mirror.pull_package(mirror.key(checkpoint_folder(place, asked.report)))
+    languages, rows = aligned_rows(prepared, asked.dev_set)
+    before, after = _vectors(asked.trial, checkpoint_folder(place, asked.report), prepared, rows)
+    texts = prepared.texts_of(rows.ravel())
+    flat = [vectors.reshape(-1, vectors.shape[-1]) for vectors in (before, after)]
+    positions = [np.round(in_plane(vectors), 3).tolist() for vectors in flat]
+    sentences = tuple(
+        ExampleSentence(
+            language=languages[number % len(languages)],
+            text=text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…",
+            row=number // len(languages),
+            before=tuple(positions[0][number]),
+            after=tuple(positions[1][number]),
+        )
+        for number, text in enumerate(texts)
+    )
+    return Examples(
+        trial=f"t{asked.trial.number:04d}",
+        report=asked.report,
+        dev_set=_set_of(prepared, asked.dev_set)[0].name,
+        languages=languages,
+        sentences=sentences,
+        similarities=tuple(_maps(languages, before[:MAP_ROWS], after[:MAP_ROWS])),
+        alignment=tuple(_alignment(languages, before, after)),
+    )
+
+
+def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Languages, and [rows, languages] text ids of sentences that are translations of one another.
+
+    Rows are spread evenly over the dev set, so that nobody has chosen them.
+    """
+    of_text = prepared.text_languages()
+    translations: dict[int, dict[str, int]] = {}
+    for task in _set_of(prepared, dev_set):
+        for left, right in zip(task.left, task.right, strict=False):
+            found = translations.setdefault(right, {prepared.languages[of_text[right]]: right})
+            found.setdefault(prepared.languages[of_text[left]], left)
+    known = Counter(language for found in translations.values() for language in found)
+    first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
+    languages, rows = (first,), list(translations.values())
+    for language, _ in known.most_common():
+        left = [found for found in rows if language in found]
+        if language != first and len(left) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
+            languages, rows = (*languages, language), left
+    rows = [found for found in rows if all(language in found for language in languages)]
+    if len(languages) < 2:
+        raise DataError(f"the dev set {dev_set!r} has no sentences in two languages")
+    most = min(MOST_ROWS, MOST_POINTS // len(languages), len(rows))
+    chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
+    return languages, np.array([[rows[row][language] for language in languages] for row in chosen], dtype=np.int64)
+
+
+def _set_of(prepared: Prepared, preferred: str) -> list[IdTask]:
+    """The subsets of the preferred dev set, or else of the first one, whose two sides the student encodes."""
+    fit = [task for task in prepared.tasks if task.kind == "bitext" and task.right_model == "student"]
+    if not fit:
+        raise DataError("no dev set is a bitext whose two sides the student encodes")
+    name = preferred if any(task.name == preferred for task in fit) else fit[0].name
+    return [task for task in fit if task.name == name]
+
+
+def _vectors(trial: Trial, checkpoint: Path, prepared: Prepared, rows: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """[rows, languages, dim] vectors by the untrained student and by the checkpoint."""
+    from safetensors.torch import load_file
+
+    from babeltune.training.dev_evaluation import vectors_of
+    from babeltune.training.step import make_method, make_student
+
+    encoder = make_student(trial, prepared)
+    method = make_method(trial, prepared, encoder)
+    before = vectors_of(encoder, method, trial, prepared, rows.ravel())
+    encoder.load_state_dict(load_file(checkpoint / "student.safetensors"))
+    if (layers := checkpoint / "method.safetensors").is_file():
+        method.load_state_dict(load_file(layers))
+    after = vectors_of(encoder, method, trial, prepared, rows.ravel())
+    return before.reshape(*rows.shape, -1), after.reshape(*rows.shape, -1)
+
+
+def _maps(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[Similarities]:
+    for column, language in list(enumerate(languages))[1 : MAPS + 1]:
+        both = (cosines(vectors[:, 0], vectors[:, column]) for vectors in (before, after))
+        maps = [tuple(tuple(round(float(value), 4) for value in line) for line in each) for each in both]
+        yield Similarities(left=languages[0], right=language, before=maps[0], after=maps[1])
+
+
+def _alignment(languages: Sequence[str], before: Rows, after: Rows) -> Iterator[LanguageAlignment]:
+    for column, language in list(enumerate(languages))[1:]:
+        measured: list[float] = []
+        for vectors in (before, after):
+            all_ = cosines(vectors[:, column], vectors[:, 0])
+            measured += [float(np.diag(all_).mean()), float((all_.argmax(axis=1) == np.arange(len(all_))).mean())]
+        values = [round(value, 4) for value in measured]
+        yield LanguageAlignment(
+            language=language,
+            cosine_before=values[0],
+            found_before=values[1],
+            cosine_after=values[2],
+            found_after=values[3],
+        )

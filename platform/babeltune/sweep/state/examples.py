@@ -1,0 +1,80 @@
+"""What the best trial of a sweep made of a few translations, before and after training: `examples.json`.
+
+The driver makes it when the sweep ends (`driver/examples.py`), so that a report can show it without any model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter, ValidationError
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.folder import SweepFolder
+
+EXAMPLES = "examples.json"
+"""The file in the sweep's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleSentence:
+    """A sentence of the dev set, and where t-SNE puts its vector."""
+
+    language: str
+    text: str
+    row: int
+    """Sentences of the same row are translations of one another."""
+    before: tuple[float, float]
+    after: tuple[float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similarities:
+    """Cosines of sentences in two languages: entry (i, j) is of row i in one and row j in the other."""
+
+    left: str
+    right: str
+    before: tuple[tuple[float, ...], ...]
+    after: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageAlignment:
+    """How near the example sentences of one language are to their translations in the first language."""
+
+    language: str
+    cosine_before: float
+    cosine_after: float
+    """The mean cosine of translations."""
+    found_before: float
+    found_after: float
+    """The share of sentences whose translation is nearest among the examples."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """Example sentences of one dev set in several languages, by the untrained student and by the best checkpoint."""
+
+    trial: str = ""
+    report: int = 0
+    dev_set: str = ""
+    languages: tuple[str, ...] = ()
+    """The language that all translations have in common, then the others."""
+    sentences: tuple[ExampleSentence, ...] = ()
+    similarities: tuple[Similarities, ...] = ()
+    alignment: tuple[LanguageAlignment, ...] = ()
+    missing: str = ""
+    """Why there are none; empty where there are."""
+
+
+def read_examples(folder: SweepFolder) -> Examples:
+    """The examples of the sweep. Where there are none, `missing` says why."""
+    values = folder.read(EXAMPLES)
+    if values is None:
+        why = f"{EXAMPLES} is damaged" if (folder.path / EXAMPLES).exists() else "the sweep has not ended since"
+        return Examples(missing=f"{why}; a sweep makes them when it ends")
+    try:
+        return TypeAdapter(Examples).validate_python(values)
+    except ValidationError:
+        return Examples(missing=f"{EXAMPLES} is of another version of babeltune")

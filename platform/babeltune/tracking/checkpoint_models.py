@@ -1,0 +1,121 @@
+"""A trial's best checkpoint as a model of MLflow: signature, example, scores by data set, and where the weights are.
+
+The weights are not copied: a checkpoint holds the state of training, and `babeltune promote` makes a model of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from babeltune.tracking.mlflow_client import (
+    NOTE,
+    PARAM_CHARACTERS,
+    TAG_CHARACTERS,
+    cut,
+    flattened,
+    name_of,
+    quotable,
+    text_of,
+)
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.models import Model
+
+EXAMPLE = "input_example.json"
+"""The file of sentences that MLflow shows as an example of a model's input."""
+SENTENCES = {"columns": ["sentence"], "data": [["The house is small."], ["Das Haus ist klein."]]}
+"""The example, as MLflow writes a table."""
+CHECKPOINT = "babeltune.checkpoint"
+"""The tag with the place of the weights, within the storage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointModel:
+    """A checkpoint, as MLflow shows it."""
+
+    name: str
+    step: int
+    """In the unit of its run."""
+    time_ms: int
+    checkpoint: str
+    """The folder of the weights, within the storage."""
+    dimension: int
+    """The width of the vectors; -1 where it is not known before the export."""
+    note: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The digest of each data set, such as `dev/everyday`, that a score's name begins with."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The record as a line of the spool has it."""
+        return asdict(self)
+
+
+def log_checkpoint(client: MlflowClient, experiment: str, run: str, model: CheckpointModel) -> None:
+    """Adds the model to the run. One that is there is not made again, nor is a model of a run that went on since."""
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+    found = client.search_logged_models([experiment], f"source_run_id = '{quotable(run)}'", max_results=1)
+    if found and found[0].status == LoggedModelStatus.READY:
+        return
+    tags = {**model.tags, CHECKPOINT: model.checkpoint, NOTE: model.note}
+    there = (
+        found[0]
+        if found
+        else client.create_logged_model(
+            experiment,
+            name=re.sub(r"[/:.%\"']", "_", model.name),
+            source_run_id=run,
+            tags={name_of(name): cut(text_of(value), TAG_CHARACTERS) for name, value in tags.items()},
+            params={name: cut(value, PARAM_CHARACTERS) for name, value in flattened(model.params).items()},
+            model_type="sentence encoder",
+        )
+    )
+    with tempfile.TemporaryDirectory() as place:
+        described(Path(place), signed(model.dimension, run_id=run, model_id=there.model_id))
+        client.log_model_artifacts(there.model_id, place)
+    client.log_outputs(run, [LoggedModelOutput(there.model_id, model.step)])
+    client.log_batch(run, _metrics(model, there.model_id, run))
+    client.finalize_logged_model(there.model_id, LoggedModelStatus.READY)
+
+
+def _metrics(model: CheckpointModel, model_id: str, run: str) -> list[Any]:
+    """The scores as metrics of the model, each with its data set."""
+    from mlflow.entities import Metric
+
+    found: list[Any] = []
+    for name, value in model.scores.items():
+        data = "/".join(name.split("/")[:2])
+        named = {"dataset_name": data, "dataset_digest": model.digests[data][:36]} if data in model.digests else {}
+        metric = (name_of(name), float(value), model.time_ms, model.step)
+        found.append(Metric(*metric, model_id=model_id, run_id=run, **named))
+    return found
+
+
+def signed(dimension: int, **about: Any) -> Model:
+    """A model of MLflow that takes sentences and gives vectors; `about` are further fields of `mlflow.models.Model`."""
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+
+    model = Model(**about)
+    output = TensorSpec(np.dtype("float32"), (-1, dimension), "embedding")
+    model.signature = ModelSignature(Schema([ColSpec(DataType.string, "sentence")]), Schema([output]))
+    model.saved_input_example_info = {"artifact_path": EXAMPLE, "type": "dataframe", "pandas_orient": "split"}
+    return model
+
+
+def described(folder: Path, model: Model) -> None:
+    """Writes what MLflow reads of a model into the folder: `MLmodel`, and the example of an input."""
+    model.save(str(folder / "MLmodel"))
+    (folder / EXAMPLE).write_text(json.dumps(SENTENCES, ensure_ascii=False), encoding="utf-8")

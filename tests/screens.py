@@ -1,0 +1,44 @@
+"""Debian's Chromium for tests of pages, and where they keep screenshots."""
+
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from waiting import PATIENCE_S
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SHOTS = "BABELTUNE_SCREENSHOTS"
+"""The environment variable that names a folder for screenshots."""
+AXE = "BABELTUNE_AXE"
+"""The environment variable with the path of `axe.min.js`, of the npm package axe-core."""
+
+
+@contextmanager
+def chromium():
+    """Chromium, driven by Playwright; the test is skipped where either is missing."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        window = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield window
+        window.close()
+
+
+@contextmanager
+def page_of(browser, **settings):
+    """A page in a window of its own."""
+    context = browser.new_context(**{"viewport": {"width": 1400, "height": 850}, **settings})
+    context.set_default_timeout(1000 * PATIENCE_S)
+    yield context.new_page()
+    context.close()
+
+
+def kept(page, name, **settings):
+    """Keeps a screenshot where the environment asks for them."""
+    if folder := os.environ.get(SHOTS):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=f"{folder}/{name}.png", **settings)
