@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import typer
 
@@ -26,21 +26,29 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
 
 
+TrialOrSweep = Annotated[
+    str | None, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003; the latest sweep without.")
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
 
 
 @app.command()
 def status(
-    name: SweepName = None,
+    name: TrialOrSweep = None,
     cluster: ClusterFile = None,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """Show a sweep: its state, its trials, and how far each one is."""
+    """Show a sweep: its state, its trials, and how far each one is. Or show one trial, `SWEEP/t0003`, on a page."""
     from babeltune.cli.remote import remote_of, status_there
     from babeltune.cli.render import attach, show_status
     from babeltune.sweep.state.progress import sweep_document
 
+    if is_trial(name):
+        if follow:
+            raise typer.BadParameter("follows a sweep; leave out the trial", param_hint="--follow")
+        one_trial(name, cluster, as_json)
+        return
     remote = remote_of(cluster)
     if remote is not None:
         status_there(remote, name, follow_it=follow, as_json=as_json)
@@ -50,6 +58,32 @@ def status(
         attach(folder, err)
     document = sweep_document(folder)
     say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+
+
+def is_trial(name: str | None) -> TypeGuard[str]:
+    """Whether the name is of a trial, such as `SWEEP/t0003`."""
+    return name is not None and "/" in name
+
+
+def one_trial(name: str, cluster: str | None, as_json: bool) -> None:
+    """Shows the page of a trial. Raises `UnknownNameError` that names the nearest one."""
+    from babeltune.cli.remote import remote_of
+    from babeltune.cli.trial import show_trial
+    from babeltune.files import plain
+    from babeltune.redaction import without_password
+    from babeltune.sweep.state.folder import find_trial
+    from babeltune.sweep.state.trial_page import trial_page
+
+    remote = remote_of(cluster)
+    if remote is not None:
+        remote.show(["status", name], as_json)
+        return
+    sweep, _, trial = name.partition("/")
+    folder = folder_of(sweep, cluster)
+    page = trial_page(folder, find_trial(folder, trial))
+    uri = cluster_of(cluster).mlflow
+    server = without_password(uri).rstrip("/") if uri.startswith(("http://", "https://")) else None
+    say(plain(page), as_json, lambda: show_trial(page, out, cluster, server))
 
 
 @app.command()
@@ -102,7 +136,9 @@ def followed(folder: SweepFolder) -> Iterator[str]:
 
 @app.command()
 def runs(
-    name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003; all sweeps without.")
+    ] = None,
     sort: Annotated[str | None, typer.Option(help="A metric of one sweep, such as dev/everyday/accuracy.")] = None,
     over: Annotated[
         list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
@@ -129,6 +165,10 @@ def runs(
     from babeltune.sweep.state.seed_summary import compare
 
     check_table(sort, over, front, languages, metric, markdown)
+    if is_trial(name):
+        check_alone(name, sort=sort, over=over, front=front, languages=languages)
+        one_trial(name, cluster, as_json)
+        return
     remote = remote_of(cluster)
     if remote is not None:
         asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
@@ -181,6 +221,16 @@ def check_table(
         raise typer.BadParameter(
             "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
         )
+
+
+def check_alone(name: str, **tables: str | list[str] | bool | None) -> None:
+    """`typer.BadParameter` for a table of a sweep that is asked of one trial."""
+    for option, value in tables.items():
+        if value:
+            sweep = name.partition("/")[0]
+            raise typer.BadParameter(
+                f"is a table of a sweep, and {name!r} is one trial; name {sweep!r} alone", param_hint=f"--{option}"
+            )
 
 
 def all_sweeps(cluster: str | None, as_json: bool) -> None:

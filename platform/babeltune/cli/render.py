@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from babeltune.cli.words import minutes, number
 from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
 from babeltune.method import load_method
 from babeltune.planning.space import reports_of
@@ -24,7 +25,7 @@ from babeltune.promotion.compare import Cell, Contest
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.statistics import Selection
 from babeltune.promotion.sweep_scores import Comparison as ModelComparison
-from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.progress import SweepProgress, is_driven, standing
@@ -52,15 +53,6 @@ COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
     SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
 }
 """What a model costs: the metric, its title and how it is written. A weight has four bytes."""
-
-
-def number(value: Scalar) -> str:
-    """A value as short as it can be read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> Table:
