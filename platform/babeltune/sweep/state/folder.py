@@ -35,6 +35,8 @@ SHOWN_TRIALS = 8
 """Trials of a sweep that an error lists by name; of more it says the first and the last."""
 HEARTBEAT = "owner.json"
 """Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
+NOT_DURABLE = (HEARTBEAT, "stage.json")
+"""Files that are written often, and whose loss loses nothing."""
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
@@ -98,7 +100,7 @@ class SweepFolder:
             return rebuilt(self, name)
 
     def write(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value, durable=name != HEARTBEAT)
+        write_json(self.path / name, value, durable=name not in NOT_DURABLE)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """The dev scores of the untrained student and the raw teacher; empty before they are made."""
