@@ -85,6 +85,7 @@ def test_the_commands_are_those_that_are_promised():
         "score",
         "transfer",
         "ui",
+        "watch",
     ]
     assert sorted([*sweeps, *models]) == COMMANDS
 

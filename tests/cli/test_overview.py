@@ -27,7 +27,7 @@ def shown(lines, width):
     return console.file.getvalue()
 
 
-def test_sweeps_of_one_name_are_told_apart_by_what_differs(command, storage, tiny_file):
+def test_sweeps_of_one_name_show_in_what_they_differ(command, storage, tiny_file):
     small = read_sweep(tiny_file)
     large = read_sweep(tiny_file, assignments=["training.pairs=1280", "parameters.temperature={const: 0.1}"])
     other = read_sweep(tiny_file, assignments=["name=other", "training.pairs=960"])

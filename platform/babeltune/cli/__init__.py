@@ -16,6 +16,7 @@ from babeltune.cli import (
     reproduce,
     sweeps,
     transfer,
+    watch,
 )
 from babeltune.cli.common import app, err
 from babeltune.program import run_program
@@ -35,6 +36,7 @@ __all__ = [
     "reproduce",
     "sweeps",
     "transfer",
+    "watch",
 ]
 
 

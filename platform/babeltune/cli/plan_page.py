@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.cli.words import ELLIPSIS, duration, size
+from babeltune.cli.words import ELLIPSIS, duration, size, weights
 from babeltune.planning.calibration import Machine
 from babeltune.planning.plan import PlanReport
 from babeltune.planning.space import proposable_methods, words_for
@@ -133,8 +133,8 @@ def _detects_words(report: PlanReport, sweep: Sweep) -> str:
 
 def student_words(student: Student, report: PlanReport) -> str:
     """The default student in a few words."""
-    weights = report.default.student_parameters
-    known = f", about {weights / 1e6:.1f} M weights" if weights is not None else ""
+    count = report.default.student_parameters
+    known = f", about {weights(count)} weights" if count is not None else ""
     if student.model or student.start:
         return f"{student.model or student.start}{known}"
     if student.kind == "static":
@@ -175,7 +175,7 @@ def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> st
     most = "at most " if sweep.scheduler.kind != "none" else ""
     return (
         f"{most}about {duration(found.total_s)} on this machine: the teacher {duration(found.teacher_s)}, then "
-        f"{trials:,} × {duration(found.trial_s)}{abreast}; measured with the default settings"
+        f"{trials:,} × {duration(found.trial_s)}{abreast}; measured with the default settings, without the start of Ray"
     )
 
 
@@ -237,13 +237,13 @@ def _trials_table(report: PlanReport) -> Table:
     for column in ("", *names, "steps", "student"):
         table.add_column(column, overflow="fold")
     for number, trial in enumerate((report.default, *report.trials)):
-        weights = "" if trial.student_parameters is None else f"{trial.student_parameters / 1e6:.1f} M"
+        shape = "" if trial.student_parameters is None else weights(trial.student_parameters)
         values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
         table.add_row(
             "default" if number == 0 else f"sample {number - 1}",
             *values,
             "" if trial.steps is None else f"{trial.steps:,}",
-            weights,
+            shape,
         )
     return table
 

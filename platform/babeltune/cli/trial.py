@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from babeltune.cli.common import with_cluster
-from babeltune.cli.words import minutes, number, settings_words, sparkline
+from babeltune.cli.words import minutes, number, settings_words, sparkline, weights
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
 from babeltune.schema.records import Training, Trial
 from babeltune.sweep.state.trial_page import HIDDEN, TrialPage
@@ -94,9 +94,9 @@ def _student_words(page: TrialPage) -> str:
     else:
         layers = "1 layer" if student.layers == 1 else f"{student.layers} layers"
         shape = f"{layers} of width {student.width}, vocabulary {student.vocabulary}"
-    weights = f" · {page.row.metrics[PARAMETERS] / 1e6:.1f} M weights" if PARAMETERS in page.row.metrics else ""
+    count = f" · {weights(page.row.metrics[PARAMETERS])} weights" if PARAMETERS in page.row.metrics else ""
     speed = f" · {page.row.metrics[SPEED]:,.0f} sentences/s" if SPEED in page.row.metrics else ""
-    return shape + weights + speed
+    return shape + count + speed
 
 
 def _checkpoint_words(page: TrialPage) -> str:

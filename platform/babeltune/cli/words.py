@@ -24,7 +24,7 @@ def duration(seconds: float) -> str:
     """A time as people say it: `12 s`, `4 min`, `2 h 05 min`."""
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
+        return f"{whole} s" if whole >= 2 else f"{seconds:.1f} s"
     minute = round(whole / 60)
     return f"{minute} min" if minute < 60 else f"{minute // 60:,} h {minute % 60:02d} min"
 
@@ -32,6 +32,11 @@ def duration(seconds: float) -> str:
 def size(count: float) -> str:
     """Bytes in the unit that fits."""
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:,.0f} MB"
+
+
+def weights(count: float) -> str:
+    """A model's size."""
+    return f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count:,.0f}"
 
 
 def sparkline(values: Sequence[float], width: int = 8) -> str:

@@ -50,8 +50,8 @@ TEACHER_SENTENCES = 64
 """Sentences that the teacher encodes: about a second for a small one."""
 WORKER_BYTES = 600 * 2**20
 """Memory of a worker before it has a student: Python, torch, transformers and Ray."""
-WHOLE = Path("/proc/self/clear_refs")
-"""Where Linux takes the wish to measure a process's peak memory anew."""
+CLEAR_REFS = Path("/proc/self/clear_refs")
+"""The file of Linux that starts the measurement of a process's peak memory anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ def _peak_memory(device: torch.device) -> Iterator[list[int]]:
         return
     before = None
     with contextlib.suppress(OSError):
-        WHOLE.write_text("5", encoding="ascii")
+        CLEAR_REFS.write_text("5", encoding="ascii")
         before = _status("VmRSS")
     yield found
     after = _status("VmHWM")

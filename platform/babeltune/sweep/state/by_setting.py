@@ -102,8 +102,9 @@ def _labels(parameter: Parameter, name: str, rows: Sequence[Row]) -> list[str]:
         bounds = _bounds(parameter)
         return [f"{_short(low)} to {_short(high)}" for low, high in itertools.pairwise(bounds)]
     values = {row.params[name] for row in rows if name in row.params}
-    numbers = all(isinstance(value, int | float) for value in values)
-    return [_short(value) for value in sorted(values, key=None if numbers else str)]  # type: ignore[type-var]
+    if all(isinstance(value, int | float) for value in values):
+        return [_short(value) for value in sorted(cast(set[float], values))]
+    return sorted(map(_short, values))
 
 
 def _label(parameter: Parameter, name: str, row: Row, labels: Sequence[str]) -> str:

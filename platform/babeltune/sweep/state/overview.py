@@ -43,7 +43,7 @@ class SweepLine:
     best: str | None
     """The best trial, such as `t0003`."""
     score: float | None
-    """Its first objective."""
+    """The best trial's first objective."""
     data: str
     """What it trains on, in a few words."""
     differs: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def sweep_line(folder: SweepFolder) -> SweepLine:
         ended=sum(row.state in ENDED for row in trials),
         budget=sweep.budget.trials,
         objective=objective,
-        best=best and best.name,
+        best=None if best is None else best.name,
         score=_score(best, objective),
         data=_data_words(folder),
     )
