@@ -86,6 +86,7 @@ def test_the_commands_are_those_that_are_promised():
         "score",
         "transfer",
         "ui",
+        "watch",
     ]
     assert sorted([*sweeps, *models]) == COMMANDS
 
@@ -106,13 +107,13 @@ def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
 
 
 def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, tiny_file):
-    code, out, _ = babeltune("plan", tiny_file, "--samples", 2, "--json")
+    code, out, _ = babeltune("plan", tiny_file, "--samples", 2, "--json", "--no-calibrate")
     plan = json.loads(out)
     assert code == 0
     assert plan["id"].startswith("tiny-")
     assert len(plan["trials"]) == 2
     assert sum(plan["pairs"].values()) > 300
-    code, out, _ = babeltune("plan", tiny_file, "--trials", 7)
+    code, out, _ = babeltune("plan", tiny_file, "--trials", 7, "--yaml", "--no-calibrate")
     assert code == 0
     assert plan["id"] in out
     assert "trials: 7" in out
@@ -129,7 +130,7 @@ def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, ti
     ],
 )
 def test_plan_warns_of_teachers_labels_that_are_nearly_hard_or_flat(babeltune, tiny_file, given, said):
-    code, out, err = babeltune("plan", tiny_file, "--set", given, "--samples", 1, "--json")
+    code, out, err = babeltune("plan", tiny_file, "--set", given, "--samples", 1, "--json", "--no-calibrate")
     assert code == 0
     assert json.loads(out)["warnings"] == [line for line in json.loads(out)["warnings"] if said and said in line]
     assert (said in " ".join(err.split()), "labels are nearly" in err) == (True, bool(said))
@@ -138,7 +139,7 @@ def test_plan_warns_of_teachers_labels_that_are_nearly_hard_or_flat(babeltune, t
 def test_config_paper_reaches_a_trial_by_plan_and_submit(babeltune, tiny_file, monkeypatch, tmp_path):
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
     given = [f"--set={one}" for one in ("config=paper", "parameters={}", "training.pairs=64", "training.reports=1")]
-    code, out, err = babeltune("plan", tiny_file, *given, "--trials", 1, "--json")
+    code, out, err = babeltune("plan", tiny_file, *given, "--trials", 1, "--json", "--no-calibrate")
     assert code == 0, err
     assert "config: paper" in json.loads(out)["spec"]
     code, out, err = babeltune("submit", tiny_file, *given, "--trials", 1, "--json")
@@ -156,7 +157,7 @@ def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babel
     path = tmp_path / "broken.yaml"
     path.write_text(text, encoding="utf-8")
     line = 1 + text.splitlines().index("scheduler: {knid: none}")
-    code, out, err = babeltune("plan", path)
+    code, out, err = babeltune("plan", path, "--no-calibrate")
     assert code == 2
     assert not out
     assert f"{path}:{line}" in err
@@ -166,7 +167,7 @@ def test_an_error_in_a_sweep_file_names_file_line_key_and_the_nearest_name(babel
 
 
 def test_a_setting_on_the_command_line_that_does_not_fit_exits_with_2(babeltune, tiny_file):
-    code, _, err = babeltune("plan", tiny_file, "--set", "training.pairs=many")
+    code, _, err = babeltune("plan", tiny_file, "--set", "training.pairs=many", "--no-calibrate")
     assert code == 2
     assert "training.pairs" in err
 
@@ -181,13 +182,13 @@ def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_f
 
 
 def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
-    code, _, err = babeltune("plan", tiny_file, "--set", "training.learning_rate=1e-3")
+    code, _, err = babeltune("plan", tiny_file, "--set", "training.learning_rate=1e-3", "--no-calibrate")
     assert code == 0
     assert "training.learning_rate is searched" in err
     assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
     fixed = "parameters.training.learning_rate={const: 1e-3}"
     soft = ("--set", "config.teacher_temperature=0.2")
-    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed, *soft)[2]
+    assert "warning" not in babeltune("plan", tiny_file, "--set", fixed, *soft, "--no-calibrate")[2]
 
 
 def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
@@ -197,9 +198,9 @@ def test_a_student_that_this_machine_cannot_hold_is_warned_of(tiny_file):
 
 
 def test_trials_that_would_all_be_alike_are_warned_of(babeltune, tiny_file):
-    alike = babeltune("plan", tiny_file, "--set", "parameters={}")[2]
+    alike = babeltune("plan", tiny_file, "--set", "parameters={}", "--no-calibrate")[2]
     assert "nothing is searched, so all 2 trials are one and the same" in " ".join(alike.split())
-    assert "one and the same" not in babeltune("plan", tiny_file)[2]
+    assert "one and the same" not in babeltune("plan", tiny_file, "--no-calibrate")[2]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_queue_that_the_text_cannot_fill_is_warned_of(assignments, longest):
 def test_plan_warns_of_such_a_queue(babeltune, tiny_file):
     for queue, expected in ((100, False), (5000, True)):
         fixed = ["--set", "parameters={}", "--set", "method=laser3_co", "--set", f"config={{queue: {queue}}}"]
-        code, _, err = babeltune("plan", tiny_file, *fixed)
+        code, _, err = babeltune("plan", tiny_file, *fixed, "--no-calibrate")
         assert code == 0
         assert ("a queue of up to 5,000 entries" in " ".join(err.split())) == expected
 
@@ -236,12 +237,12 @@ def test_a_folder_given_as_a_file_says_what_is_in_it(babeltune):
 def test_what_is_there_but_no_file_is_not_called_absent(babeltune, tmp_path):
     (tmp_path / "itself.yaml").symlink_to("itself.yaml")
     for path in ("/dev/null", tmp_path / "itself.yaml"):
-        code, _, err = babeltune("plan", path)
+        code, _, err = babeltune("plan", path, "--no-calibrate")
         assert (code, f"{path} is neither a file nor a link to one" in " ".join(err.split())) == (2, True)
 
 
 def test_a_cluster_file_that_does_not_exist_is_refused_by_plan_too(babeltune, tiny_file):
-    code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml")
+    code, _, err = babeltune("plan", tiny_file, "--cluster", "nosuch.yaml", "--no-calibrate")
     assert code == 2
     assert "no file 'nosuch.yaml'; shipped: clusters/aws.yaml" in " ".join(err.split())
 

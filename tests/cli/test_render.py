@@ -17,7 +17,6 @@ from babeltune.cli.render import (
     show_front,
     show_languages,
     show_method,
-    show_sweeps,
     table_of,
     time_left,
 )
@@ -57,7 +56,7 @@ def test_a_table_shows_state_progress_objective_and_settings(tiny_file):
     assert "temperature=0.05" in lines[2]
     assert "loss is nan; [b]lower[/b] it" in text, "a reason is text, not markup"
     assert "★" not in text
-    assert "loss" not in lines[0], "nothing says how it is doing"
+    assert "loss" not in lines[0].split(), "nothing says how it is doing"
 
 
 def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
@@ -66,8 +65,7 @@ def test_a_pruned_trial_shows_its_reason_unless_it_is_the_schedulers(tiny_file):
         Row(name="t0001", state="pruned", kind="pruned", reason="stopped by asha at report 2"),
     ]
     lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
-    assert "[collapsed: different dev" in lines[1]
-    assert "asha" not in lines[2]
+    assert lines[3:] == ["t0000 (pruned): collapsed: different dev sentences have a mean cosine of 0.9973"]
 
 
 def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(tiny_file):
@@ -76,11 +74,11 @@ def test_a_running_trial_shows_step_and_loss_and_a_trial_its_warning_and_front(t
         Row(name="t0001", state="finished", reports=2, front=True, warning="labels are nearly flat"),
     ]
     lines = shown(table_of(rows, read_sweep(tiny_file))).splitlines()
-    assert lines[0].split()[5] == "loss"
+    assert "loss" in lines[0].split()
     assert "30/120" in lines[1]
     assert "1.234" in lines[1]
     assert lines[2].startswith("t0001 ★")
-    assert "[labels are nearly flat]" in lines[2]
+    assert lines[3] == "t0001 (finished): labels are nearly flat"
 
 
 def test_a_front_shows_its_metrics_in_their_units():
@@ -152,16 +150,6 @@ def test_a_decision_shows_its_reasons_scores_and_no_folder_when_refused():
     assert "0.1000" in text
     assert "0.0400" in text
     assert "model:" not in text
-
-
-def test_sweeps_are_listed_with_their_best_trial():
-    row = {"name": "t0003", "reports": 2, "params": {"a": 1}, "state": "finished", "best": 2}
-    begun = {"name": "t0004", "reports": 0, "params": {"a": 1}, "state": "running", "best": None}
-    text = shown(lambda c: show_sweeps([{"sweep": "s-1", "state": "stopped", "leaderboard": [begun, row]}], c))
-    assert "t0003" in text
-    assert "t0004" not in text, "it has no score"
-    assert "stopped" in text
-    assert "babeltune submit" in shown(lambda c: show_sweeps([], c))
 
 
 def test_a_method_shows_every_setting_with_its_source():

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from babeltune.cli.plan_page import details
 from babeltune.errors import DataError, SpecError
 from babeltune.models.encoder import build_student
-from babeltune.planning.plan import describe, make_plan, render, student_parameters
+from babeltune.planning.plan import describe, make_plan, student_parameters
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.planning.warnings import about_corpus
@@ -70,7 +71,7 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
     assert report.default.steps == -(-sweep.training.pairs // sweep.training.global_batch)
     assert report == describe(sweep, **counted, samples=3)
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(render(report))
+    console.print(details(report))
     text = console.export_text()
     for words in (
         report.id,
@@ -84,7 +85,7 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
     assert yaml.safe_load(report.spec)["name"] == sweep.name
     assert "aligned words" not in text
     report = replace(report, words={"samples": 12345, "pairs": 3000, "pairs without": 300})
-    console.print(render(report))
+    console.print(details(report))
     assert "samples 12,345 · pairs 3,000 · pairs without 300" in console.export_text()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from babeltune.data.prepared import IdTask
+from babeltune.evaluation.distinct_rows import distinct_rows
 from babeltune.promotion.candidate import chosen_among, export_model, find_candidate, selection_of
 from babeltune.promotion.promote import promote
-from babeltune.promotion.standard_errors import distinct_rows
 from babeltune.schema.records import Objective
 from babeltune.tracking.registry import find_run, register
 from babeltune.training.checkpoint import checkpoint_folder, read_reports, write_reports

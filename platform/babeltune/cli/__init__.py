@@ -17,6 +17,7 @@ from babeltune.cli import (
     reproduce,
     sweeps,
     transfer,
+    watch,
 )
 from babeltune.cli.common import app, err
 from babeltune.program import run_program
@@ -37,6 +38,7 @@ __all__ = [
     "reproduce",
     "sweeps",
     "transfer",
+    "watch",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeGuard
 
 import typer
 
@@ -26,21 +26,29 @@ if TYPE_CHECKING:
     from babeltune.sweep.state.folder import SweepFolder
 
 
+TrialOrSweep = Annotated[
+    str | None, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003; the latest sweep without.")
+]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep showing until it ends.")]
 
 
 @app.command()
 def status(
-    name: SweepName = None,
+    name: TrialOrSweep = None,
     cluster: ClusterFile = None,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """Show a sweep: its state, its trials, and how far each one is."""
+    """Show a sweep: its state, its trials, and how far each one is. Or show one trial, `SWEEP/t0003`, on a page."""
     from babeltune.cli.remote import remote_of, status_there
     from babeltune.cli.render import attach, show_status
     from babeltune.sweep.state.progress import sweep_document
 
+    if is_trial(name):
+        if follow:
+            raise typer.BadParameter("follows a sweep; leave out the trial", param_hint="--follow")
+        one_trial(name, cluster, as_json)
+        return
     remote = remote_of(cluster)
     if remote is not None:
         status_there(remote, name, follow_it=follow, as_json=as_json)
@@ -50,6 +58,32 @@ def status(
         attach(folder, err)
     document = sweep_document(folder)
     say(document, as_json, lambda: show_status(folder, document["state"], document["reason"], out))
+
+
+def is_trial(name: str | None) -> TypeGuard[str]:
+    """Whether the name is of a trial, such as `SWEEP/t0003`."""
+    return name is not None and "/" in name
+
+
+def one_trial(name: str, cluster: str | None, as_json: bool) -> None:
+    """Shows the page of a trial. Raises `UnknownNameError` that names the nearest one."""
+    from babeltune.cli.remote import remote_of
+    from babeltune.cli.trial import show_trial
+    from babeltune.files import plain
+    from babeltune.redaction import without_password
+    from babeltune.sweep.state.folder import find_trial
+    from babeltune.sweep.state.trial_page import trial_page
+
+    remote = remote_of(cluster)
+    if remote is not None:
+        remote.show(["status", name], as_json)
+        return
+    sweep, _, trial = name.partition("/")
+    folder = folder_of(sweep, cluster)
+    page = trial_page(folder, find_trial(folder, trial))
+    uri = cluster_of(cluster).mlflow
+    server = without_password(uri).rstrip("/") if uri.startswith(("http://", "https://")) else None
+    say(plain(page), as_json, lambda: show_trial(page, out, cluster, server))
 
 
 @app.command()
@@ -102,7 +136,9 @@ def followed(folder: SweepFolder) -> Iterator[str]:
 
 @app.command()
 def runs(
-    name: Annotated[str | None, typer.Argument(help="A sweep's id or name; all sweeps when left out.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A sweep's id or name, or a trial such as SWEEP/t0003; all sweeps without.")
+    ] = None,
     sort: Annotated[str | None, typer.Option(help="A metric of one sweep, such as dev/everyday/accuracy.")] = None,
     over: Annotated[
         list[str] | None, typer.Option(help="Mean and deviation over this searched setting, such as seed.")
@@ -110,6 +146,10 @@ def runs(
     front: Annotated[
         bool, typer.Option("--front", help="Only trials that no other beats in all: objectives, size and speed.")
     ] = False,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Trials, best and mean by the values of this searched setting, such as temperature."),
+    ] = None,
     languages: Annotated[
         bool, typer.Option("--languages", help="The objective of each trial in every language pair of its dev set.")
     ] = False,
@@ -118,7 +158,7 @@ def runs(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """List the sweeps, or of one the leaderboard, the Pareto front, the languages, or the table over seeds."""
+    """List the sweeps, or of one the leaderboard, the Pareto front, the languages, or the tables over settings."""
     from babeltune.cli.remote import remote_of
     from babeltune.cli.render import show_comparison, show_front, show_languages, show_leaderboard
     from babeltune.files import plain
@@ -128,10 +168,15 @@ def runs(
     from babeltune.sweep.state.progress import standing
     from babeltune.sweep.state.seed_summary import compare
 
-    check_table(sort, over, front, languages, metric, markdown)
+    check_table(sort, over, front, languages, by, metric, markdown)
+    if is_trial(name):
+        check_alone(name, sort=sort, over=over, front=front, languages=languages, by=by)
+        one_trial(name, cluster, as_json)
+        return
     remote = remote_of(cluster)
     if remote is not None:
         asked = [*((name,) if name else ()), *(("--sort", sort) if sort else ())]
+        asked += ["--by", by] if by else []
         asked += [word for setting in over or () for word in ("--over", setting)]
         asked += [word for column in metric or () for word in ("--metric", column)]
         asked += ["--front"] * front + ["--languages"] * languages + ["--markdown"] * markdown
@@ -147,6 +192,9 @@ def runs(
         scores = by_language(rows, objective)
         documents = [{"name": row.name, "state": row.state, "scores": scores[row.name]} for row in rows]
         say(documents, as_json, lambda: show_languages(scores, objective, out))
+        return
+    if by:
+        show_by(folder_of(name, cluster), by, as_json)
         return
     if over:
         table = compare(folder_of(name, cluster), over, metric or (), sort)
@@ -166,6 +214,7 @@ def check_table(
     over: list[str] | None,
     front: bool,
     languages: bool,
+    by: str | None,
     metric: list[str] | None,
     markdown: bool,
 ) -> None:
@@ -181,23 +230,53 @@ def check_table(
         raise typer.BadParameter(
             "is a table of its own; leave out --over, --sort and --front", param_hint="--languages"
         )
+    if by and (over or sort or front or languages):
+        raise typer.BadParameter(
+            "is a table of its own; leave out --over, --sort, --front and --languages", param_hint="--by"
+        )
+
+
+def show_by(folder: SweepFolder, setting: str, as_json: bool) -> None:
+    """Shows a sweep's trials by the values of a searched setting."""
+    from babeltune.cli.overview import show_by_setting
+    from babeltune.files import plain
+    from babeltune.sweep.state.by_setting import by_setting
+
+    table = by_setting(folder, setting)
+    say(plain(table), as_json, lambda: show_by_setting(table, out))
+
+
+def check_alone(name: str, **tables: str | list[str] | bool | None) -> None:
+    """`typer.BadParameter` for a table of a sweep that is asked of one trial."""
+    for option, value in tables.items():
+        if value:
+            sweep = name.partition("/")[0]
+            raise typer.BadParameter(
+                f"is a table of a sweep, and {name!r} is one trial; name {sweep!r} alone", param_hint=f"--{option}"
+            )
 
 
 def all_sweeps(cluster: str | None, as_json: bool) -> None:
     """Shows every sweep of the storage; one that cannot be read is a warning."""
-    from babeltune.cli.render import show_sweeps
+    from babeltune.cli.overview import show_sweeps
     from babeltune.errors import SweepError
+    from babeltune.files import plain
     from babeltune.sweep.state.folder import sweep_folders
+    from babeltune.sweep.state.overview import sweep_line, with_differences
     from babeltune.sweep.state.progress import sweep_document
     from babeltune.sweep.sync.view import StorageView
 
     view = StorageView(cluster_of(cluster))
     view.update(every=True)
     folders = sweep_folders(view.folder)
-    documents = []
+    lines, specs, documents = [], {}, {}
     for folder in folders:
         try:
-            documents.append(sweep_document(folder))
+            line, specs[folder.id] = sweep_line(folder), folder.read("sweep.json") or {}
+            documents[folder.id] = sweep_document(folder) if as_json else {}
+            lines.append(line)
         except SweepError as error:
             warn([f"sweep {folder.id} is left out: {error}"])
-    say(documents, as_json, lambda: show_sweeps(documents, out) if documents or not folders else None)
+    lines = with_differences(lines, specs)
+    said = [{**documents[line.sweep], **plain(line)} for line in lines]
+    say(said, as_json, lambda: show_sweeps(lines, out) if lines or not folders else None)

@@ -10,109 +10,65 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.cli.table import TrialsTable, running_first, table_of
+from babeltune.cli.words import minutes, number
 from babeltune.method import load_method
-from babeltune.planning.space import reports_of
 from babeltune.promotion.compare import Cell, Contest
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.statistics import Selection
 from babeltune.promotion.sweep_scores import Comparison as ModelComparison
-from babeltune.schema.records import Scalar, Sweep
+from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, leaderboard
-from babeltune.sweep.state.progress import SweepProgress, is_driven, standing
+from babeltune.sweep.state.progress import Stage, SweepProgress, is_driven, read_stage, standing
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
 
-COLORS = {
-    "finished": "green",
-    "running": "cyan",
-    "pruned": "yellow",
-    "stopped": "magenta",
-    "failed": "red",
-    "damaged": "red",
-}
 SETTLED = 0.25
 """Share of the trials that must be done before the remaining time is estimated."""
 LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
 
-COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
-    PARAMETERS: ("size", lambda size: f"{size / 1e6:.1f} M, {4 * size / 1e6:,.0f} MB"),
-    COMPUTE: ("compute", lambda seconds: f"{seconds:.3g} s"),
-    SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
-}
-"""What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+BAR = 60
+"""Columns of the progress bar."""
+SEARCHING = "searching"
+"""The stage that counts trials: its time left is that of the whole search."""
 
 
-def number(value: Scalar) -> str:
-    """A value as short as it can be read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def picture(progress: SweepProgress, height: int | None = None) -> RenderableType:
+    """The live view: stage, progress bar, time gone and left, what happened last, trials.
 
-
-def minutes(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
-def table_of(rows: list[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> Table:
-    """Trials and baselines: state, how far, the objectives (and one more metric), the searched values; `costs` adds
-    size, compute and speed.
-
-    With several objectives, a star marks the trials on the Pareto front.
+    The table has running trials first, then the best ones, as many as fit in `height` lines.
     """
-    objectives = [o.metric for o in sweep.objectives]
-    metrics = ([metric] if metric and metric not in objectives else []) + objectives
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    running = any(row.loss is not None for row in rows)
-    mixed = any(row.condition > 1 for row in rows)
-    more = [*(["condition"] if mixed else []), *(["loss"] if running else [])]
-    for title in ("trial", "state", "report", "step", "time", *more):
-        table.add_column(title, no_wrap=True)
-    for title in metrics:
-        table.add_column(title.removeprefix("dev/"), justify="right")
-    costed = [name for name in COSTS if costs and any(name in row.metrics for row in rows)]
-    for name in costed:
-        table.add_column(COSTS[name][0], justify="right", no_wrap=True)
-    table.add_column("settings / reason", overflow="fold")
-    for row in rows:
-        settings = " ".join(f"{key}={number(value)}" for key, value in row.params.items())
-        state = Text(row.state, style=COLORS.get(row.state, ""))
-        is_trial = row.reports or row.params or row.state != "finished"
-        step = f"{row.step}/{row.steps}" if row.steps else str(row.step)
-        far = (
-            [f"{row.reports}/{reports_of(sweep, row.params)}", step, minutes(row.seconds)] if is_trial else ["", "", ""]
-        )
-        if mixed:
-            far.append(str(row.condition) if is_trial else "")
-        if running:
-            far.append(f"{row.loss:.3f}" if row.loss is not None else "")
-        values = [f"{row.metrics[m]:.4f}" if m in row.metrics else "–" for m in metrics]
-        values += [COSTS[name][1](row.metrics[name]) if name in row.metrics else "–" for name in costed]
-        notes = [row.reason.splitlines()[0][:80]] if row.reason and row.kind != "pruned" else []
-        notes += [row.warning] if row.warning else []
-        name = row.name + (" ★" if row.front else "")
-        table.add_row(name, state, *far, *values, escape(settings + "".join(f" [{note}]" for note in notes)))
-    return table
-
-
-def picture(progress: SweepProgress) -> RenderableType:
-    """The live view: stage, progress bar, time gone and left, what happened last, trials."""
     rows = leaderboard(progress.folder) if (progress.folder.path / "baselines.json").exists() else []
     gone = minutes(time.monotonic() - progress.started)
     left = time_left(progress, rows)
-    head = Text(f"{progress.folder.id} · {progress.stage} {progress.done}/{progress.of} · {gone} gone{left}")
-    bar = ProgressBar(total=max(progress.of, 1), completed=progress.done, width=60)
+    stage = progress.now()
+    head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
+    bar = ProgressBar(total=max(progress.of, 1), completed=progress.done, width=BAR)
     latest = [Text(progress.latest, style="yellow")] if progress.latest else []
-    return Group(head, bar, *latest, *([table_of(rows, progress.sweep)] if rows else []))
+    room = None if height is None else height - 2 - len(latest)
+    table = TrialsTable(running_first(rows), progress.sweep, height=room)
+    return Group(head, bar, *latest, *([table] if rows else []))
+
+
+def stage_words(stage: Stage) -> str:
+    """What a driver is doing: how far, how fast, and the time left. A search says its own time left."""
+    words = f"{stage.name} {stage.done}/{stage.of}"
+    if stage.name == SEARCHING or stage.rate is None:
+        return words
+    rate = f"{stage.rate:,.0f}" if stage.rate >= 10 else f"{stage.rate:.2g}"
+    words += f" · {rate} {stage.unit}/s" if stage.unit else ""
+    return words + (f" · about {minutes(stage.left_s)} left" if stage.left_s is not None else "")
 
 
 def time_left(progress: SweepProgress, rows: list[Row]) -> str:
@@ -141,8 +97,8 @@ class _Picture:
     def __init__(self, progress: SweepProgress) -> None:
         self.progress = progress
 
-    def __rich__(self) -> RenderableType:
-        return picture(self.progress)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield picture(self.progress, console.size.height)
 
 
 @contextmanager
@@ -173,7 +129,7 @@ def _lines(console: Console) -> Iterator[Callable[[SweepProgress], None]]:
                     logged += 1
                 if progress.stage != last[0] or now - last[1] > LINES_EVERY:
                     last = (progress.stage, now)
-                    head = f"[{minutes(now - progress.started)}] {progress.stage} {progress.done}/{progress.of}"
+                    head = f"[{minutes(now - progress.started)}] {stage_words(progress.now())}"
                     rows = leaderboard(progress.folder) if progress.searching is not None else []
                     tail = best_so_far(rows, progress.sweep) + time_left(progress, rows)
                     console.print(head + running_words(rows) + tail, markup=False)
@@ -194,6 +150,23 @@ def running_words(rows: list[Row]) -> str:
     return f" · running {words}" if words else ""
 
 
+class _Attached:
+    """The live view of a sweep that another process drives."""
+
+    def __init__(self, folder: SweepFolder, sweep: Sweep) -> None:
+        self.folder, self.sweep = folder, sweep
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(f"{self.folder.id} · {doing_words(self.folder)}")
+        yield TrialsTable(running_first(standing(self.folder)), self.sweep, height=console.size.height - 1)
+
+
+def doing_words(folder: SweepFolder) -> str:
+    """What the sweep's driver is doing: its stage, or the last line of its log."""
+    stage = read_stage(folder)
+    return latest_note(folder) if stage is None else stage_words(stage)
+
+
 def latest_note(folder: SweepFolder) -> str:
     """The last line of the sweep's log, without its time."""
     return (read_log(folder).splitlines() or [""])[-1][20:]
@@ -212,19 +185,23 @@ def attach(folder: SweepFolder, console: Console) -> SweepFolder:
             if time.monotonic() - shown > LINES_EVERY:
                 shown = time.monotonic()
                 rows = standing(folder)
-                doing = running_words(rows) or f" · {latest_note(folder)}"
+                doing = running_words(rows) or f" · {doing_words(folder)}"
                 console.print(f"{folder.id}{doing}{best_so_far(rows, sweep)}", markup=False)
             time.sleep(1)
         return folder
     with Live(Text("attached"), console=console, refresh_per_second=1, transient=True) as display:
         while is_driven(folder):
-            display.update(table_of(standing(folder), sweep))
+            display.update(_Attached(folder, sweep))
             time.sleep(1)
     return folder
 
 
-def show_leaderboard(folder: SweepFolder, console: Console, metric: str | None = None) -> None:
-    console.print(table_of(standing(folder, metric), folder.sweep(), metric, costs=True))
+def show_leaderboard(
+    folder: SweepFolder, console: Console, metric: str | None = None, *, running: bool = False
+) -> None:
+    """The leaderboard, best first. With `running`, trials that run stand before all others."""
+    rows = standing(folder, metric)
+    console.print(table_of(running_first(rows) if running else rows, folder.sweep(), metric, costs=True))
     for line in accepted_lines(folder):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -274,13 +251,13 @@ def show_comparison(comparison: Comparison, console: Console, *, markdown: bool 
 
 def show_status(folder: SweepFolder, state: str, reason: str, console: Console) -> None:
     console.print(f"sweep {folder.id}: {state}")
-    if state == "running" and not folder.trials():
-        console.print(f"  {latest_note(folder)}", markup=False)
+    if state == "running":
+        console.print(f"  {doing_words(folder)}", markup=False)
     if reason:
         console.print(f"  {reason}", markup=False)
     if refit_of := folder.sweep().refit_of:
         console.print(f"  trains longer the settings of {', '.join(refit_of)}", markup=False, highlight=False)
-    show_leaderboard(folder, console)
+    show_leaderboard(folder, console, running=True)
     for line in contamination_lines((folder.read("prepared.json") or {}).get("counts", {})):
         console.print(line, markup=False, highlight=False)
 
@@ -302,21 +279,6 @@ def contamination_lines(counts: dict[str, Any]) -> Iterator[str]:
                 f"{name}: {facts['near']} of {facts['texts']} texts ({facts['share']:.1%}) have a near-duplicate in "
                 f"the training text (rows: {', '.join(sides)})"
             )
-
-
-def show_sweeps(documents: list[dict[str, Any]], console: Console) -> None:
-    """One line per sweep."""
-    if not documents:
-        console.print("no sweep yet; start one with `babeltune submit search_spaces/quickstart.yaml`", markup=False)
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("sweep", "state", "trials", "best"):
-        table.add_column(title)
-    for document in documents:
-        trials = [r for r in document["leaderboard"] if r["reports"] or r["params"] or r["state"] != "finished"]
-        best = next((row["name"] for row in trials if row["best"] is not None), "–" if trials else "")
-        table.add_row(document["sweep"], document["state"], str(len(trials)), best)
-    console.print(table)
 
 
 def show_scores(scores: dict[str, float], console: Console) -> None:

@@ -48,23 +48,33 @@ def plan(
     with_: With = None,
     set_: Set = None,
     trials: Trials = None,
-    samples: Annotated[int, typer.Option(help="How many trials to show as examples.", min=0, max=1000)] = 3,
+    samples: Annotated[int, typer.Option(help="How many trials --yaml shows as examples.", min=0, max=1000)] = 3,
+    yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print the whole resolved file, sampled trials and cleaning, too.")
+    ] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Time some steps of the default trial on this machine.")
+    ] = True,
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Check a sweep file and show what it would do: spec, id, sampled trials, pairs left, work."""
+    """Check a sweep file and show what it would do: data, search, time, memory, and what its dev set can tell apart."""
     from babeltune.cli.remote import plugins_of
     from babeltune.files import plain
-    from babeltune.planning.plan import make_plan, render
+    from babeltune.planning.plan import make_plan
     from babeltune.planning.warnings import about_corpus, about_plugins, about_queue, about_sweep
 
     sweep = read(file, with_, set_, cluster, trials)
     warn(about_sweep(sweep))
     if any_cluster(cluster).by_jobs:
         warn(about_plugins(plugins_of(sweep)))
-    report = make_plan(sweep, samples=samples)
+    from babeltune.cli.plan_page import detectable, machine_of, show_plan
+
+    machine = machine_of(any_cluster(cluster), sweep)
+    report = make_plan(sweep, samples=samples, machine=machine if calibrate else None)
     warn([*about_queue(sweep, report.anchors), *about_corpus(sweep, report.pairs, report.dev), *report.warnings])
-    say(plain(report), as_json, lambda: out.print(render(report)))
+    document = {**plain(report), "detectable": detectable(report, sweep)}
+    say(document, as_json, lambda: show_plan(report, sweep, machine, out, whole=yaml))
 
 
 @app.command()

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 from babeltune.method import needs_of
 from babeltune.planning.availability import model_vocabulary
 from babeltune.planning.space import default_params, make_trial, sample
@@ -25,8 +26,8 @@ from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
 from babeltune.training.sampler import Schedule
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
+    from babeltune.data.corpus import Corpus
+    from babeltune.planning.calibration import Estimate, Machine
 
 Counts = Mapping[str, Mapping[str, int]]
 
@@ -71,14 +72,22 @@ class PlanReport:
     """… the seconds of a worker that all trials cost together."""
     warnings: tuple[str, ...] = ()
     """What the methods find amiss with the teacher's labels on one batch of this text."""
+    objective_rows: int = 0
+    """Independent rows behind the first objective."""
+    dev_texts: int = 0
+    """Distinct dev sentences that a student encodes at each report."""
+    estimate: Estimate | None = None
+    """Time and memory on this machine, if they were measured."""
+    not_measured: str = ""
+    """Why they were not."""
 
     @property
     def total_pairs(self) -> int:
         return sum(self.pairs.values())
 
 
-def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
-    """The plan of a sweep whose corpus and models are at hand.
+def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None) -> PlanReport:
+    """The plan of a sweep whose corpus and models are at hand. With a machine, some training steps are timed on it.
 
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
     """
@@ -120,7 +129,28 @@ def make_plan(sweep: Sweep, *, samples: int = 3) -> PlanReport:
         words=words,
         samples=samples,
     )
-    return dataclasses.replace(report, warnings=tuple(about_labels(sweep, corpus, samples)))
+    report = dataclasses.replace(
+        report,
+        warnings=tuple(about_labels(sweep, corpus, samples)),
+        objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
+        dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
+    )
+    return report if machine is None else _estimated(report, sweep, corpus, machine)
+
+
+def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machine) -> PlanReport:
+    """The plan with time and memory, or why these are not known."""
+    from babeltune.planning.calibration import NotMeasuredError, calibrate, estimate
+
+    try:
+        measured = calibrate(sweep, corpus, machine)
+    except NotMeasuredError as error:
+        return dataclasses.replace(report, not_measured=str(error))
+    trial = make_trial(sweep, 0, default_params(sweep))
+    found = estimate(
+        sweep, trial, measured, machine, dev_texts=report.dev_texts, teacher_sentences=report.teacher_sentences
+    )
+    return dataclasses.replace(report, estimate=found)
 
 
 def describe(
@@ -195,70 +225,3 @@ def student_parameters(student: Student, teacher: Teacher) -> int | None:
     after = width if student.pooling == "pooler" else student.projection
     projection = after * (width + 1) if isinstance(after, int) else 0
     return (taken + positions + 4) * width + student.layers * layer + projection
-
-
-def render(report: PlanReport) -> Group:
-    """The report for a terminal."""
-    from rich.console import Group
-    from rich.syntax import Syntax
-    from rich.text import Text
-
-    def heading(text: str) -> Text:
-        return Text(f"\n{text}", style="bold")
-
-    steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
-    length = (
-        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
-        if steps
-        else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
-    )
-    work = (
-        f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
-        f"{report.teacher_sentences:,} sentences for the teacher, once; {length}"
-    )
-    return Group(
-        Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
-        heading(f"id {report.id}"),
-        heading("the default, and examples of what may be tried (the search makes its own proposals)"),
-        _trials_table(report),
-        heading("rows after each cleaning step"),
-        *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
-        heading("pairs"),
-        Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
-        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
-        heading("work"),
-        Text(work),
-    )
-
-
-def _steps(counts: Mapping[str, int]) -> str:
-    return " · ".join(f"{step} {rows:,}" for step, rows in counts.items())
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _trials_table(report: PlanReport) -> Table:
-    """One row per sampled trial, the default configuration first, a column per parameter."""
-    from rich.table import Table
-
-    table = Table(box=None)
-    names = list(dict.fromkeys(name for trial in (report.default, *report.trials) for name in trial.params))
-    for column in ("", *names, "steps", "student"):
-        table.add_column(column, overflow="fold")
-    for number, trial in enumerate((report.default, *report.trials)):
-        size = "" if trial.student_parameters is None else f"{trial.student_parameters / 1e6:.1f} M"
-        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
-        table.add_row(
-            "default" if number == 0 else f"sample {number - 1}",
-            *values,
-            "" if trial.steps is None else f"{trial.steps:,}",
-            size,
-        )
-    return table
-
-
-def _value(value: Scalar) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

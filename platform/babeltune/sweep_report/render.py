@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,8 +15,19 @@ Format = Literal["html", "md"]
 KINDS = {Text: "text", Items: "items", Table: "table", Figure: "figure", Code: "code"}
 
 
-def render(document: Document, format_: Format) -> str:
-    """The page as one self-contained text."""
+@dataclass(frozen=True, kw_only=True)
+class LiveNote:
+    """What makes a report a live page: a line above it, and the program that follows the sweep."""
+
+    text: str
+    version: str
+    """The version of the records that the page was made from."""
+    frozen: bool
+    """Whether it no longer changes; then it has no program."""
+
+
+def render(document: Document, format_: Format, *, live: LiveNote | None = None) -> str:
+    """The page as one self-contained text. A live page also asks its server for the program and the events."""
     environment = Environment(
         loader=PackageLoader("babeltune.sweep_report", "templates"),
         autoescape=format_ == "html",
@@ -26,7 +38,7 @@ def render(document: Document, format_: Format) -> str:
     )
     environment.filters |= {"kind": lambda block: KINDS[type(block)], "md": markdown, "fence": fence, "code": code}
     environment.globals["markup"] = Markup
-    text: str = environment.get_template(f"report.{format_}.j2").render(document=document)
+    text: str = environment.get_template(f"report.{format_}.j2").render(document=document, live=live)
     return text if format_ == "html" else re.sub(r"\n{3,}", "\n\n", text)
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +81,23 @@ class Spool:
 
     def close(self) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentRun:
+    """A run that MLflow has taken."""
+
+    id: str
+    experiment: str
+    """MLflow's id of its experiment. Empty for a sweep that an earlier version tracked."""
+
+
+def sent_run(spool: Path, key: str) -> SentRun | None:
+    """The run of a trial by its number, as the tracker has noted it. None if MLflow has not taken it, or nobody knows.
+
+    MLflow itself is not asked, so a server that is away costs nothing.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        memo = json.loads(spool.with_name(spool.name + ".sent").read_text(encoding="utf-8"))["memo"]
+        return SentRun(id=str(memo["runs"][key]), experiment=str(memo.get("experiment", "")))
+    return None

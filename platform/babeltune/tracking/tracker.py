@@ -236,14 +236,14 @@ class Tracker:
 
 
 class _Sender:
-    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name, its runs' ids and their
-    units of steps."""
+    """Turns spooled lines into requests. `memo` is what the spool remembers: the sweep's name, its experiment's id, its
+    runs' ids and their units of steps."""
 
     def __init__(self, client: MlflowClient, memo: dict[str, Any], experiment: str) -> None:
         self.client, self.memo = client, memo
         self.runs: dict[str, str] = memo.setdefault("runs", {})
         self.units: dict[str, str] = memo.setdefault("units", {})
-        self.experiment_id = experiment_id(client, experiment)
+        self.experiment_id = memo["experiment"] = experiment_id(client, experiment)
         self.pending: dict[str, list[Any]] = {}
         self.refused = 0
         if PARENT in self.runs:

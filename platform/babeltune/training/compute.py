@@ -8,8 +8,9 @@ counted seconds are from measured ones.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -136,24 +137,41 @@ def _bytes(value: Any) -> int:
     return value.numel() * value.element_size()
 
 
-def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
-    """What training on one pair costs: the mean over the trial's first `COUNTED` global batches, all of each on this
-    rank, so that the number of ranks plays no part. Trains a student that is thrown away."""
+@dataclass(frozen=True)
+class FirstBatch:
+    """One of a trial's first global batches, all of it on this rank."""
+
+    step: Callable[[], object]
+    """Trains on it; to be called once, and before the next batch is made."""
+    seen: int
+    """Pairs seen after it."""
+
+
+def first_batches(trial: Trial, prepared: Prepared, device: torch.device) -> Iterator[FirstBatch]:
+    """The trial's first `COUNTED` global batches, for a student that is thrown away."""
     context = trial_context(trial.method, trial.config)
     train_step = make_train_step(trial, prepared, ProcessGroup.alone(), device, context)
     reader, needs = make_reader(trial, prepared, device, context), context.needs
     schedule = make_schedule(with_length(trial, COUNTED * trial.training.global_batch), prepared, reader, needs)
     if needs.warm_up:
         train_step.method.warm_up(*reader.anchors(needs.warm_up, trial.seed))
-    work = Work()
     for step in range(len(schedule)):
         rows = schedule.rows(step)
         torch.manual_seed(step_seed(trial.seed, step, 0))
         pairs = reader.batch(rows, len(rows), step=step, first=0)
+        seen = int(schedule.seen[step])
+        yield FirstBatch(functools.partial(train_step.step, pairs, seen), seen)
+
+
+def work_of_a_pair(trial: Trial, prepared: Prepared, device: torch.device) -> Work:
+    """What training on one pair costs: the mean over the trial's first batches, so that the number of ranks plays no
+    part."""
+    work, seen = Work(), 0
+    for batch in first_batches(trial, prepared, device):
         with Counter() as counter:
-            train_step.step(pairs, int(schedule.seen[step]))
-        work += counter.work
-    return work / int(schedule.seen[-1])
+            batch.step()
+        work, seen = work + counter.work, batch.seen
+    return work / seen
 
 
 def with_length(trial: Trial, pairs: int) -> Trial:

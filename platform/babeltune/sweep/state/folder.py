@@ -32,8 +32,12 @@ NEEDED = ("prepared.json", "baselines.json")
 """What a finished sweep has made, besides its trials."""
 NUMBERED = re.compile(r"t?([0-9]{1,9})")
 """What a trial is called: `t0007`, `t7` or `7`."""
+SHOWN_TRIALS = 8
+"""Trials of a sweep that an error lists by name; of more it says the first and the last."""
 HEARTBEAT = "owner.json"
 """Written every few seconds, and read as none where it is damaged: nobody waits for the disk to have it."""
+NOT_DURABLE = (HEARTBEAT, "stage.json")
+"""Files that are written often, and whose loss loses nothing."""
 RATES = "rates.json"
 """The rates by which `training.compute` counts, if the sweep file does not give them: `{"rates": [operations,
 bytes]}`."""
@@ -97,7 +101,7 @@ class SweepFolder:
             return rebuilt(self, name)
 
     def write(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value, durable=name != HEARTBEAT)
+        write_json(self.path / name, value, durable=name not in NOT_DURABLE)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """The dev scores of the untrained student and the raw teacher; empty before they are made."""
@@ -204,11 +208,30 @@ def find_run(storage: Path, name: str) -> tuple[SweepFolder, int | None]:
     folder = find_sweep(storage, sweep)
     if not trial:
         return folder, None
-    number = NUMBERED.fullmatch(trial)
+    return folder, find_trial(folder, trial)
+
+
+def find_trial(folder: SweepFolder, name: str) -> int:
+    """The number of the trial that is called `t0007` or `7`. Raises `UnknownNameError` that names the nearest."""
+    number = NUMBERED.fullmatch(name)
     if number is None or not folder.trial(int(number[1])).exists():
-        have = ", ".join(p.name for p in folder.trials()) or "none yet"
-        raise UnknownNameError(f"sweep {folder.id} has no trial {trial[:40]!r}; trials: {have}")
-    return folder, int(number[1])
+        close = _nearest_trial(folder, int(number[1])) if number else ""
+        raise UnknownNameError(f"sweep {folder.id} has no trial {name[:40]!r}; trials: {_known(folder)}{close}")
+    return int(number[1])
+
+
+def _nearest_trial(folder: SweepFolder, number: int) -> str:
+    """The words `; the nearest is t0003`, or nothing for a sweep without trials."""
+    near = min((abs(int(path.name[1:]) - number), path.name) for path in folder.trials()) if folder.trials() else None
+    return f"; the nearest is {near[1]}" if near else ""
+
+
+def _known(folder: SweepFolder) -> str:
+    """A sweep's trials in a few words."""
+    names = [path.name for path in folder.trials()]
+    if len(names) > SHOWN_TRIALS:
+        return f"{len(names)} from {names[0]} to {names[-1]}"
+    return ", ".join(names) or "none yet"
 
 
 def read_log(folder: SweepFolder) -> str:

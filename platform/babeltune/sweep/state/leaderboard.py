@@ -42,6 +42,8 @@ class Row:
     seconds: float = 0.0
     best: int | None = None
     """The best report's number: its checkpoint is what promotion takes."""
+    curve: tuple[float, ...] = ()
+    """The first objective at each report that has it."""
     reason: str = ""
     kind: str = ""
     """How it ended (`EndKind`). Empty while it runs."""
@@ -103,6 +105,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         pairs=last.pairs if last else 0,
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
+        curve=tuple(each.metrics[objective.metric] for each in reports if objective.metric in each.metrics),
         reason=outcome.get("reason", ""),
         kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
         last_report_lost=lost,

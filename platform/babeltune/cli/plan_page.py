@@ -1,0 +1,252 @@
+"""What `babeltune plan` prints: a summary that fits a screen, and with `--yaml` all the rest."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import psutil
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from babeltune.cli.words import ELLIPSIS, duration, size, weights
+from babeltune.planning.calibration import Machine
+from babeltune.planning.plan import PlanReport
+from babeltune.planning.space import proposable_methods, words_for
+from babeltune.promotion.statistics import standard_error
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Scalar, Student, Sweep
+
+Z95 = 1.96
+"""Standard errors on each side of a 95 % interval."""
+TYPICAL = 0.7
+"""The score at which a plan says what a dev set can tell apart."""
+MOST_GROUPS = 4
+"""Language pairs that a summary names."""
+MOST_SEARCHED = 6
+"""Searched settings that a summary names."""
+LONGEST_RANGE = 40
+"""Characters of a setting's range or choices in a summary."""
+
+
+def machine_of(cluster: Cluster, sweep: Sweep) -> Machine | None:
+    """What the sweep has on this machine; None for a cluster that takes jobs, which is elsewhere.
+
+    A cluster of several machines counts as one worker group, unless its file says how many there are.
+    """
+    if cluster.by_jobs:
+        return None
+    import torch
+
+    there = cluster.with_workers(sweep.budget.workers)
+    share = max(there.workers * there.cpus_per_worker, 1e-9)
+    fit = int((os.cpu_count() or 1) // share) if there.address == "local" else 1
+    asked = fit if there.worker_groups == "auto" else there.worker_groups
+    groups = max(1, min(asked, sweep.budget.trials))
+    return Machine(
+        groups=groups,
+        workers=there.workers,
+        threads=max(1, int(there.cpus_per_worker)),
+        memory_bytes=psutil.virtual_memory().total,
+        device="cuda" if there.gpus_per_worker and torch.cuda.is_available() else "cpu",
+    )
+
+
+def detectable(report: PlanReport, sweep: Sweep) -> float | None:
+    """The difference of two trials that chance explains in one of twenty cases, at a score of `TYPICAL`.
+
+    None for a metric whose standard error is not known.
+    """
+    error = standard_error(sweep.objectives[0].metric, TYPICAL, report.objective_rows)
+    return None if error is None else Z95 * math.hypot(error, error)
+
+
+def show_plan(report: PlanReport, sweep: Sweep, machine: Machine | None, console: Console, *, whole: bool) -> None:
+    """The summary, and all details below it if they are wanted."""
+    console.print(f"sweep {report.id}", markup=False, highlight=False)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(width=8, no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, text in summary(report, sweep, machine):
+        table.add_row(f"[bold]{title}[/]", escape(text))
+    console.print(table, highlight=False)
+    if whole:
+        console.print(details(report))
+    else:
+        console.print("--yaml prints the whole sweep file, sampled trials and what cleaning left", markup=False)
+
+
+def summary(report: PlanReport, sweep: Sweep, machine: Machine | None) -> Iterator[tuple[str, str]]:
+    """The lines of the summary, each with its title."""
+    yield "method", ", ".join(proposable_methods(sweep))
+    yield "data", _data_words(report)
+    yield "dev", _dev_words(report, sweep)
+    yield "detects", _detects_words(report, sweep)
+    yield (
+        "sealed",
+        ", ".join(dict.fromkeys(task.name for task in sweep.data.test)) or "no test set: a model has no gate",
+    )
+    yield "student", student_words(sweep.student, report)
+    yield "teacher", f"{sweep.teacher.model} encodes {report.teacher_sentences:,} sentences, once"
+    yield "searched", _searched_words(sweep)
+    yield "trials", _trials_words(report, sweep)
+    yield "time", _time_words(report, sweep, machine)
+    yield "memory", _memory_words(report, machine)
+
+
+def _first(parts: Sequence[str], most: int, what: str) -> str:
+    """Some of the parts, and how many others there are."""
+    more = f" and {len(parts) - most} more{what}" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more
+
+
+def _data_words(report: PlanReport) -> str:
+    groups = sorted(report.pairs.items(), key=lambda item: -item[1])
+    named = _first([f"{name} {count:,}" for name, count in groups], MOST_GROUPS, " language pairs")
+    return f"{report.total_pairs:,} pairs of {report.anchors:,} anchors: {named}"
+
+
+def _dev_words(report: PlanReport, sweep: Sweep) -> str:
+    sets: dict[str, list[int]] = {}
+    for name, rows in report.dev.items():
+        sets.setdefault(name.partition("/")[0], []).append(rows)
+    named = _first([f"{name} {_rows(rows)}" for name, rows in sets.items()], MOST_GROUPS, " sets")
+    aims = ", ".join(f"{aim.goal} {aim.metric.removeprefix('dev/')}" for aim in sweep.objectives)
+    return f"{named} · {aims}"
+
+
+def _rows(rows: Sequence[int]) -> str:
+    return f"{rows[0]:,} rows" if len(rows) == 1 else f"{len(rows)} × {_span(rows)} rows"
+
+
+def _detects_words(report: PlanReport, sweep: Sweep) -> str:
+    found, metric = detectable(report, sweep), sweep.objectives[0].metric.removeprefix("dev/")
+    if found is None:
+        return f"nobody knows the standard error of {metric}"
+    rows = f"{report.objective_rows:,} rows"
+    return f"two trials near {TYPICAL:.2f} that differ by less than ±{found:.4f} may do so by chance ({rows})"
+
+
+def student_words(student: Student, report: PlanReport) -> str:
+    """The default student in a few words."""
+    count = report.default.student_parameters
+    known = f", about {weights(count)} weights" if count is not None else ""
+    if student.model or student.start:
+        return f"{student.model or student.start}{known}"
+    if student.kind == "static":
+        return f"static, width {student.width}, vocabulary {student.vocabulary}{known}"
+    layers = "1 layer" if student.layers == 1 else f"{student.layers} layers"
+    return f"{layers} of width {student.width}, vocabulary {student.vocabulary}{known}"
+
+
+def _searched_words(sweep: Sweep) -> str:
+    parts = [f"{name} {_cut(words_for(parameter))}" for name, parameter in sweep.parameters.items()]
+    if not parts:
+        return "nothing"
+    shown = "; ".join(parts[:MOST_SEARCHED])
+    return shown + (f"; and {len(parts) - MOST_SEARCHED} more" if len(parts) > MOST_SEARCHED else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_RANGE else text[: LONGEST_RANGE - 1] + ELLIPSIS
+
+
+def _trials_words(report: PlanReport, sweep: Sweep) -> str:
+    training, trials = sweep.training, sweep.budget.trials
+    steps = f" ({report.default.steps:,} steps)" if report.default.steps is not None else ""
+    length = (
+        f"{training.compute:,g} s of compute" if training.compute is not None else f"{training.pairs:,} pairs{steps}"
+    )
+    stops = "none stops early" if sweep.scheduler.kind == "none" else f"{sweep.scheduler.kind} stops some early"
+    count = "1 trial" if trials == 1 else f"{trials:,} trials"
+    return f"{count} by {sweep.sampler.kind}; each {length} and {training.reports} reports; {stops}"
+
+
+def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:
+    found, trials = report.estimate, sweep.budget.trials
+    if found is None or machine is None:
+        why = report.not_measured or ("the cluster is elsewhere" if machine is None else "--no-calibrate")
+        return f"not measured: {why}"
+    abreast = f", {machine.groups} at a time" if machine.groups > 1 else ""
+    most = "at most " if sweep.scheduler.kind != "none" else ""
+    return (
+        f"{most}about {duration(found.total_s)} on this machine: the teacher {duration(found.teacher_s)}, then "
+        f"{trials:,} × {duration(found.trial_s)}{abreast}; measured with the default settings, without the start of Ray"
+    )
+
+
+def _memory_words(report: PlanReport, machine: Machine | None) -> str:
+    if report.estimate is None or report.estimate.memory_bytes is None or machine is None:
+        return "not measured"
+    workers = machine.groups * machine.workers
+    each = "1 worker" if workers == 1 else f"{workers} workers"
+    return f"about {size(report.estimate.memory_bytes)} for {each}; this machine has {size(machine.memory_bytes)}"
+
+
+# --- The rest ------------------------------------------------------------------------------------------------------
+
+
+def details(report: PlanReport) -> Group:
+    """The resolved sweep file, sampled trials, and what each cleaning step left."""
+
+    def heading(text: str) -> Text:
+        return Text(f"\n{text}", style="bold")
+
+    steps = [trial.steps for trial in (report.default, *report.trials) if trial.steps is not None]
+    length = (
+        f"{_span(steps)} steps a trial; {report.budget_pairs:,} pairs seen by all trials if none stops early"
+        if steps
+        else f"{report.budget_compute:,g} s of a worker's compute for all trials if none stops early"
+    )
+    work = (
+        f"{report.total_pairs:,} pairs of {report.anchors:,} anchors to train on; "
+        f"{report.teacher_sentences:,} sentences for the teacher, once; {length}"
+    )
+    return Group(
+        heading(f"id {report.id}"),
+        Syntax(report.spec, "yaml", background_color="default", word_wrap=True),
+        heading("the default, and examples of what may be tried (the search makes its own proposals)"),
+        _trials_table(report),
+        heading("rows after each cleaning step"),
+        *[Text(f"{name}: {_steps(counts)}") for name, counts in report.counts.items()],
+        heading("pairs"),
+        Text(", ".join(f"{name} {count:,}" for name, count in report.pairs.items())),
+        *([heading("aligned words"), Text(_steps(report.words))] if report.words else []),
+        heading("work"),
+        Text(work),
+    )
+
+
+def _steps(counts: Mapping[str, int]) -> str:
+    return " · ".join(f"{step} {rows:,}" for step, rows in counts.items())
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _trials_table(report: PlanReport) -> Table:
+    """One row per sampled trial, the default configuration first, a column per parameter."""
+    table = Table(box=None)
+    names = list(dict.fromkeys(name for trial in (report.default, *report.trials) for name in trial.params))
+    for column in ("", *names, "steps", "student"):
+        table.add_column(column, overflow="fold")
+    for number, trial in enumerate((report.default, *report.trials)):
+        shape = "" if trial.student_parameters is None else weights(trial.student_parameters)
+        values = [_value(trial.params[name]) if name in trial.params else "" for name in names]
+        table.add_row(
+            "default" if number == 0 else f"sample {number - 1}",
+            *values,
+            "" if trial.steps is None else f"{trial.steps:,}",
+            shape,
+        )
+    return table
+
+
+def _value(value: Scalar) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

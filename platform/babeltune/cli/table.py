@@ -1,0 +1,214 @@
+"""The table of a sweep's trials, at any width from 80 columns on: no number is ever folded.
+
+Columns that fit are shown, the most important ones first. Reasons and warnings stand whole below the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from babeltune.cli.words import ELLIPSIS, minutes, settings_words, short_names, sparkline
+from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.planning.space import reports_of
+from babeltune.schema.records import Sweep
+from babeltune.sweep.state.leaderboard import Row
+
+COLORS = {
+    "finished": "green",
+    "running": "cyan",
+    "pruned": "yellow",
+    "stopped": "magenta",
+    "failed": "red",
+    "damaged": "red",
+}
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
+    PARAMETERS: ("size", lambda size: f"{size / 1e6:.1f} M, {4 * size / 1e6:,.0f} MB"),
+    COMPUTE: ("compute", lambda seconds: f"{seconds:.3g} s"),
+    SPEED: ("sentences/s", lambda speed: f"{speed:,.0f}"),
+}
+"""What a model costs: the metric, its title and how it is written. A weight has four bytes."""
+GAP = 2
+"""Columns between two columns of the table."""
+SETTINGS_SHARE = 3
+"""Settings get a third of the width, if they need it, before other columns may stay."""
+LONGEST_NAME = 24
+"""Characters of a row's name. Baselines are called as their models are."""
+SHORTEST_TITLE = 9
+"""Characters to which an objective's title is cut where the table is narrow."""
+DROPPED = (
+    *(f"cost:{name}" for name in (SPEED, COMPUTE, PARAMETERS)),
+    "condition",
+    "time",
+    "loss",
+    "step",
+    "curve",
+    "report",
+)
+"""Columns that a narrow table goes without, the first of them first."""
+MOST_NOTES = 3
+"""Reasons and warnings below a table that has a limited height."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its title and a cell for each row."""
+
+    key: str
+    title: str
+    cells: tuple[str, ...]
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(len(self.title), *map(len, self.cells), 0)
+
+    def shortened(self) -> Column:
+        """The column with the end of its title, so that the table gets narrower."""
+        kept = max(SHORTEST_TITLE, *map(len, self.cells))
+        title = self.title if len(self.title) <= kept else ELLIPSIS + self.title[1 - kept :]
+        return Column(self.key, title, self.cells, self.right)
+
+
+@dataclass(frozen=True)
+class TrialsTable:
+    """Trials and baselines: state, how far, the objectives, the searched values.
+
+    With several objectives, a star marks the trials on the Pareto front.
+    """
+
+    rows: Sequence[Row]
+    sweep: Sweep
+    metric: str | None = None
+    """One more metric, before the objectives."""
+    costs: bool = False
+    """Whether size, compute and speed are shown."""
+    height: int | None = None
+    """Lines that the table and its notes may take. What does not fit is counted."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        notes = [*notes_of(self.rows)]
+        shown = list(self.rows)
+        if self.height is not None:
+            notes = notes[:MOST_NOTES]
+            shown = shown[: max(1, self.height - 2 - len(notes))]
+        yield self._table(shown, options.max_width)
+        if (left := len(self.rows) - len(shown)) > 0:
+            yield Text(f"{ELLIPSIS} and {left} more", style="dim")
+        yield from notes
+
+    def _table(self, rows: Sequence[Row], width: int) -> Table:
+        names = short_names([*dict.fromkeys(name for row in rows for name in row.params)])
+        needed = max((len(settings_words(row.params, names=names)) for row in rows), default=0)
+        columns = fitted(self._columns(rows), width - min(needed, width // SETTINGS_SHARE))
+        left = width - sum(column.width + GAP for column in columns)
+        if max((len(settings_words(row.params)) for row in rows), default=0) <= left:
+            names = {}
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0), collapse_padding=True)
+        for column in columns:
+            table.add_column(column.title, no_wrap=True, justify="right" if column.right else "left")
+        table.add_column("settings", no_wrap=True, overflow="ellipsis")
+        for index, row in enumerate(rows):
+            cells = [_styled(column, index, row) for column in columns]
+            table.add_row(*cells, escape(settings_words(row.params, max(1, left), names)))
+        return table
+
+    def _columns(self, rows: Sequence[Row]) -> list[Column]:
+        """All columns that these rows have something for, in order."""
+        found = [
+            Column("trial", "trial", tuple(shortened(row.name) + (" ★" if row.front else "") for row in rows)),
+            Column("state", "state", tuple(row.state for row in rows)),
+            *self._progress_columns(rows),
+        ]
+        first = [self.metric] if self.metric is not None else []
+        metrics = list(dict.fromkeys([*first, *(objective.metric for objective in self.sweep.objectives)]))
+        for metric in metrics:
+            values = tuple(value_of(row, metric) for row in rows)
+            found.append(Column(metric, metric.removeprefix("dev/"), values, right=True))
+        for name, (title, write) in COSTS.items():
+            if self.costs and any(name in row.metrics for row in rows):
+                values = tuple(write(row.metrics[name]) if name in row.metrics else "–" for row in rows)
+                found.append(Column(f"cost:{name}", title, values, right=True))
+        return found
+
+    def _progress_columns(self, rows: Sequence[Row]) -> Iterator[Column]:
+        """How far the trials are. Baselines have empty cells, and columns without any content are left out."""
+
+        def column(key: str, cell: Callable[[Row], str]) -> Column:
+            return Column(key, key, tuple(cell(row) if is_trial(row) else "" for row in rows))
+
+        found = [
+            column("report", lambda row: f"{row.reports}/{reports_of(self.sweep, row.params)}"),
+            column("step", lambda row: f"{row.step}/{row.steps}" if row.steps else str(row.step)),
+            column("time", lambda row: minutes(row.seconds)),
+        ]
+        if any(row.condition > 1 for row in rows):
+            found.append(column("condition", lambda row: str(row.condition)))
+        found.append(column("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else ""))
+        if any(len(row.curve) > 1 for row in rows):
+            found.append(column("curve", lambda row: sparkline(row.curve)))
+        yield from (each for each in found if any(each.cells))
+
+
+def is_trial(row: Row) -> bool:
+    """Whether a row is a trial's, and not a baseline's."""
+    return bool(row.reports or row.params or row.state != "finished")
+
+
+def _styled(column: Column, index: int, row: Row) -> Text | str:
+    text = column.cells[index]
+    return Text(text, style=COLORS.get(row.state, "")) if column.key == "state" else escape(text)
+
+
+def value_of(row: Row, metric: str) -> str:
+    """A row's value of a metric, or a dash."""
+    return f"{row.metrics[metric]:.4f}" if metric in row.metrics else "–"
+
+
+def shortened(name: str) -> str:
+    """A name that fits its column. The beginning of a long one is left out, for its end tells models apart."""
+    return name if len(name) <= LONGEST_NAME else ELLIPSIS + name[1 - LONGEST_NAME :]
+
+
+def fitted(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit in the width: long titles are cut first, then columns are dropped."""
+
+    def fits(found: Sequence[Column]) -> bool:
+        return sum(column.width + GAP for column in found) <= width
+
+    kept = list(columns)
+    if not fits(kept):
+        kept = [column.shortened() if column.right else column for column in kept]
+    for key in DROPPED:
+        if fits(kept):
+            break
+        kept = [column for column in kept if column.key != key]
+    return kept
+
+
+def notes_of(rows: Sequence[Row]) -> Iterator[Text]:
+    """Why trials ended badly, and what they warn of: whole, a line each. Trials with the same words share one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        reason = row.reason if row.kind != "pruned" else ""
+        for text in (reason, row.warning):
+            if text:
+                found.setdefault((row.state, " ".join(text.split())), []).append(row.name)
+    for (state, text), names in found.items():
+        who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        yield Text(f"{who} ({state}): {text}", style="" if state == "finished" else COLORS.get(state, ""))
+
+
+def running_first(rows: Sequence[Row]) -> list[Row]:
+    """The rows with those of running trials before all others; each part keeps its order."""
+    return sorted(rows, key=lambda row: row.state != "running")
+
+
+def table_of(rows: Sequence[Row], sweep: Sweep, metric: str | None = None, *, costs: bool = False) -> TrialsTable:
+    """The table of these rows as they are ordered."""
+    return TrialsTable(rows, sweep, metric, costs)

@@ -1,0 +1,276 @@
+"""A short measurement of this machine for `babeltune plan`: some steps of the default trial, some sentences.
+
+The trial trains on a part of the corpus, by the code that trains it in a sweep. The teacher's vectors are random there:
+they decide no cost, and so only `TEACHER_SENTENCES` sentences go through it. Nothing that is measured is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from babeltune.data import prepare as stores
+from babeltune.data.corpus import Corpus
+from babeltune.data.prepare import PreparationInputs
+from babeltune.data.prepared import Prepared
+from babeltune.data.shards import read_texts, run_here
+from babeltune.data.store import open_ragged
+from babeltune.data.teacher import encode_shard, load_teacher
+from babeltune.errors import BabeltuneError
+from babeltune.files import plain
+from babeltune.method import needs_of
+from babeltune.models.encoder import FrozenEncoder
+from babeltune.planning.availability import is_at_hand
+from babeltune.planning.preparation import wanted_of
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import data_root
+from babeltune.schema.records import Sweep, Trial
+from babeltune.training.batches import token_set
+from babeltune.training.compute import first_batches
+from babeltune.training.speed import sentences_per_second
+from babeltune.training.step import make_student
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCHES = 3
+"""Training steps that are timed. The first one pays for what later ones reuse, so it counts only if it is alone."""
+LONGEST_S = 8.0
+"""Seconds of training steps after which no further one is timed."""
+TEACHER_SENTENCES = 64
+"""Sentences that the teacher encodes: about a second for a small one."""
+WORKER_BYTES = 600 * 2**20
+"""Memory of a worker before it has a student: Python, torch, transformers and Ray."""
+CLEAR_REFS = Path("/proc/self/clear_refs")
+"""The file of Linux that starts the measurement of a process's peak memory anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a sweep has on this machine."""
+
+    groups: int
+    """Trials that train at the same time."""
+    workers: int
+    """Workers of a trial."""
+    threads: int
+    """Threads of a worker."""
+    memory_bytes: int
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one worker of this machine needs for the default trial."""
+
+    pair_s: float
+    """Seconds of training on one pair."""
+    sentence_s: float
+    """Seconds of one thread, or of the GPU, to encode a dev sentence."""
+    teacher_sentence_s: float
+    """Seconds of the teacher for a sentence."""
+    worker_bytes: int | None
+    """Peak memory of a worker; None where the system does not say."""
+
+
+class NotMeasuredError(BabeltuneError):
+    """Why a calibration is not possible, in words that go on after `not measured: `."""
+
+
+def calibrate(sweep: Sweep, corpus: Corpus, machine: Machine) -> Measured:
+    """Times the default trial of the sweep on a part of its corpus.
+
+    Raises `NotMeasuredError` if a model is not on this machine, or the trial does not train here.
+    """
+    trial = make_trial(sweep, 0, default_params(sweep))
+    for model in (sweep.teacher.model, trial.student.model):
+        if model is not None and not is_at_hand(model):
+            raise NotMeasuredError(f"{model} is not on this machine yet")
+    before = torch.get_num_threads()
+    torch.set_num_threads(machine.threads)
+    try:
+        with TemporaryDirectory(prefix="babeltune-plan-") as storage:
+            return _measured(sweep, trial, corpus, machine, Path(storage))
+    except (BabeltuneError, RuntimeError, ValueError, OSError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise NotMeasuredError(f"the default trial does not train here ({words})") from error
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measured(sweep: Sweep, trial: Trial, corpus: Corpus, machine: Machine, storage: Path) -> Measured:
+    part = part_of(corpus, trial, sweep.seed)
+    device = torch.device(machine.device)
+    teacher_s, dim = _teacher_seconds(sweep, part, machine.device)
+    inputs = PreparationInputs(sweep, data_root(sweep), wanted_of(sweep), (trial.student,))
+    prepared = stores.prepare(inputs, storage, corpus=part, run_shards=_random_vectors(dim))
+    prepared = _with_whole_vocabulary(prepared, trial)
+    with _peak_memory(device) as peak:
+        pair_s = _pair_seconds(trial, prepared, device)
+    return Measured(
+        pair_s=pair_s,
+        sentence_s=_sentence_seconds(trial, prepared, device),
+        teacher_sentence_s=teacher_s,
+        worker_bytes=None if not peak else WORKER_BYTES + peak[0],
+    )
+
+
+def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
+    """Enough pairs for `BATCHES` global batches, without dev sets.
+
+    Where a batch has one language pair, all are of the largest one, so that batches are as large as in the sweep.
+    """
+    rows = np.arange(len(corpus.pairs))
+    if trial.sampling.batches == "one_pair":
+        rows = np.flatnonzero(corpus.pair_groups == np.bincount(corpus.pair_groups).argmax())
+    rows = np.sort(np.random.default_rng(seed).permutation(rows)[: BATCHES * trial.training.global_batch])
+    ids = np.unique(corpus.pairs[rows])
+    return replace(
+        corpus,
+        texts=[corpus.texts[i] for i in ids],
+        languages=[corpus.languages[i] for i in ids],
+        pairs=np.searchsorted(ids, corpus.pairs[rows]).astype(np.int32),
+        pair_groups=corpus.pair_groups[rows],
+        pair_sources=corpus.pair_sources[rows],
+        weights=corpus.weights[rows],
+        tasks=(),
+    )
+
+
+def _teacher_seconds(sweep: Sweep, part: Corpus, device: str) -> tuple[float, int]:
+    """Seconds of the teacher for a sentence, and its width."""
+    teacher = load_teacher(sweep.teacher, device)
+    texts = part.texts[:TEACHER_SENTENCES]
+    teacher.encode(texts[:2])  # what the first call pays for
+    started = time.perf_counter()
+    teacher.encode(texts)
+    return (time.perf_counter() - started) / len(texts), teacher.dim
+
+
+def _random_vectors(dim: int) -> Any:
+    """Runs shards as `run_here` does, but for the teacher's: those get unit vectors that are drawn at random."""
+    generator = np.random.default_rng(0)
+
+    def run(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False) -> Iterator[int]:
+        if function is not encode_shard:
+            yield from run_here(function, arguments, gpu=gpu)
+            return
+        for _, texts, out, dtype in arguments:
+            rows = len(read_texts(texts))
+            vectors = generator.standard_normal((rows, dim)).astype(np.float32)
+            (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(dtype).tofile(out)
+            Path(f"{out}.truncated").write_text("0", encoding="ascii")
+            yield rows
+
+    return run
+
+
+def _with_whole_vocabulary(prepared: Prepared, trial: Trial) -> Prepared:
+    """The record whose students have as many tokens as asked for: a part of the corpus gives a smaller vocabulary."""
+    wanted = trial.student.vocabulary
+    if trial.student.model is not None or not isinstance(wanted, int):
+        return prepared
+    grown = {key: replace(each, vocabulary=max(each.vocabulary, wanted)) for key, each in prepared.tokens.items()}
+    return replace(prepared, tokens=grown)
+
+
+def _pair_seconds(trial: Trial, prepared: Prepared, device: torch.device) -> float:
+    times: list[float] = []
+    seen = 0
+    for batch in itertools.islice(first_batches(trial, prepared, device), BATCHES):
+        started = time.perf_counter()
+        batch.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        gone = time.perf_counter() - started
+        times.append(gone / (batch.seen - seen))
+        seen = batch.seen
+        if gone > LONGEST_S:
+            break
+    return min(times[1:] or times)
+
+
+def _sentence_seconds(trial: Trial, prepared: Prepared, device: torch.device) -> float:
+    """Seconds for one sentence; none for a frozen encoder, whose vectors are in the store."""
+    if needs_of(trial.method, trial.config).frozen:
+        return 0.0
+    encoder = make_student(trial, prepared).to(device).eval()
+    assert not isinstance(encoder, FrozenEncoder)
+    tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
+    named = f"plan {plain(trial.student)} {device}"
+    return 1 / sentences_per_second(named, encoder, tokens.take, np.arange(prepared.texts, dtype=np.int64), device)
+
+
+@contextlib.contextmanager
+def _peak_memory(device: torch.device) -> Iterator[list[int]]:
+    """Gives a list that holds, after the block, the bytes by which memory grew in it at most; empty if unknown."""
+    found: list[int] = []
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        found.append(torch.cuda.max_memory_allocated(device))
+        return
+    before = None
+    with contextlib.suppress(OSError):
+        CLEAR_REFS.write_text("5", encoding="ascii")
+        before = _status("VmRSS")
+    yield found
+    after = _status("VmHWM")
+    if before is not None and after is not None:
+        found.append(max(0, after - before))
+
+
+def _status(name: str) -> int | None:
+    """Bytes that Linux says of this process; None elsewhere."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+    return None
+
+
+# --- What it means for the sweep ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """How long a sweep takes on this machine, and how much memory. No trial stops early in it."""
+
+    teacher_s: float
+    """Seconds of the teacher, once for this text."""
+    trial_s: float
+    """Seconds of one trial with the default settings: training and dev scores."""
+    search_s: float
+    """Seconds of all trials."""
+    total_s: float
+    memory_bytes: int | None
+    """Memory of all workers together."""
+
+
+def estimate(
+    sweep: Sweep, trial: Trial, measured: Measured, machine: Machine, *, dev_texts: int, teacher_sentences: int
+) -> Estimate:
+    """The sweep's time and memory, from what was measured and how much there is to do."""
+    training = trial.training
+    trained = training.compute if training.compute is not None else training.pairs * measured.pair_s / machine.workers
+    threads = machine.workers * machine.threads
+    scored = training.reports * dev_texts * measured.sentence_s / threads
+    abreast = machine.groups * machine.workers
+    teacher_s = teacher_sentences * measured.teacher_sentence_s / abreast
+    search_s = sweep.budget.trials * (trained + scored) / min(machine.groups, sweep.budget.trials)
+    memory = None if measured.worker_bytes is None else measured.worker_bytes * abreast
+    return Estimate(
+        teacher_s=teacher_s,
+        trial_s=trained + scored,
+        search_s=search_s,
+        total_s=teacher_s + search_s,
+        memory_bytes=memory,
+    )

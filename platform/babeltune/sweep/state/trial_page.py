@@ -1,0 +1,134 @@
+"""Everything about one trial on one page: state, settings, curve, scores of each data set, cost, and where it is.
+
+`babeltune status SWEEP/t0003` shows it. Only a trial's own records are read; MLflow is not asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from babeltune.errors import DamagedError
+from babeltune.evaluation.evaluate import COMPUTE
+from babeltune.schema.records import Objective, Report, Trial, trial_from
+from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.leaderboard import Row
+from babeltune.sweep.state.progress import standing
+from babeltune.tracking.spool import SentRun, sent_run
+from babeltune.training.checkpoint import MANIFEST, best_report, checkpoint_folder, read_reports
+
+HIDDEN = ("_forward", "_backward", "_sd", "_least")
+"""Endings of metrics that a page leaves out: they detail another one. `--json` has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """The first objective at one report."""
+
+    report: int
+    pairs: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetScores:
+    """The dev scores of one data set, in one language pair or over all of them."""
+
+    name: str
+    subset: str
+    """`fra-eng`, or empty for the mean over the set's pairs."""
+    scores: dict[str, float]
+    """Metric -> value, such as `accuracy`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What the trial has taken so far."""
+
+    pairs: int
+    seconds: float
+    workers: int
+    compute_s: float | None
+    """Counted seconds of one worker. None if its reports do not count them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPage:
+    """One trial, ready to be shown."""
+
+    sweep: str
+    row: Row
+    trial: Trial
+    objective: Objective
+    curve: tuple[CurvePoint, ...]
+    best: int | None
+    """The number of the report with the best objective. Its checkpoint is what promotion takes."""
+    scores: tuple[SetScores, ...]
+    """Dev scores at that report, the set's mean before its language pairs."""
+    cost: Cost
+    checkpoint: Path | None
+    """The folder of the best checkpoint, if it is on this machine."""
+    run: SentRun | None
+    """The trial's run in MLflow, if MLflow has taken it."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.sweep}/{self.row.name}"
+
+
+def trial_page(folder: SweepFolder, number: int) -> TrialPage:
+    """The page of trial `number`. Raises `DamagedError` for a trial whose settings are lost."""
+    place, objective = folder.trial(number), folder.sweep().objectives[0]
+    row = next((row for row in standing(folder) if row.name == place.name), Row(name=place.name, state="waiting"))
+    if row.state == "damaged":
+        raise DamagedError(row.warning)
+    record = read_of_trial(place, "trial.json")
+    if record is None:
+        raise DamagedError(f"{place / 'trial.json'} is gone; restore it from a copy")
+    reports = read_reports(place)
+    best = best_report(reports, objective.metric, objective.goal)
+    kept = None if best is None else checkpoint_folder(place, best.index)
+    return TrialPage(
+        sweep=folder.id,
+        row=row,
+        trial=trial_from(record),
+        objective=objective,
+        curve=tuple(
+            CurvePoint(report=each.index, pairs=each.pairs, value=each.metrics[objective.metric])
+            for each in reports
+            if objective.metric in each.metrics
+        ),
+        best=None if best is None else best.index,
+        scores=() if best is None else scores_by_set(best),
+        cost=_cost(reports),
+        checkpoint=kept if kept is not None and (kept / MANIFEST).is_file() else None,
+        run=sent_run(folder.path / "spool.jsonl", str(number)),
+    )
+
+
+def scores_by_set(report: Report) -> tuple[SetScores, ...]:
+    """A report's dev metrics by data set and language pair. A set's mean comes first."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for metric, value in report.metrics.items():
+        parts = metric.split("/")
+        if parts[0] != "dev" or len(parts) not in (3, 4):
+            continue
+        subset = parts[2] if len(parts) == 4 else ""
+        found.setdefault((parts[1], subset), {})[parts[-1]] = value
+    sizes = Counter(name for name, subset in found if subset)
+    shown = [(name, subset) for name, subset in sorted(found) if subset or sizes[name] != 1]
+    return tuple(SetScores(name=name, subset=subset, scores=found[name, subset]) for name, subset in shown)
+
+
+def _cost(reports: list[Report]) -> Cost:
+    """What the last report says; nothing before the first."""
+    if not reports:
+        return Cost(pairs=0, seconds=0.0, workers=1, compute_s=None)
+    last = reports[-1]
+    return Cost(
+        pairs=last.pairs,
+        seconds=last.seconds,
+        workers=int(last.facts.get("world_size") or 1),
+        compute_s=last.metrics.get(COMPUTE),
+    )

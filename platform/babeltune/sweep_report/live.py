@@ -1,0 +1,210 @@
+"""A sweep's report as a page that follows the sweep: `babeltune watch` serves it.
+
+The page is the report's own. Server-sent events tell the browser when the sweep's records have changed, what its
+driver does, and that nothing will change any more. Everything comes from this one server: no other one is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from babeltune.errors import SweepError
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.progress import is_driven, read_stage, standing
+from babeltune.sweep_report.document import Document, Section, Table, Text
+from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.render import LiveNote, render
+from babeltune.sweep_report.sections import document
+from babeltune.sweep_report.words import score
+
+POLL_INTERVAL_S = 1.0
+"""Seconds between two looks at the sweep's records."""
+MOST_ROWS = 100
+"""Trials that a live page shows: it is drawn again at each report."""
+RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json", "decisions.jsonl")
+"""Records of a sweep's folder that its page shows."""
+OF_TRIALS = ("trial.json", "outcome.json", "reports.jsonl")
+"""Records of a trial's folder that the page shows."""
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What the browser may load for the page: this server's script and events, and nothing of the network."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+SCRIPT = """"use strict";
+const root = document.documentElement;
+const events = new EventSource("/events?seen=" + encodeURIComponent(root.dataset.version));
+const say = (text) => { const note = document.getElementById("live"); if (note) note.textContent = text; };
+events.addEventListener("stage", (event) => say(JSON.parse(event.data)));
+events.addEventListener("changed", async () => {
+  const text = await (await fetch("/")).text();
+  const next = new DOMParser().parseFromString(text, "text/html");
+  const open = [...document.querySelectorAll("details")].map((each) => each.open);
+  document.title = next.title;
+  document.body.replaceChildren(...next.body.childNodes);
+  document.querySelectorAll("details").forEach((each, place) => { each.open = open[place] ?? each.open; });
+});
+events.addEventListener("frozen", (event) => { events.close(); say(JSON.parse(event.data)); });
+"""
+"""The page's program: it takes over the new page when the sweep has changed, and keeps what the reader has unfolded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The sweep at one moment."""
+
+    version: str
+    """Equal for equal records."""
+    note: str
+    """What its driver does, or that the page is frozen."""
+    over: bool
+    """Whether no driver has the sweep, so that nothing changes any more."""
+
+
+class LivePage:
+    """One sweep's page, drawn again only if the sweep's records have changed. Several threads may ask for it."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        self.folder = folder
+        self._drawn: tuple[str, str] | None = None
+        self._drawing = threading.Lock()
+
+    def look(self) -> Look:
+        """The sweep now. A storage behind a URI is read anew every few seconds."""
+        driven = is_driven(self.folder)
+        records = hashlib.sha256(repr((driven, [*map(_version, _records(self.folder))])).encode()).hexdigest()[:16]
+        return Look(version=records, note=self._note(driven), over=not driven)
+
+    def _note(self, driven: bool) -> str:
+        if not driven:
+            state = self.folder.state()
+            ended = "was interrupted" if state == "running" else f"is {state}"
+            return f"Sweep {self.folder.id} {ended}: this page no longer changes."
+        stage = read_stage(self.folder)
+        doing = f"{stage.name} {stage.done}/{stage.of}" if stage is not None else "starting"
+        return f"Live: {doing}. The page follows the sweep."
+
+    def html(self) -> str:
+        """The page as it is now."""
+        with self._drawing:
+            now = self.look()
+            if self._drawn is None or self._drawn[0] != now.version:
+                note = LiveNote(text=now.note, version=now.version, frozen=now.over)
+                self._drawn = now.version, render(self._document(), "html", live=note)
+            return self._drawn[1]
+
+    def _document(self) -> Document:
+        """The report, or what there is before a trial has finished."""
+        try:
+            return document(gather(self.folder), MOST_ROWS)
+        except SweepError:
+            return waiting(self.folder)
+
+
+def waiting(folder: SweepFolder) -> Document:
+    """The page of a sweep without a finished trial: its trials as they stand."""
+    sweep = folder.sweep()
+    metric = sweep.objectives[0].metric
+    rows = tuple(
+        (row.name, row.state, str(row.reports), score(row.metrics.get(metric)), row.reason or row.warning)
+        for row in standing(folder)[:MOST_ROWS]
+    )
+    columns = ("trial", "state", "reports", metric.removeprefix("dev/"), "reason")
+    table = Table(caption="Trials and baselines so far", columns=columns, rows=rows, left=frozenset({0, 1, 4}))
+    blocks = (table,) if rows else (Text(text="No trial has begun yet."),)
+    return Document(
+        title=f"Sweep {sweep.name}",
+        subtitle=f"{folder.id} · {folder.state()}",
+        verdict=("No trial has finished yet.", "The report appears here with the first one."),
+        facts=(),
+        sections=(Section(anchor="trials", title="Trials", blocks=blocks),),
+        footer="Made by babeltune from the sweep's records.",
+    )
+
+
+def _records(folder: SweepFolder) -> list[Path]:
+    """The files that the page is made of."""
+    found = [folder.path / name for name in RECORDS]
+    return found + [place / name for place in folder.trials() for name in OF_TRIALS]
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_size
+    return None
+
+
+# --- The server ----------------------------------------------------------------------------------------------------
+
+
+def live_app(page: LivePage) -> FastAPI:
+    """The server's routes: the page, its program, its events, and `/health`."""
+    app = FastAPI(title="babeltune", docs_url=None, redoc_url=None, openapi_url=None)
+    # A page of the network could send a browser here under another name of this machine.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
+
+    @app.get("/")
+    def report() -> HTMLResponse:
+        return HTMLResponse(page.html(), headers=HEADERS)
+
+    @app.get("/live.js")
+    def script() -> Response:
+        return Response(SCRIPT, media_type="text/javascript", headers=HEADERS)
+
+    @app.get("/health")
+    def health() -> PlainTextResponse:
+        return PlainTextResponse("OK", headers=HEADERS)
+
+    async def look() -> Look:
+        return await run_in_threadpool(page.look)
+
+    @app.get("/events")
+    async def events(request: Request, seen: str = "") -> StreamingResponse:
+        stream = changes(look, seen, request.is_disconnected)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
+
+    return app
+
+
+async def changes(
+    look: Callable[[], Awaitable[Look]], seen: str, gone: Callable[[], Awaitable[bool]]
+) -> AsyncIterator[str]:
+    """The events of one reader who has seen that version, until the sweep is over or the reader is gone."""
+    note = ""
+    while not await gone():
+        now = await look()
+        if now.version != seen:
+            seen = now.version
+            yield event("changed", now.version)
+        if now.over:
+            yield event("frozen", now.note)
+            return
+        if now.note != note:
+            note = now.note
+            yield event("stage", now.note)
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def event(kind: str, data: str) -> str:
+    """One server-sent event. Its data are JSON, so a line break in them ends nothing."""
+    return f"event: {kind}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

@@ -1,0 +1,132 @@
+"""`babeltune plan`: a summary that fits a screen, with time, memory, and what the dev set can tell apart."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from babeltune.cli.plan_page import Z95, detectable, machine_of, show_plan
+from babeltune.planning.calibration import Machine, Measured, estimate
+from babeltune.planning.plan import describe
+from babeltune.planning.space import default_params, make_trial
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.cluster import Cluster
+
+MACHINE = Machine(groups=2, workers=1, threads=1, memory_bytes=8 * 2**30)
+MEASURED = Measured(pair_s=0.001, sentence_s=0.01, teacher_sentence_s=0.02, worker_bytes=2**30)
+
+
+def plan_of(sweep, **more):
+    """A plan of plausible counts."""
+    report = describe(
+        sweep,
+        counts={"natural": {"rows": 300, "pairs": 1200}},
+        pairs={f"eng-l{number:02d}": 1000 + number for number in range(40)},
+        dev={f"everyday/l{number:02d}-eng": 30 for number in range(40)} | {"sts/eng": 100},
+        anchors=1700,
+        teacher_sentences=3000,
+    )
+    return replace(report, **{"objective_rows": 60, "dev_texts": 500, **more})
+
+
+def shown(report, sweep, machine, width, *, whole=False):
+    console = Console(file=io.StringIO(), width=width)
+    show_plan(report, sweep, machine, console, whole=whole)
+    return console.file.getvalue()
+
+
+def estimated(sweep, machine=MACHINE, measured=MEASURED):
+    trial = make_trial(sweep, 0, default_params(sweep))
+    return estimate(sweep, trial, measured, machine, dev_texts=500, teacher_sentences=3000)
+
+
+@pytest.mark.parametrize("file", ["search_spaces/quickstart.yaml", "search_spaces/static.yaml", "tiny"])
+def test_the_summary_fits_80_columns_and_24_lines(file, tiny_file):
+    sweep = read_sweep(tiny_file if file == "tiny" else file, check=False)
+    report = plan_of(sweep, estimate=estimated(sweep))
+    lines = shown(report, sweep, MACHINE, 80).splitlines()
+    assert len(lines) <= 24, "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    titles = [line.split()[0] for line in lines if line[:1].strip()]
+    wanted = ["sweep", "method", "data", "dev", "detects", "sealed", "student", "teacher", "searched", "trials", "time"]
+    assert titles[: len(wanted)] == wanted
+    assert "and 36 more language pairs" in " ".join(" ".join(lines).split())
+
+
+def test_the_whole_file_comes_after_the_summary_only_if_asked_for(tiny_file):
+    sweep = read_sweep(tiny_file)
+    short, long = (shown(plan_of(sweep), sweep, None, 120, whole=whole) for whole in (False, True))
+    assert "global_batch: 32" not in short
+    assert "--yaml" in short
+    assert "global_batch: 32" in long
+    assert "rows 300 · pairs 1,200" in long
+    assert long.startswith(short.rpartition("--yaml")[0].rstrip("\n"))
+
+
+def test_time_and_memory_are_what_was_measured_times_what_there_is_to_do(tiny_file):
+    sweep = read_sweep(tiny_file, assignments=["budget.trials=8", "training.pairs=10000", "training.reports=4"])
+    found = estimated(sweep)
+    assert found.teacher_s == pytest.approx(3000 * 0.02 / 2)
+    assert found.trial_s == pytest.approx(10_000 * 0.001 + 4 * 500 * 0.01)
+    assert found.search_s == pytest.approx(8 * 30 / 2)
+    assert found.total_s == pytest.approx(30 + 120)
+    assert found.memory_bytes == 2 * 2**30
+    text = shown(plan_of(sweep, estimate=found), sweep, MACHINE, 200)
+    assert "about 2 min on this machine: the teacher 30 s, then 8 × 30 s, 2 at a time" in text
+    assert "about 2.0 GB for 2 workers; this machine has 8.0 GB" in text
+    asha = replace(sweep, scheduler=replace(sweep.scheduler, kind="asha"))
+    assert "at most about" in shown(plan_of(asha, estimate=found), asha, MACHINE, 200)
+
+
+def test_more_workers_share_a_trial_and_compute_fixes_its_length(tiny_file):
+    sweep = read_sweep(tiny_file, assignments=["training.pairs=10000", "training.reports=4"])
+    two = estimated(sweep, replace(MACHINE, groups=1, workers=2))
+    assert two.trial_s == pytest.approx((10_000 * 0.001 + 4 * 500 * 0.01) / 2)
+    fixed = replace(sweep, training=replace(sweep.training, compute=240.0))
+    assert estimated(fixed).trial_s == pytest.approx(240 + 4 * 500 * 0.01)
+
+
+@pytest.mark.parametrize(
+    ("machine", "why", "words"),
+    [
+        (None, "", "not measured: the cluster is elsewhere"),
+        (MACHINE, "", "not measured: --no-calibrate"),
+        (MACHINE, "org/model is not on this machine yet", "not measured: org/model is not on this machine yet"),
+    ],
+)
+def test_what_was_not_measured_is_said_with_its_reason(tiny_file, machine, why, words):
+    sweep = read_sweep(tiny_file)
+    assert words in shown(plan_of(sweep, not_measured=why), sweep, machine, 160)
+
+
+def test_the_difference_that_a_dev_set_can_tell_shrinks_with_its_rows(tiny_file):
+    sweep = read_sweep(tiny_file)
+    small, large = (detectable(plan_of(sweep, objective_rows=rows), sweep) for rows in (100, 400))
+    assert small == pytest.approx(2 * large)
+    assert small == pytest.approx(Z95 * (2 * 0.7 * 0.3 / 100) ** 0.5)
+    assert f"±{small:.4f}" in shown(plan_of(sweep, objective_rows=100), sweep, None, 160)
+    assert detectable(plan_of(sweep, objective_rows=0), sweep) is None
+
+
+def test_a_machine_has_as_many_groups_as_its_cores_and_the_trials_allow(tiny_file, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    sweep = read_sweep(tiny_file, assignments=["budget.trials=50"])
+    assert machine_of(Cluster(), sweep).groups == 8
+    assert machine_of(Cluster(cpus_per_worker=4.0), sweep).groups == 2
+    assert machine_of(Cluster(worker_groups=3), sweep).groups == 3
+    assert machine_of(Cluster(), read_sweep(tiny_file)).groups == 2, "the file has two trials"
+    assert machine_of(Cluster(address="https://head:8265", storage="s3://b/x"), sweep) is None
+
+
+def test_plan_times_the_default_trial_on_this_machine(command, tiny_file):
+    code, out, err = command("plan", tiny_file, "--samples", 0, "--json")
+    assert code == 0, err
+    plan = json.loads(out)
+    assert plan["not_measured"] == ""
+    assert 0 < plan["estimate"]["trial_s"] <= plan["estimate"]["total_s"]
+    assert plan["estimate"]["memory_bytes"] is None or plan["estimate"]["memory_bytes"] > 600 * 2**20
+    assert plan["objective_rows"] == 30, "translations of one another count once"
+    assert plan["dev_texts"] > 60
+    assert 0 < plan["detectable"] < 1

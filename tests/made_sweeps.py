@@ -1,0 +1,61 @@
+"""Sweeps for tests of what is shown: written by the functions that a driver and its workers write with, without Ray."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from babeltune.files import write_json
+from babeltune.planning.space import make_trial
+from babeltune.planning.sweep_file import sweep_id
+from babeltune.schema.records import Report
+from babeltune.sweep.state.folder import SweepFolder, outcome
+from babeltune.sweep.state.messages import TrialEnd
+from babeltune.training.checkpoint import PROGRESS, write_reports
+
+METRIC = "dev/everyday/accuracy"
+
+
+def make_sweep(storage, sweep, *, state="finished", when=0):
+    """A sweep's folder under its own id, without trials."""
+    folder = SweepFolder(storage / "sweeps" / sweep_id(sweep))
+    folder.path.mkdir(parents=True)
+    folder.write("sweep.json", sweep)
+    folder.set_state(state)
+    if when:
+        os.utime(folder.path / "sweep.json", (when, when))
+    return folder
+
+
+def add_trial(folder, number, scores, state=None, reason="", **params):
+    """A trial with a report for each score; the state None leaves it running."""
+    sweep, place = folder.sweep(), folder.trial(number)
+    place.mkdir(parents=True)
+    write_json(place / "trial.json", make_trial(sweep, number, params))
+    reports = [
+        Report(
+            index=index,
+            step=10 * index,
+            pairs=320 * index,
+            seconds=7.0 * index,
+            metrics={
+                METRIC: score,
+                "dev/everyday/fra-eng/accuracy": score + 0.1,
+                "dev/everyday/kor-eng/accuracy": score - 0.1,
+                "dev/sts/eng/spearman": 1 - score,
+                "dev/sts/spearman": 1 - score,
+            },
+            last=state == "finished" and index == len(scores),
+        )
+        for index, score in enumerate(scores, 1)
+    ]
+    write_reports(place, reports)
+    write_json(place / PROGRESS, {"step": 10 * len(scores) + 5, "steps": 20, "loss": 1.2345})
+    if state is not None:
+        kinds = {"failed": "refused", "pruned": "pruned"}
+        outcome(place, state, TrialEnd(kinds.get(state, "finished"), text=reason))
+
+
+def renamed(sweep, name):
+    """The sweep under another name."""
+    return replace(sweep, name=name)
