@@ -64,7 +64,7 @@ class Lease:
     """Increases with each driver. Records of versions before 0.2 have none."""
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     """The driver's own name."""
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=lambda: socket.gethostname())
     folder: str = ""
     """The sweep's folder on that host. Drivers of one folder on one host share a lock."""
     ray: str = ""
