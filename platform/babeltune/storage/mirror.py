@@ -221,8 +221,8 @@ class Mirror:
         return True
 
     def _write_fenced(self, key: str, data: bytes, known: str | None, fence: Fence) -> Entry:
-        """Writes a record if it is still the known version. Another one belongs to an earlier holder of the lease, or
-        to the request of which no answer came, as long as the fence holds: then it is replaced."""
+        """Writes a record if it is still the known version. While the fence holds, it replaces any other version: an
+        earlier holder of the lease wrote it, or a request of this process whose answer was lost."""
         fence.before_write()
         stamp = fence.stamp(key)
         content = data + (stamp.line() if stamp else b"")

@@ -236,15 +236,16 @@ def test_a_driver_that_cannot_renew_its_lease_ends_before_another_may_take_it(tm
 
 STOPPED = """
 import sys
-from dataclasses import replace
 from pathlib import Path
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.lease import folder_lease
-folder = SweepFolder(Path(sys.argv[1]))
-with folder_lease(folder) as lease:
-    driven = replace(folder, guard=lease.guard)
+from babeltune.files import write_json
+from babeltune.sweep.state.fencing import FileLease, Lease, acquire, renewed, written_under
+place = Path(sys.argv[1])
+record = FileLease(place)
+held = acquire(record, Lease())
+with renewed(held):
     while True:
-        driven.write("state.json", {"state": "first"})
+        with written_under(record, held):
+            write_json(place / "state.json", {"state": "first"})
         print("wrote", flush=True)
         sys.stdin.readline()
 """

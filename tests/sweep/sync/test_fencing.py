@@ -1,4 +1,4 @@
-"""Two drivers of one sweep, each of which may be paused, cut off or killed at every request: no report is lost."""
+"""Two drivers of one sweep. Each may be paused, cut off or killed at every request, and no report is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Killed(BaseException):
 
 
 class Process:
-    """A process that goes on only when it is told to, from one request to the next."""
+    """A process that goes on only when the test says so, from one request to the next."""
 
     def __init__(self, body: Callable[[Process], None]) -> None:
         self.fate, self.ended, self.error = FATES[0], False, None
@@ -115,7 +115,7 @@ class Bucket:
 
 
 class Connection:
-    """A process's connection to the bucket. It stops before each request, of which anything may become."""
+    """A process's connection to the bucket. It stops before each request, which may be lost."""
 
     uri, compares, timeout = "memory://model", True, 1.0
 
@@ -198,7 +198,7 @@ class Driver:
 
 
 class TwoDrivers(RuleBasedStateMachine):
-    """What every storage has in common. `acknowledged` holds what a process was told that the storage has."""
+    """What every storage has in common. `acknowledged` holds what the storage has confirmed to a process."""
 
     fenced = True
 
@@ -231,7 +231,7 @@ class TwoDrivers(RuleBasedStateMachine):
 
     def acknowledge(self, name: str, lines: list[bytes]) -> None:
         known = self.acknowledged[name]
-        assert known[: len(lines)] == lines[: len(known)], f"two drivers were told of other {name}"
+        assert known[: len(lines)] == lines[: len(known)], f"two drivers got other {name} confirmed"
         self.acknowledged[name] = max(known, lines, key=len)
 
     def started(self, machine: Driver) -> Process:
@@ -436,5 +436,5 @@ def test_no_report_is_lost_whatever_happens_to_two_drivers(storage):
 @pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
 def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage):
     unfenced = type("Unfenced", (storage,), {"fenced": False})
-    with pytest.raises(AssertionError, match=r"fell back|were told of other"):
+    with pytest.raises(AssertionError, match=r"fell back|got other .* confirmed"):
         run_state_machine_as_test(unfenced, settings=FIRST)

@@ -158,7 +158,7 @@ class HeldLease:
                 found, self._version = self._record.read()
                 if found is not None:
                     self._refuse_other(found)
-                    self.lease = found  # a renewal of which no answer came
+                    self.lease = found  # a renewal whose answer was lost
 
     def before_write(self) -> None:
         """Renews the lease first if it may have been taken since."""
