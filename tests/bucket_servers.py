@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from urllib.parse import quote
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, quote, urlsplit
 
 import requests
 
@@ -141,6 +143,59 @@ class GS:
     def end(self) -> None:
         self.process.terminate()
         self.process.wait(PATIENCE_S)
+
+
+class Preconditions:
+    """Stands before the emulator of Google Cloud Storage, which ignores `ifGenerationMatch`. It answers as Google does:
+    412 if the object has another generation."""
+
+    def __init__(self, server: GS) -> None:
+        self.uri = server.uri
+        one_at_a_time = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def __getattr__(self, name: str) -> Callable[[], None]:
+                """One answer to GET, POST and all others."""
+                if not name.startswith("do_"):
+                    raise AttributeError(name)
+                return self.answer
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                query = parse_qs(urlsplit(self.path).query)
+                with one_at_a_time:
+                    wanted = query.get("ifGenerationMatch")
+                    if wanted and wanted != [self.generation(query["name"][0])]:
+                        self.reply(412, b'{"error": {"code": 412, "message": "conditionNotMet"}}', "application/json")
+                        return
+                    headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "content-length")}
+                    address = f"{server.address}{self.path}"
+                    found = requests.request(self.command, address, data=body, headers=headers, timeout=PATIENCE_S)
+                self.reply(found.status_code, found.content, found.headers.get("Content-Type", ""))
+
+            def generation(self, key: str) -> str:
+                found = requests.get(server._object(key), timeout=PATIENCE_S)
+                return found.json()["generation"] if found.ok else "0"
+
+            def reply(self, code: int, content: bytes, kind: str) -> None:
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def end(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def environment(port: int) -> dict[str, str]:

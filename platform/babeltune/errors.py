@@ -78,6 +78,10 @@ class StorageError(BabeltuneError):
         )
 
 
+class FencedError(StorageError):
+    """A write of a trial whose sweep another driver has taken over. The trial has not failed: that driver has it."""
+
+
 REFUSALS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTCONN}
 )

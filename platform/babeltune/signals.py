@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -93,6 +93,8 @@ class StopSignal:
     """Whether somebody asked for an end by `babeltune stop`."""
     refused: Callable[[], None] = lambda: None
     """Raises if this driver must not go on: another one took over, or the storage is gone."""
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Within it this driver writes to the sweep's folder. It raises if another one took over."""
     last_start: float = math.inf
     """The time of the monotonic clock after which no trial starts."""
     interrupted: bool = False

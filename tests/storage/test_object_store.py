@@ -11,6 +11,7 @@ import pytest
 
 from babeltune.errors import ClusterError, ObjectStoreError
 from babeltune.storage.object_store import ObjectStore
+from bucket_servers import Preconditions
 
 
 @pytest.fixture
@@ -117,3 +118,49 @@ def test_a_protocol_that_is_not_installed_or_not_known_says_what_to_do(monkeypat
         ObjectStore("ftp://127.0.0.1/x")
     with pytest.raises(ClusterError, match="xyz://b/x cannot be opened: Protocol not known: xyz"):
         ObjectStore("xyz://b/x")
+
+
+@pytest.fixture(params=["s3", "gs"])
+def conditional(request, monkeypatch):
+    """A bucket on a server that compares what a write expects."""
+    server = request.getfixturevalue(request.param)
+    if request.param == "s3":
+        yield ObjectStore(f"{server.uri}/conditional", timeout=20)
+        return
+    door = Preconditions(server)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", door.address)
+    yield ObjectStore(f"{door.uri}/conditional", timeout=20)
+    door.end()
+
+
+def refuses_other_versions(store):
+    first = store.write_if("lease", b"1", None)
+    assert store.write_if("lease", b"2", None) is None, "it is there already"
+    second = store.write_if("lease", b"2", first.version)
+    assert second.version == store.entry("lease").version != first.version
+    assert store.write_if("lease", b"3", first.version) is None, "it has changed since"
+    assert store.read("lease") == b"2"
+    store.remove("lease")
+    assert store.write_if("lease", b"4", second.version) is None, "it is gone"
+    assert store.read("lease") is None
+
+
+def test_a_write_that_expects_another_version_is_refused(conditional):
+    refuses_other_versions(conditional)
+    nowhere = ObjectStore(f"{conditional.uri.partition('://')[0]}://nowhere/x", timeout=20)
+    with pytest.raises(ObjectStoreError, match=r"nowhere/x is not there .*; create it"):
+        nowhere.write_if("lease", b"1", None)
+
+
+def test_a_folder_behind_a_uri_refuses_a_write_that_expects_another_version(tmp_path):
+    refuses_other_versions(ObjectStore(f"file://{tmp_path}/x"))
+
+
+def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):
+    store = ObjectStore(f"{gs.uri}/blind", timeout=20)
+    store.write("lease", b"1")
+    assert store.write_if("lease", b"2", None) is not None, "this emulator ignores what a request expects"
+    store.compares = False
+    assert store.write_if("lease", b"3", None) is None
+    assert store.write_if("lease", b"3", store.entry("lease").version) is not None
+    assert store.read("lease") == b"3"

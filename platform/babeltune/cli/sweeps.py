@@ -136,7 +136,7 @@ def run_sweep(
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
     from babeltune.signals import acknowledged
     from babeltune.sweep.driver.run import driven_folder, submit
-    from babeltune.sweep.state.lease import DrivenError
+    from babeltune.sweep.state.fencing import DrivenError
     from babeltune.sweep.state.progress import is_driven, sweep_document
     from babeltune.sweep.state.provenance import spec_changes
     from babeltune.sweep.sync.view import StorageView

@@ -7,6 +7,8 @@ pull never replaces a record with changes that wait to be pushed.
 
     <folder>/.seals/<key>.json     size and SHA-256 of a package's files, and the versions of these files
     <folder>/.synced/<key>.json    which version of a record it has
+
+A mirror with a `fence` changes a record only if it is as this process knows it, or if it still holds the lease.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from filelock import FileLock
 from babeltune.errors import ObjectStoreError
 from babeltune.files import sha256_of, version, write_whole
 from babeltune.schema.storage_location import StorageLocation
+from babeltune.storage.fence import Fence, unstamped
 from babeltune.storage.object_store import Entry, ObjectStore, inside
 
 Result = TypeVar("Result")
@@ -49,6 +52,9 @@ class Mirror:
 
     def __init__(self, where: StorageLocation) -> None:
         self.store, self.folder = ObjectStore(where.uri, where.timeout), where.folder
+        self.store.compares &= where.compares
+        self.fence: Fence | None = None
+        """What keeps this process from changing records when it no longer holds their lease; None: nobody else does."""
         self._versions: dict[str, dict[str, Any]] = {}
 
     def key(self, path: Path) -> str:
@@ -65,20 +71,27 @@ class Mirror:
 
     # Packages
 
-    def push_package(self, folder: Path) -> None:
-        """Uploads the folder unless the bucket has it as it is; the seal comes last."""
-        key = self.key(folder)
+    def push_package(self, folder: Path, key: str = "") -> None:
+        """Uploads the folder, to its own key or to another one, unless the bucket has it as it is. The seal comes
+        last."""
+        key = key or self.key(folder)
+        there = self.store.entries(key)
+        if self.has_package(folder, key, there):
+            return
         files = self.sealed(folder)
         manifest = _document({"files": files})
-        there = self.store.entries(key)
         names = {name: f"{key}/{name}" for name in files}
-        whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
-        if whole and f"{key}/{PACKAGE_MANIFEST}" in there and self.store.read(f"{key}/{PACKAGE_MANIFEST}") == manifest:
-            return
         self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
         _together(lambda name: self.store.upload(folder / name, names[name]), files)
         _together(self.store.remove, there.keys() - set(names.values()) - {f"{key}/{PACKAGE_MANIFEST}"})
         self.store.write(f"{key}/{PACKAGE_MANIFEST}", manifest)
+
+    def has_package(self, folder: Path, key: str, there: Mapping[str, Entry]) -> bool:
+        """Whether the bucket has the folder as it is at this key, below which it lists the objects `there`."""
+        files, seal = self.sealed(folder), f"{key}/{PACKAGE_MANIFEST}"
+        names = {name: f"{key}/{name}" for name in files}
+        whole = all(at in there and there[at].size == files[name]["bytes"] for name, at in names.items())
+        return whole and seal in there and self.store.read(seal) == _document({"files": files})
 
     def sealed(self, folder: Path) -> dict[str, dict[str, Any]]:
         """Size and SHA-256 of each file; those that were known when its files were last changed are not read again."""
@@ -92,12 +105,12 @@ class Mirror:
         self._keep_manifest(folder, files, versions)
         return files
 
-    def pull_package(self, key: str) -> bool:
-        """Whether the package is in the folder, where it is downloaded to if need be.
+    def pull_package(self, key: str, folder: Path | None = None) -> bool:
+        """Whether the package is in the folder, or in its own, where it is downloaded to if need be.
 
         One that differs from its seal is refused and its seal removed, so that the next push renews it.
         """
-        folder = self.path(key)
+        folder = folder or self.path(key)
         if folder.exists() and not self._altered(folder):
             return True
         with self.lock(key):
@@ -180,7 +193,6 @@ class Mirror:
         doomed = list(keys)
         for key in doomed:
             self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
-            (self.folder / ".seals" / f"{key}.json").unlink(missing_ok=True)
         _together(self.store.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
 
     # Records
@@ -200,10 +212,29 @@ class Mirror:
             data = _snapshot(path) if path.suffix == DATABASE else path.read_bytes()
         except FileNotFoundError:
             return False
-        self.store.write(key, data)
-        entry = self.store.entry(key)
-        self._know(key, entry.tag if entry else "", now)
+        if self.fence is None:
+            self.store.write(key, data)
+            entry = self.store.entry(key)
+        else:
+            entry = self._write_fenced(key, data, (known or {}).get("version"), self.fence)
+        self._know(key, entry, now)
         return True
+
+    def _write_fenced(self, key: str, data: bytes, known: str | None, fence: Fence) -> Entry:
+        """Writes a record if it is still the known version. While the fence holds, it replaces any other version: an
+        earlier holder of the lease wrote it, or a request of this process whose answer was lost."""
+        fence.before_write()
+        stamp = fence.stamp(key)
+        content = data + (stamp.line() if stamp else b"")
+        made = self.store.write_if(key, content, known) if known else None
+        while made is None:
+            found = self.store.entry(key)  # before the lease is read: who takes it then changes the record
+            if found is None and stamp is not None:  # who takes the lease after the check then sees the record
+                self.store.write_if(key, stamp.line(), None)
+                continue
+            fence.check()
+            made = self.store.write_if(key, content, found.version if found else None)
+        return made
 
     def fetch(self, key: str) -> None:
         """Downloads one record where the bucket has a newer version."""
@@ -222,10 +253,10 @@ class Mirror:
         return known is not None and known["tag"] != tag and known["file"] == version(path)
 
     def _pull(self, key: str, entry: Entry) -> None:
-        data = self.store.read(key)
-        if data is None:
+        found = self.store.read(key)
+        if found is None:
             return
-        path = self.path(key)
+        path, data = self.path(key), unstamped(found)[0]
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.pulled.{uuid.uuid4().hex[:8]}")
         draft.write_bytes(data)
@@ -234,7 +265,7 @@ class Mirror:
             for ending in JOURNALS if path.suffix == DATABASE else ():
                 path.with_name(path.name + ending).unlink(missing_ok=True)
             draft.replace(path)
-            self._know(key, entry.tag, version(path))
+            self._know(key, entry, version(path))
         else:
             draft.unlink()
 
@@ -261,8 +292,9 @@ class Mirror:
                 return None
         return self._versions[key]
 
-    def _know(self, key: str, tag: str, version: list[int]) -> None:
-        self._versions[key] = {"tag": tag, "file": version}
+    def _know(self, key: str, entry: Entry | None, file: list[int]) -> None:
+        tag, known = (entry.tag, entry.version) if entry else ("", "")
+        self._versions[key] = {"tag": tag, "version": known, "file": file}
         _write(self.folder / ".synced" / f"{key}.json", _document(self._versions[key]))
 
 

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from babeltune.errors import REFUSALS, ClusterError, ObjectStoreError
+from babeltune.files import locked, write_whole
 from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
 
 Result = TypeVar("Result")
@@ -30,6 +32,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "s3a": {"config_kwargs": ONE_TRY},
     "file": {"auto_mkdir": True},
 }
+S3, GCS = ("s3", "s3a"), ("gs", "gcs")
+WHOLE = 5 * 2**30
+"""Bytes up to which S3 takes an object in one request. A condition holds for one request only."""
+CHANGED = ("PreconditionFailed", "412")
+"""What S3 answers if an object is not the one that a write expects."""
 TAGS = ("ETag", "etag", "md5Hash", "generation", "mtime")
 """What names an object's version, by protocol."""
 TIMES = ("LastModified", "last_modified", "mtime")
@@ -47,6 +54,8 @@ class Entry:
     """Another one after each change."""
     modified: float
     """When, in seconds since 1970 by the store's clock."""
+    version: str = ""
+    """What a conditional write compares: the ETag on S3, the generation on Google Cloud Storage, elsewhere the tag."""
 
 
 class ObjectStore:
@@ -58,6 +67,8 @@ class ObjectStore:
     def __init__(self, uri: str, timeout: float = STORAGE_TIMEOUT_S) -> None:
         """Raises `ClusterError` for a protocol that is unknown or not installed; asks the store nothing."""
         self.uri, self.timeout = uri.rstrip("/"), timeout
+        self.compares = self.uri.partition("://")[0] in (*S3, *GCS, "file")
+        """Whether the storage itself compares versions. A server may ignore what a request expects: set False then."""
         self._fs, self._root = _opened(self.uri)
 
     def entries(self, prefix: str = "") -> dict[str, Entry]:
@@ -107,6 +118,73 @@ class ObjectStore:
         place = self._place(key)
         with self._a_bucket():
             self._tried(f"written at {key}", lambda: self._fs.pipe_file(place, data))
+
+    def write_if(self, key: str, data: bytes, expected: str | None) -> Entry | None:
+        """Writes the object if it still has the expected version; None expects that there is no such object.
+
+        Returns what was written, or None if the object is another one by now. Storages that compare do it in one step.
+        Any other storage is asked first, and a write in between is not seen.
+        """
+        place = self._place(key)
+        with self._a_bucket():
+            return self._tried(f"written at {key}", lambda: self._swapped(place, data, expected))
+
+    def _swapped(self, place: str, data: bytes, expected: str | None) -> Entry | None:
+        protocol = self.uri.partition("://")[0]
+        if not self.compares:
+            return self._compared_and_written(place, data, expected)
+        if protocol in S3:
+            return self._swapped_on_s3(place, data, expected)
+        if protocol in GCS:
+            return self._swapped_on_gcs(place, data, expected)
+        with locked(Path(place)):
+            return self._compared_and_written(place, data, expected)
+
+    def _swapped_on_s3(self, place: str, data: bytes, expected: str | None) -> Entry | None:
+        condition = {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
+        try:
+            made = self._fs.pipe_file(place, data, chunksize=WHOLE, **condition)
+        except FileNotFoundError:
+            if expected is None:  # then it is the bucket that is not there
+                raise
+            return None
+        except OSError as error:
+            answer = getattr(error.__cause__, "response", None) or {}
+            if answer.get("Error", {}).get("Code") in CHANGED:
+                return None
+            raise
+        return _entry({"ETag": made["ETag"], "size": len(data), "mtime": time.time()})
+
+    def _swapped_on_gcs(self, place: str, data: bytes, expected: str | None) -> Entry | None:
+        bucket, name, _ = self._fs.split_path(place)
+        server = self._fs.base.partition("/storage/v1")[0]
+        try:
+            made = self._fs.call(
+                "POST",
+                f"{server}/upload/storage/v1/b/{quote(bucket)}/o",
+                uploadType="media",
+                name=name,
+                ifGenerationMatch=expected or "0",
+                headers={"Content-Type": "application/octet-stream"},
+                data=data,
+                json_out=True,
+            )
+        except FileExistsError:  # gcsfs's name for an object of another generation
+            return None
+        return _entry({**made, "mtime": time.time()})
+
+    def _compared_and_written(self, place: str, data: bytes, expected: str | None) -> Entry | None:
+        try:
+            found = _entry(self._fs.info(place)).version
+        except FileNotFoundError:
+            found = None
+        if found != expected:
+            return None
+        if self.uri.startswith("file:"):
+            write_whole(Path(place), data)
+        else:
+            self._fs.pipe_file(place, data)
+        return _entry(self._fs.info(place))
 
     def upload(self, path: Path, key: str) -> None:
         place = self._place(key)
@@ -206,7 +284,14 @@ def _entry(info: dict[str, Any]) -> Entry:
     tag = next((str(info[name]) for name in TAGS if info.get(name) is not None), "")
     when = next((info[name] for name in TIMES if info.get(name) is not None), 0.0)
     modified = when if isinstance(when, int | float) else when.timestamp() if hasattr(when, "timestamp") else 0.0
-    return Entry(size=int(info.get("size") or 0), tag=f"{tag}:{info.get('size')}", modified=float(modified))
+    tag = f"{tag}:{info.get('size')}"
+    if "generation" in info:
+        known = str(info["generation"])
+    elif "ino" in info:  # a file: two writes within one tick of the clock make two files
+        known = f"{tag}:{info['ino']}"
+    else:
+        known = str(info.get("ETag") or tag)
+    return Entry(size=int(info.get("size") or 0), tag=tag, modified=float(modified), version=known)
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,8 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,15 @@ REPORTS = "reports.jsonl"
 TIE = 0.002
 """The share of the best value below which two reports of one trial are equally good in the first objective. It is a
 fraction of what a dev set of a thousand rows can tell apart."""
+Guard = Callable[[], AbstractContextManager[None]]
+"""Within it a trial's folder may be changed. It raises if the trial is another driver's by now."""
 
 
-def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:
-    """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing.
+def save_checkpoint(
+    folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], guard: Guard = nullcontext
+) -> None:
+    """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing. They get their
+    name within `guard()`.
 
     Raises `StorageError` where the disk is full or refuses.
     """
@@ -55,8 +61,9 @@ def save_checkpoint(folder: Path, tensors: dict[str, dict[str, Tensor]], state: 
         (temporary / MANIFEST).write_text(json.dumps({"files": files}), encoding="utf-8")
         for path in (*temporary.iterdir(), temporary):
             sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.replace(folder)
+        with guard():
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.replace(folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as error:
         raise StorageError.at(folder, getattr(error, "strerror", None) or error) from error

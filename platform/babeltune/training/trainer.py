@@ -27,6 +27,7 @@ from babeltune.training.averages import Averages, Interval
 from babeltune.training.batches import make_reader, make_schedule, token_set
 from babeltune.training.checkpoint import (
     PROGRESS,
+    Guard,
     best_report,
     checkpoint_folder,
     is_good,
@@ -86,11 +87,13 @@ class TrialTrainer:
         reporter: Reporter,
         ranks: ProcessGroup,
         device: torch.device,
+        guard: Guard = contextlib.nullcontext,
     ) -> None:
+        """Rank 0 writes to the folder within `guard()`, which raises if the trial is another driver's by now."""
         self.context = context = trial_context(trial.method, trial.config)
         trial = paid_for(trial, prepared, ranks, device)
         self.trial, self.prepared, self.folder, self.reporter = trial, prepared, folder, reporter
-        self.ranks, self.device = ranks, device
+        self.ranks, self.device, self.guard = ranks, device, guard
         self.train_step = make_train_step(trial, prepared, ranks, device, context)
         self.reader = make_reader(trial, prepared, device, context)
         self.needs = context.needs
@@ -182,9 +185,10 @@ class TrialTrainer:
             return
         state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
         self.write(checkpoint_folder(self.folder, report.index), state)
-        write_reports(self.folder, self.reports)
         best = best_report(self.reports, *self.trial.objectives)
-        prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
+        with self.guard():
+            write_reports(self.folder, self.reports)
+            prune_checkpoints(self.folder, {report.index, best.index if best else report.index})
 
     def save_interval(self, interval: Interval) -> None:
         """Writes a checkpoint between two reports, from which a resumed trial goes on at this very step. Where that
@@ -202,7 +206,7 @@ class TrialTrainer:
             tensors["student"] = dict(self.train_step.encoder.state_dict())
             if method_state := dict(self.train_step.method.state_dict()):
                 tensors["method"] = method_state
-        save_checkpoint(folder, tensors, {**self.identity(), **state})
+        save_checkpoint(folder, tensors, {**self.identity(), **state}, self.guard)
 
     def halvings(self) -> int:
         """How often a plateau of the first objective has halved the learning rate."""
@@ -344,7 +348,7 @@ class TrialTrainer:
         if self.ranks.rank or (time.monotonic() - self.noted < PROGRESS_INTERVAL_S and not now):
             return
         self.noted = time.monotonic()
-        with contextlib.suppress(OSError):  # a checkpoint will say what the disk refuses
+        with contextlib.suppress(OSError), self.guard():  # a checkpoint will say what the disk refuses
             now_at = {"step": step, "steps": len(self.schedule), "loss": values.get("loss")}
             write_json(self.folder / PROGRESS, now_at, durable=False)
 
@@ -369,10 +373,16 @@ class TrialTrainer:
 
 
 def train(
-    trial: Trial, prepared: Prepared, folder: Path, reporter: Reporter, ranks: ProcessGroup, device: torch.device
+    trial: Trial,
+    prepared: Prepared,
+    folder: Path,
+    reporter: Reporter,
+    ranks: ProcessGroup,
+    device: torch.device,
+    guard: Guard = contextlib.nullcontext,
 ) -> list[Report]:
-    """Trains one trial on this rank, resuming from `folder`; returns its reports.
+    """Trains one trial on this rank, resuming from `folder`; returns its reports. It writes within `guard()`.
 
     Raises `TrainingError` when the loss is not finite or a batch cannot be trained on, on all ranks alike.
     """
-    return TrialTrainer(trial, prepared, folder, reporter, ranks, device).train()
+    return TrialTrainer(trial, prepared, folder, reporter, ranks, device, guard).train()

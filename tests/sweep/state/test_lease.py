@@ -1,15 +1,11 @@
 """Two drivers of one sweep on one Ray, which see other storages or whose lock does not hold."""
 
-import contextlib
-import functools
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -17,14 +13,26 @@ import pytest
 import ray
 from mlflow import MlflowClient
 
-from babeltune.errors import SweepError
+from babeltune.errors import FencedError, SweepError
+from babeltune.files import write_json
 from babeltune.planning.sweep_file import sweep_id
 from babeltune.sweep.driver.run import folder_in, submit
+from babeltune.sweep.state import fencing
 from babeltune.sweep.state import lease as leases
+from babeltune.sweep.state.fencing import (
+    OWNER,
+    Clock,
+    DrivenError,
+    FileLease,
+    Lease,
+    LeaseExpiredError,
+    OvertakenError,
+    acquire,
+)
 from babeltune.sweep.state.folder import SweepFolder, read_outcome
-from babeltune.sweep.state.heartbeat import OWNER
-from babeltune.sweep.state.lease import heartbeats, leased, only_driver, refuse_if_driven
+from babeltune.sweep.state.lease import folder_lease, leased, only_driver
 from babeltune.sweep.state.progress import is_driven
+from babeltune.training.checkpoint import write_reports
 from waiting import PATIENCE_S, wait_until, when
 
 HOLD = """
@@ -92,144 +100,191 @@ def test_a_lock_that_does_not_hold_leaves_the_lease(other_driver, copied):
     assert submit(sweep, cluster).state() == "finished"
 
 
-def test_a_driver_whose_lock_another_machine_does_not_see_is_noticed_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.05)
-    folder = SweepFolder(tmp_path)
-    with heartbeats(folder, "10.0.0.1:6379"):
-        first = folder.read(OWNER)["beat"]
-        assert not is_driven(folder), "on its own machine the lock counts"
-        monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
-        assert is_driven(folder)
-        with pytest.raises(SweepError, match=r"is being run by another process.*where that machine is gone, try again"):
-            refuse_if_driven(folder)
-        with pytest.raises(SweepError, match=r"is being run by another process"):
-            refuse_if_driven(folder, "10.0.0.2:6379")
-        refuse_if_driven(folder, "10.0.0.1:6379")  # the lease of that Ray has fallen
-        wait_until(lambda: folder.read(OWNER)["beat"] != first)
-        monkeypatch.undo()
-    monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
-    assert not is_driven(folder), "it ended"
-    folder.write(OWNER, {**folder.read(OWNER), "ended": False})
-    assert is_driven(folder)
-    folder.write(OWNER, {**folder.read(OWNER), "beat": time.time() - 61})
-    assert not is_driven(folder), "it was killed a minute ago"
+@pytest.fixture
+def quick(monkeypatch):
+    """Leases are renewed often."""
+    monkeypatch.setattr(fencing, "RENEWAL_INTERVAL_S", 0.05)
 
 
-def refused(*checks):
-    """The first of them that raises since its driver has read another's heartbeat, and the error's text."""
-    for check in checks:
-        try:
-            check()
-        except SweepError as error:
-            return check, str(error)
+def far_lease(folder, **more):
+    """Writes the lease of a driver on another machine, and returns it."""
+    lease = fencing.Lease(host="far", folder="/x", **more)
+    write_json(folder.path / OWNER, lease)
+    return lease
+
+
+def refused(check):
+    """The error's text once the check raises that another driver has the lease."""
+    try:
+        check()
+    except SweepError as error:
+        return str(error)
     return None
 
 
-def test_of_two_drivers_that_do_not_see_one_anothers_lock_one_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.1)
+def test_a_driver_whose_lock_another_machine_does_not_see_is_noticed_there(tmp_path, quick, monkeypatch):
     folder = SweepFolder(tmp_path)
-    with heartbeats(folder) as first, heartbeats(folder) as second:
-        loser, words = wait_until(lambda: refused(first, second))
-        assert f"is being run on {socket.gethostname()}, too" in words
-        beats = set()
-        wait_until(lambda: beats.add(folder.read(OWNER)["beat"]) or len(beats) > 2)
-        (second if loser is first else first)()
-    assert folder.read(OWNER)["ended"], "the other one said the last word"
+    with folder_lease(folder, "10.0.0.1:6379") as lease:
+        first = folder.read(OWNER)["renewals"]
+        assert not is_driven(folder), "on its own machine the lock counts"
+        monkeypatch.setattr(socket, "gethostname", lambda: "another-host")
+        assert is_driven(folder)
+        for ray_at in ("", "10.0.0.2:6379"):
+            with pytest.raises(DrivenError, match=r"is being run on .*, whose last heartbeat was"):
+                folder_lease(folder, ray_at).__enter__()
+        with folder_lease(folder, "10.0.0.1:6379") as second:  # the lease of that Ray has fallen
+            assert second.token == lease.token + 1
+            assert "taken over by another-host" in wait_until(lambda: refused(lease.check))
+        assert folder.read(OWNER)["renewals"] != first
+    assert not is_driven(folder), "it ended"
+    far_lease(folder, beat=time.time())
+    assert is_driven(folder)
+    far_lease(folder, beat=time.time() - 61)
+    assert not is_driven(folder), "it was killed a minute ago"
 
 
-STALE = {"host": "far", "pid": "stale", "session": "x", "beat": 0, "ended": False}
-"""The word of a driver on another machine."""
+def test_a_driver_that_another_one_overtook_writes_nothing_more(tmp_path, quick):
+    folder = SweepFolder(tmp_path)
+    with folder_lease(folder) as first:
+        driven = replace(folder, guard=first.guard)
+        driven.write("state.json", {"state": "first"})
+        with folder_lease(folder) as second:  # whose lock does not see the first one's
+            with pytest.raises(OvertakenError, match="was taken over by"):
+                driven.write("state.json", {"state": "late"})
+            driven.note("nor a line in the log")
+            assert not folder.log.exists()
+            assert folder.state() == "first"
+            second.check()
+    assert folder.read(OWNER)["token"] == second.token
+    assert folder.read(OWNER)["ended"], "the other one gave it back"
 
 
-def replaced(heartbeat, by):
-    """Waits until the driver of this process has written again over what `heartbeat` has now, or that is gone."""
-
-    def written():
-        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            return json.loads(heartbeat.read_text())["session"] != by["session"]
-
-    wait_until(written)
+def test_a_lease_is_taken_once_its_holder_was_silent_for_as_long_as_it_says(tmp_path, quick):
+    folder = SweepFolder(tmp_path)
+    lease = far_lease(folder, token=7, beat=time.time() + 3600, expiry_s=0.4)
+    with folder_lease(folder) as mine:
+        assert mine.token == 8
+        assert f"waiting for the lease of {lease.host}" in folder.log.read_text()
 
 
-def overruled(folder, check, by):
-    """Writes another driver's heartbeat until this one has read it: this driver's own heartbeat may overwrite one."""
+def test_a_worker_of_an_earlier_driver_writes_nothing_more(tmp_path, quick):
+    folder = SweepFolder(tmp_path)
+    with folder_lease(folder) as first:
+        fence = fencing.FolderFence(folder.path, first.token)
+        with fence():
+            write_reports(folder.trial(0), [])
+        far_lease(folder, token=first.token + 1)
+        with (
+            pytest.raises(FencedError, match=r"taken over by far \(token 2, this trial has 1\); nothing more"),
+            fence(),
+        ):
+            write_reports(folder.trial(1), [])
+    assert not folder.trial(1).exists()
+    assert Lease.read((tmp_path / OWNER).read_bytes()).host == "far", "the other's lease stands"
 
-    def refused_now():
-        folder.write(OWNER, by)
-        return refused(check)
 
-    return wait_until(refused_now)[1]
+def test_a_driver_whose_disk_is_full_keeps_its_lease(tmp_path, quick, monkeypatch):
+    folder, tried = SweepFolder(tmp_path), []
 
-
-def test_a_driver_whose_disk_is_full_is_not_overtaken_by_an_earlier_word(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.05)
-    folder, written, tried = SweepFolder(tmp_path), SweepFolder.write, []
-    folder.write(OWNER, STALE)
-
-    def full(*_):
+    def full(*_, **__):
         tried.append("it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SweepFolder, "write", full)
-    with heartbeats(folder) as check:
+    with folder_lease(folder) as lease:
+        changed = (tmp_path / OWNER).stat().st_mtime_ns
+        monkeypatch.setattr(fencing, "write_whole", full)
         wait_until(lambda: len(tried) > 3)
-        check()
-        assert folder.read(OWNER) == STALE
-        monkeypatch.setattr(SweepFolder, "write", written)
-        replaced(folder.path / OWNER, STALE)
-        check()
+        lease.check()
+        assert (tmp_path / OWNER).stat().st_mtime_ns > changed, "others see that it lives"
+        monkeypatch.undo()
 
 
-def test_a_driver_whose_own_word_is_gone_or_damaged_says_it_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.05)
-    folder = SweepFolder(tmp_path)
-    heartbeat = folder.path / OWNER
-    with heartbeats(folder) as check:
-        for damage in (heartbeat.unlink, lambda: heartbeat.write_bytes(b"")):
+def test_a_lease_that_is_gone_or_damaged_is_written_again_by_its_holder(tmp_path, quick):
+    folder, path = SweepFolder(tmp_path), tmp_path / OWNER
+    with folder_lease(folder) as lease:
+        for damage in (path.unlink, lambda: path.write_bytes(b"")):
             damage()
-            replaced(heartbeat, STALE)
-            check()
-        assert "is being run on far, too" in overruled(folder, check, STALE)
+            wait_until(lambda: path.exists() and (found := Lease.read(path.read_bytes())) and found.token == 1)
+            lease.check()
 
 
-def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.05)
+def test_a_driver_that_slept_while_another_ran_the_sweep_to_its_end_does_not_go_on(tmp_path, quick):
     folder = SweepFolder(tmp_path)
-    last = {"host": "far", "session": "x", "beat": 0, "ended": True}
-    with heartbeats(folder) as check:
-        check()
-        words = overruled(folder, check, last)
+    with folder_lease(folder) as lease:
+        lease.check()
+        last = far_lease(folder, token=2, ended=True)
+        words = wait_until(lambda: refused(lease.check))
         assert re.search(r"was run on far meanwhile; .* `babeltune resume .* goes on", words)
-        with pytest.raises(leases.OvertakenError):
-            check()
-    assert folder.read(OWNER) == last, "the other's word stands"
+        with pytest.raises(OvertakenError):
+            lease.check()
+    assert Lease.read((tmp_path / OWNER).read_bytes()) == last, "the other's word stands"
 
 
-def test_the_last_word_of_a_driver_is_not_said_over_anothers(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 60)
+def test_a_driver_that_cannot_renew_its_lease_ends_before_another_may_take_it(tmp_path, monkeypatch):
+    now = [0.0]
+    record = FileLease(tmp_path)
+    held = acquire(record, Lease(), clock=Clock(lambda: now[0]))
+    now[0] = fencing.EXPIRY_S - fencing.MARGIN_S - 1
+    held.refuse_if_late()
+    now[0] += 2
+    monkeypatch.setattr(FileLease, "swap", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "the storage is gone")))
+    with pytest.raises(LeaseExpiredError, match=r"could not be renewed for 46 s .*`babeltune resume .* goes on"):
+        held.refuse_if_late()
+    monkeypatch.undo()
+    held.refuse_if_late()  # nobody took it meanwhile
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from babeltune.files import write_json
+from babeltune.sweep.state.fencing import FileLease, Lease, acquire, renewed, written_under
+place = Path(sys.argv[1])
+record = FileLease(place)
+held = acquire(record, Lease())
+with renewed(held):
+    while True:
+        with written_under(record, held):
+            write_json(place / "state.json", {"state": "first"})
+        print("wrote", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_driver_that_was_stopped_for_longer_than_its_lease_writes_nothing_when_it_wakes(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path)
-    with heartbeats(folder):
-        folder.write(OWNER, heartbeat := {"host": "far", "session": "x", "beat": 0, "ended": False})
-    assert folder.read(OWNER) == heartbeat
+    monkeypatch.setattr(fencing, "RENEWAL_INTERVAL_S", 0.1)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first = subprocess.Popen([sys.executable, "-c", STOPPED, str(tmp_path)], text=True, **pipes)
+    try:
+        assert first.stdout.readline() == "wrote\n"
+        first.send_signal(signal.SIGSTOP)
+        lease = Lease.read((tmp_path / OWNER).read_bytes())
+        write_json(tmp_path / OWNER, replace(lease, host="far", expiry_s=0.5))  # as of another machine, and brief
+        with folder_lease(folder) as second:
+            assert second.token == lease.token + 1
+            replace(folder, guard=second.guard).write("state.json", {"state": "second"})
+            first.send_signal(signal.SIGCONT)
+            words = first.communicate("\n", timeout=PATIENCE_S)[1]
+            assert "OvertakenError" in words
+            assert folder.state() == "second"
+            second.check()
+    finally:
+        first.kill()
+        first.wait()
 
 
 @pytest.mark.long
-def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copied, monkeypatch):
+def test_a_driver_that_hears_of_another_ends_its_sweep_and_keeps_its_trials(copied, quick):
     sweep, _, cluster = copied
-    monkeypatch.setattr(leases, "HEARTBEAT_INTERVAL_S", 0.2)
     longer = replace(sweep, budget=replace(sweep.budget, trials=6), training=replace(sweep.training, pairs=38400))
-
-    ended = threading.Event()
 
     def another(board):
         place = folder_in(cluster, sweep_id(longer))
-        other = {"host": "far", "session": "x", "beat": time.time()}
-        comes = functools.partial(wait_until, lambda: place.write(OWNER, other) or ended.is_set())
-        when(lambda: board.searching is not None, comes)
+        when(lambda: board.searching is not None, lambda: far_lease(place, token=99, beat=time.time()))
 
-    with pytest.raises(SweepError, match="is being run on far, too, which said so last; this driver ends"):
+    with pytest.raises(SweepError, match="was taken over by far"):
         submit(longer, cluster, watch=another)
-    ended.set()
     folder = folder_in(cluster, sweep_id(longer))
     assert folder.state() == "running", "as the other one left it"
     assert [read_outcome(path) for path in folder.trials()] == ["running"], "and so is the trial"

@@ -16,11 +16,12 @@ from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.promote import evaluate_model, promote
 from babeltune.schema.cluster import Cluster
+from babeltune.storage.fence import unstamped
 from babeltune.storage.mirror import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
-from babeltune.sweep.state import heartbeat
+from babeltune.sweep.state import fencing, heartbeat
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder, read_log, read_outcome
-from babeltune.sweep.state.heartbeat import OWNER
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver
 from babeltune.sweep.state.messages import TrialAssignment
@@ -40,7 +41,8 @@ PREFIX = "team"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """The driver looks at the bucket often."""
-    monkeypatch.setattr(driver_module, "HEARTBEAT_INTERVAL_S", 0.3)
+    for module in (driver_module, fencing):
+        monkeypatch.setattr(module, "RENEWAL_INTERVAL_S", 0.3)
     monkeypatch.setattr(driver_module, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.1)
 
@@ -102,7 +104,7 @@ def test_the_bucket_holds_what_lasts_and_no_scratch(far, s3):
     keys = {key.removeprefix(f"{PREFIX}/sweeps/{folder.id}/") for key in s3.keys(f"{PREFIX}/sweeps/{folder.id}/")}
     assert {"sweep.json", "study.db", "results.jsonl", "prepared.json", "spool.jsonl", "state.json", OWNER} <= keys
     assert {"trials/t0000/trial.json", "trials/t0000/outcome.json", "trials/t0001/reports.jsonl"} <= keys
-    assert f"trials/t0001/checkpoints/000002/{PACKAGE_MANIFEST}" in keys
+    assert f"trials/t0001/checkpoints/000002-1/{PACKAGE_MANIFEST}" in keys, "sent under the first fencing token"
     assert not [key for key in keys if key.startswith(("train/", "tune/")) or key.endswith(".lock")]
     assert str(folder.path.parents[1]) not in s3.get(f"{PREFIX}/sweeps/{folder.id}/prepared.json").decode()
 
@@ -278,7 +280,7 @@ def test_a_driver_that_was_replaced_stops_and_sends_nothing_more(far, s3, machin
     s3.put(f"{PREFIX}/sweeps/{folder.id}/state.json", kept)
     state.write_bytes(kept)
     os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
-    s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "beat": 0}).encode())
+    s3.put(f"{PREFIX}/sweeps/{folder.id}/{OWNER}", json.dumps({**other, "expiry_s": 0.5}).encode())
     with DriverSync(one, folder):
         assert json.loads(s3.get(f"{PREFIX}/sweeps/{folder.id}/{OWNER}"))["session"] != "another"
     del sweep
@@ -309,35 +311,73 @@ def test_a_sweep_that_another_machine_took_over_is_that_ones_to_record(ray_clust
     assert {run.info.status for run in mine if "babeltune.baseline" not in run.data.tags} == {"RUNNING"}
 
 
-def test_a_driver_whose_clock_was_ahead_holds_the_sweep_only_while_it_speaks(far, s3, machine, monkeypatch):
+def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far, s3, machine, monkeypatch):
     _, folder = far
     one, key = machine("one"), f"{PREFIX}/sweeps/{folder.id}/{OWNER}"
-    speaks = DriverSync._is_alive
+    before = json.loads(s3.get(key))["token"]
+    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False, "token": 50, "expiry_s": 1.5}
 
-    def dead_after(seconds):
-        for module in (driver_module, heartbeat):
-            monkeypatch.setattr(module, "HEARTBEAT_TIMEOUT_S", seconds)
+    def word(hours, renewals=0):
+        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours, "renewals": renewals}).encode())
 
-    def says_more(driver_sync, owner):
-        word(2)
-        return speaks(driver_sync, owner)
-
-    ahead = {"host": "elsewhere", "folder": "/x", "session": "ahead", "ended": False}
-
-    def word(hours):
-        s3.put(key, json.dumps({**ahead, "beat": time.time() + 3600 * hours}).encode())
-
-    dead_after(PATIENCE_S)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", PATIENCE_S)
     word(1)
     looker = StorageView(machine("clock"))
     assert is_driven(looker.sweep("far")), "the store has it from just now"
     with monkeypatch.context() as patch:
-        patch.setattr(DriverSync, "_is_alive", says_more)
+        patch.setattr(DriverSync, "_say", lambda *_: word(1, renewals=1))  # while this driver watches
         with pytest.raises(SweepError, match="is being run on elsewhere"), DriverSync(one, folder):
             pass
-    dead_after(1.0)
-    with DriverSync(one, folder):
-        assert json.loads(s3.get(key))["host"] != "elsewhere", "which has said no more"
+    for hours in (-24, 1):  # a clock that is wrong decides nothing
+        word(hours)
+        with DriverSync(one, folder) as driver_sync:
+            assert driver_sync.token == 51 > before, "which has said no more"
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_TIMEOUT_S", 1.0)
     word(1)
     wait_until(lambda: not is_driven(looker.sweep("far")))
     s3.put(key, json.dumps({**ahead, "ended": True}).encode())
+
+
+def test_a_driver_without_its_store_ends_before_its_lease_can_be_taken(far, s3, machine, monkeypatch):
+    _, folder = far
+    monkeypatch.setattr(fencing, "MARGIN_S", 59.5)
+    with DriverSync(machine("one"), folder) as driver_sync:
+        driver_sync.check()
+        s3.door.shut()
+        words = wait_until(lambda: refusal(driver_sync.check))
+        assert "could not be renewed for" in words
+        assert f"`babeltune resume {folder.id}` goes on from what is saved" in words
+        s3.door.open()
+        driver_sync.check()  # nobody took it meanwhile
+
+
+def refusal(check):
+    try:
+        check()
+    except fencing.LeaseExpiredError as error:
+        return str(error)
+    return None
+
+
+def test_what_a_driver_sends_late_changes_no_record_that_a_later_one_has_claimed(s3, machine):
+    here, there = (SweepFolder(machine(name).folder / "sweeps" / "late") for name in ("one", "two"))
+    key, lease = (f"{PREFIX}/sweeps/late/{name}" for name in ("results.jsonl", OWNER))
+    ledger = here.path / "results.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text('{"event": "propose", "number": 0}\n')
+    with DriverSync(machine("one"), here) as first:
+        first.wake()
+        wait_until(lambda: key in s3.keys(key) and b"propose" in s3.get(key))
+        s3.put(lease, json.dumps({**json.loads(s3.get(lease)), "ended": True}).encode())
+        with DriverSync(machine("two"), there) as second:
+            assert second.token == first.token + 1
+            claimed = s3.get(key)
+            assert unstamped(claimed)[0] == ledger.read_bytes() == (there.path / "results.jsonl").read_bytes()
+            ledger.write_text("what the first driver had not sent\n")
+            with pytest.raises(SweepError, match="was taken over by"):
+                first._view.mirror.push(ledger)
+            assert s3.get(key) == claimed
+        first.wake()
+        wait_until(lambda: first.lost)
+        with pytest.raises(SweepError, match="this driver ends"):
+            first.check()

@@ -29,9 +29,9 @@ from babeltune.sweep.driver.summary import (
 )
 from babeltune.sweep.search.study import Ledger
 from babeltune.sweep.search.tune_searcher import Event
+from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.lease import OvertakenError
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
@@ -157,7 +157,13 @@ class Recorder:
             self.tracker.tags(None, {NOTE: summary.note, "state": state})
 
     def __exit__(self, *error: object) -> None:
-        if isinstance(error[1], OvertakenError):  # the other driver says what becomes of the trials
+        try:
+            with self.folder.guard():
+                overtaken = isinstance(error[1], OvertakenError)
+        except OvertakenError:
+            self.tracker.close(0)
+            raise
+        if overtaken:  # the other driver says what becomes of the trials
             self.tracker.close(0)
             return
         with contextlib.suppress(OSError):  # a storage that refuses is what it ended with
@@ -214,7 +220,8 @@ class Recorder:
         if trial is None:
             raise DamagedError(damage(self.folder.trial(number) / "trial.json"))
         self.open.add(number)
-        outcome(self.folder.trial(number), "running")
+        with self.folder.guard():
+            outcome(self.folder.trial(number), "running")
         if not again:
             self.folder.note(f"{self.folder.trial(number).name} {_beginning(self.folder.trial(number))}")
         settings = {key: trial[key] for key in ("method", "config", "training", "student", "sampling", "seed")}
@@ -295,7 +302,8 @@ class Recorder:
     def end(self, number: int, state: State, end: TrialEnd, *, again: bool = False) -> None:
         place = self.folder.trial(number)
         self.open.discard(number)
-        outcome(place, state, end)
+        with self.folder.guard():
+            outcome(place, state, end)
         row = trial_row(place, *self.sweep.objectives)
         best = "".join(
             f" {o.metric} {row.metrics[o.metric]:.4f}" for o in self.sweep.objectives if o.metric in row.metrics

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -20,7 +21,7 @@ import ray
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, no_progress
 from babeltune.data.prepared import Prepared, write_prepared
-from babeltune.errors import ClusterError, DamagedError, storage_refusals
+from babeltune.errors import ClusterError, DamagedError, SweepError, storage_refusals
 from babeltune.files import plain, write_json
 from babeltune.models.hub import baseline_row
 from babeltune.planning.preparation import prepare, read_corpus
@@ -38,9 +39,10 @@ from babeltune.sweep.search.recovery import study_refusals
 from babeltune.sweep.search.tune_run import search
 from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.search.warm_start import warm_trials
+from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import ENDED, SweepFolder, read_of_trial, read_outcome, refuse_a_file
 from babeltune.sweep.state.leaderboard import leaderboard
-from babeltune.sweep.state.lease import OvertakenError, heartbeats, leased, only_driver, refuse_if_driven, this_driver
+from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
@@ -114,9 +116,10 @@ def submit(
             if insecure and (danger := open_to_all(cluster.named, ray_at)):
                 folder.note(danger)
                 log.warning(danger)
-        if driver_sync.where is None:  # else `driver_sync` does this in the bucket
-            refuse_if_driven(folder, ray_at)
-            stop.refused = shared.enter_context(heartbeats(folder, ray_at))
+        if driver_sync.where is None:  # else `driver_sync` has the lease in the bucket
+            lease = shared.enter_context(folder_lease(folder, ray_at))
+            driver_sync.token, stop.refused, stop.guard = lease.token, lease.check, lease.guard
+            folder = replace(folder, guard=lease.guard)
         mend(folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
@@ -149,7 +152,7 @@ def _kept_in_state(folder: SweepFolder) -> Iterator[None]:
     except OvertakenError:
         raise
     except BaseException as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, SweepError):
             folder.set_state("failed", reason=f"{type(error).__name__}: {error}"[:2000])
         raise
 
@@ -221,7 +224,8 @@ def make_ready(
     )
     prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
     check_unchanged(folder, {"data": prepared.digest}, accept=accept)
-    write_prepared(prepared, folder.prepared)
+    with folder.guard():
+        write_prepared(prepared, folder.prepared)
     driver_sync.publish(prepared)
     score_baselines(sweep, prepared, folder, progress, poll, gpus=cluster.gpus_per_worker, where=driver_sync.where)
     return prepared
@@ -312,8 +316,9 @@ def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str,
     place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
     if prepared == folder.prepared:
         trial = make_trial(folder.with_rates(sweep), number, params)
-        place.mkdir(parents=True, exist_ok=True)
-        write_json(place / "trial.json", trial)
+        with folder.guard():
+            place.mkdir(parents=True, exist_ok=True)
+            write_json(place / "trial.json", trial)
     else:
         if words := damage(prepared):
             raise DamagedError(words)

@@ -235,8 +235,9 @@ def search(
     os.environ.update(ENVIRONMENT)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     ledger, warm = Ledger(folder / "results.jsonl"), warm_trials(folder, sweep, suggest)
-    proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
-    catch_up(ledger, proposals)
+    with stop.guard():
+        proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
+        catch_up(ledger, proposals)
     scheduler = scheduler_for(sweep, pool)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < largest(sweep, "reports")}
@@ -260,7 +261,8 @@ def search(
         raise searcher.trouble
     ended = proposals.trials(*ENDED)
     if not stop.stops():
-        searcher.judge(last=True)
+        with stop.guard():
+            searcher.judge(last=True)
     return len(ended) >= trials
 
 

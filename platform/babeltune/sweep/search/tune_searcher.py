@@ -86,8 +86,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         try:
             while self._judged and not self._over():
                 number = self._judged.pop(0)
-                self._tell("start", number, None)
-                self._prune(number)
+                with self._stop.guard():
+                    self._tell("start", number, None)
+                    self._prune(number)
             while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.free():
@@ -126,6 +127,10 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def _propose(self, trial_id: str) -> dict[str, Any] | None:
         """None where the method refuses what was proposed, which has failed then."""
+        with self._stop.guard():
+            return self._proposed(trial_id)
+
+    def _proposed(self, trial_id: str) -> dict[str, Any] | None:
         if self._resumed:
             number = self._resumed.pop(0)
             params = self._proposals.again(number)
@@ -154,7 +159,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Records a report; a listener's exception stops the sweep and is raised by `search`."""
         if self.trouble is None:
             try:
-                self._record(self._numbers[trial_id], result)
+                with self._stop.guard():
+                    self._record(self._numbers[trial_id], result)
             except Exception as error:
                 self.trouble = error
 
@@ -167,7 +173,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._pool.stop(trial_id)
             if error:
                 raise SweepError(f"trial {number} lost the process that watched it; `babeltune resume` goes on with it")
-            self._end(number, result or {})
+            with self._stop.guard():
+                self._end(number, result or {})
         except Exception as caught:
             self.trouble = caught
 

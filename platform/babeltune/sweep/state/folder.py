@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,10 @@ ENDED = ("finished", "pruned", "failed")
 """States that a trial keeps."""
 
 
+Guard = Callable[[], AbstractContextManager[None]]
+"""Within it this process may write to a sweep's folder. It raises what forbids that."""
+
+
 @dataclass(frozen=True)
 class SweepFolder:
     """The paths of one sweep."""
@@ -52,6 +57,8 @@ class SweepFolder:
     path: Path
     refresh: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
     """Brings here what another machine has changed (`view.py`)."""
+    guard: Guard = field(default=nullcontext, compare=False, repr=False)
+    """What its driver writes under (`lease.py`)."""
 
     @property
     def id(self) -> str:
@@ -76,8 +83,8 @@ class SweepFolder:
         return self.path / "driver.log"
 
     def note(self, text: str) -> None:
-        """Adds a line to the log."""
-        with self.log.open("a", encoding="utf-8") as lines:
+        """Adds a line to the log, unless another driver has the sweep."""
+        with suppress(SweepError), self.guard(), self.log.open("a", encoding="utf-8") as lines:
             lines.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(text.split())}\n")
 
     def trial(self, number: int) -> Path:
@@ -101,7 +108,8 @@ class SweepFolder:
             return rebuilt(self, name)
 
     def write(self, name: str, value: Any) -> None:
-        write_json(self.path / name, value, durable=name not in NOT_DURABLE)
+        with self.guard():
+            write_json(self.path / name, value, durable=name not in NOT_DURABLE)
 
     def baselines(self) -> dict[str, dict[str, float]]:
         """The dev scores of the untrained student and the raw teacher; empty before they are made."""

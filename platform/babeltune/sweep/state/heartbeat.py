@@ -1,4 +1,7 @@
-"""The heartbeat of a sweep's driver: a file that says, for other machines, that it lives."""
+"""What a sweep's lease says to those who look on: whether a driver on another machine lives.
+
+It compares the clocks of two machines, so it is for display. Who may write, the lease decides (`fencing.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,11 @@ import socket
 import time
 from typing import Any
 
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder
 
-OWNER = "owner.json"
-"""File of a sweep's folder: which driver has it, on which machine, and the time of its last heartbeat."""
-
-
-HEARTBEAT_INTERVAL_S = 5.0
-"""Seconds between two words of a driver that nothing has changed."""
-
-
 HEARTBEAT_TIMEOUT_S = 60.0
-"""Seconds without a word after which a driver on another machine is held to be dead."""
+"""Seconds without a heartbeat after which a driver on another machine is shown as dead."""
 
 
 def here(folder: SweepFolder) -> dict[str, str]:

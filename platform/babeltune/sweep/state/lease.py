@@ -1,29 +1,30 @@
 """Only one driver runs a sweep: a file lock on its folder, and a lease on a cluster that several machines share.
 
-A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also writes a
-heartbeat to the folder every few seconds, and ends if another driver has written one since. The lease is an actor
-with the sweep's name that belongs to the driver's Ray job. Ray gives a name once, and the actor ends with the job.
+A file lock may not hold on NFS, and does not if two drivers see different storages. So the driver also holds a lease
+in the folder (`fencing.py`) that each of its writes checks. On a cluster the lease is an actor with the sweep's name.
+It belongs to the driver's Ray job. Ray gives a name once, and the actor ends with the job.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
 import ray
 from filelock import FileLock, Timeout
 
-from babeltune.errors import SweepError
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.heartbeat import HEARTBEAT_INTERVAL_S, OWNER, driven_elsewhere, here
+from babeltune.sweep.state.fencing import Clock, DrivenError, FileLease, Lease, acquire, renewed, written_under
+from babeltune.sweep.state.folder import Guard, SweepFolder
+from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease_actor import NAMESPACE, LeaseActor
 
 LOCK_TIMEOUT_S = 1.0
@@ -32,14 +33,7 @@ LEASE_TIMEOUT_S = 15.0
 """Seconds to wait for the lease of a driver that has just died."""
 EXIT_TIMEOUT_S = 2.0
 """Seconds to wait for one that is seen alive: a process that was killed takes a moment to go."""
-
-
-class DrivenError(SweepError):
-    """Another driver runs the sweep."""
-
-
-class OvertakenError(SweepError):
-    """Another driver runs the sweep: what its folder says is that one's to write."""
+log = logging.getLogger(__name__)
 
 
 def this_driver() -> dict[str, Any]:
@@ -73,70 +67,38 @@ def only_driver(folder: SweepFolder) -> Iterator[None]:
         lock.release()
 
 
-def refuse_if_driven(folder: SweepFolder, ray_at: str = "") -> None:
-    """Raises `SweepError` if a driver on another machine sent a heartbeat a moment ago. It does not if that driver's
-    Ray is the one at `ray_at`: there the lease shows whether it is alive."""
-    heartbeat = folder.read(OWNER) or {}
-    if driven_elsewhere(folder) and not (ray_at and heartbeat.get("ray") == ray_at):
-        who = running_elsewhere(folder.id, folder.read("driver.json") or {})
-        raise DrivenError(f"{who}; where that machine is gone, try again in a minute")
+@dataclass(frozen=True)
+class FolderLease:
+    """The lease that a driver holds on a sweep's folder."""
+
+    token: int
+    check: Callable[[], None]
+    """Raises what keeps the driver from going on."""
+    guard: Guard
+    """Within it the driver writes. It raises `OvertakenError` if another driver has the lease."""
 
 
 @contextmanager
-def heartbeats(folder: SweepFolder, ray_at: str = "") -> Iterator[Callable[[], None]]:
-    """Says that this driver lives, for machines that do not see its lock.
+def folder_lease(folder: SweepFolder, ray_at: str = "", clock: Clock | None = None) -> Iterator[FolderLease]:
+    """Takes the lease on the folder, and renews it within the block.
 
-    What it gives raises `OvertakenError` once another driver has said a word since, be it its last: one machine slept
-    while the other began, or both began at the same moment.
+    A driver that used this folder on this machine is dead, because the caller has the folder's lock. One on the Ray at
+    `ray_at` is dead, because the caller has the lease there. Any other one is watched until its lease expires.
     """
-    ending, session = threading.Event(), uuid.uuid4().hex
-    others: list[dict[str, Any]] = []
+    record = FileLease(folder.path)
+    mine = Lease(folder=here(folder)["folder"], ray=ray_at)
 
-    said = False
+    def gone(other: Lease) -> bool:
+        return other.shares_lock(mine) or bool(ray_at and other.ray == ray_at)
 
-    def say(*, ended: bool = False) -> None:
-        nonlocal said
-        with suppress(OSError):  # a full disk stops no sweep here
-            folder.write(
-                OWNER, {**here(folder), "session": session, "ray": ray_at, "beat": time.time(), "ended": ended}
-            )
-            said = True
+    held = acquire(record, mine, gone, clock, lambda text: _say(folder, text))
+    with renewed(held) as check:
+        yield FolderLease(held.token, check, partial(written_under, record, held))
 
-    def listen() -> None:
-        """Until our word stands there, the one that does is of a driver before us; none at all is nobody's."""
-        with suppress(OSError, SweepError):
-            heartbeat = folder.read(OWNER)
-            if said and heartbeat and heartbeat.get("session") != session:
-                others.append(heartbeat)
 
-    def work() -> None:
-        while not ending.wait(HEARTBEAT_INTERVAL_S) and not others:
-            listen()
-            if not others:
-                say()
-
-    def check() -> None:
-        if others:
-            where, ended = others[0].get("host", "another machine"), others[0].get("ended")
-            raise OvertakenError(
-                f"sweep {folder.id} was run on {where} meanwhile; this driver ends, and `babeltune resume {folder.id}` "
-                "goes on from what that one left"
-                if ended
-                else f"sweep {folder.id} is being run on {where}, too, which said so last; this driver ends, and that "
-                "one goes on"
-            )
-
-    say()
-    thread = threading.Thread(target=work, name="babeltune-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield check
-    finally:
-        ending.set()
-        thread.join()
-        listen()
-        if not others:
-            say(ended=True)
+def _say(folder: SweepFolder, text: str) -> None:
+    folder.note(text)
+    log.warning("sweep %s: %s", folder.id, text)
 
 
 @contextmanager

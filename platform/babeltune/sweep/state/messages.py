@@ -48,6 +48,8 @@ class TrialAssignment:
     seed: int = 0
     mirror: StorageLocation | None = None
     """The storage behind a URI, if the sweep has one."""
+    token: int = 0
+    """The fencing token of the driver that gave it. 0 if the trial has no driver."""
 
     @property
     def name(self) -> str:

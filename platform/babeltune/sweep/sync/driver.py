@@ -1,8 +1,8 @@
 """Uploads what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
 
-Before the driver begins, the sweep's folder is brought up to date. The machine of the last driver has the newest
-folder: a driver there keeps its own, and one on another machine takes the bucket's. `owner.json` in the bucket has that
-machine's name and the time of its last heartbeat; a driver that finds another's name there stops.
+Before the driver begins, it takes the sweep's lease (`fencing.py`), and the sweep's folder is brought up to date. The
+machine of the last driver has the newest folder: a driver there keeps its own, and one on another machine takes the
+bucket's. The driver renews the lease every few seconds. A driver that finds another one's lease stops.
 
 A store that does not answer stops nothing at once. Changes wait in the folder, are counted in the log, and are sent
 when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost.
@@ -10,7 +10,7 @@ when the store is back. After the cluster's `storage_timeout` the sweep ends wit
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 import time
 import uuid
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from filelock import Timeout
 
@@ -30,11 +30,23 @@ from babeltune.files import write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.storage.mirror import Mirror
-from babeltune.sweep.state.folder import SweepFolder
-from babeltune.sweep.state.heartbeat import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, OWNER, heartbeat_age, here
-from babeltune.sweep.state.lease import DrivenError, OvertakenError, running_elsewhere
+from babeltune.storage.object_store import Entry
+from babeltune.sweep.state.fencing import (
+    EXPIRY_S,
+    OWNER,
+    RENEWAL_INTERVAL_S,
+    Clock,
+    HeldLease,
+    Lease,
+    acquire,
+    awake,
+)
+from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
+from babeltune.sweep.state.heartbeat import here
+from babeltune.sweep.state.lease import running_elsewhere
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
 from babeltune.sweep.sync.view import StorageView, records_in, records_there, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
 
@@ -45,18 +57,21 @@ LARGE = 2**20
 """Bytes beyond which a file that no resumed sweep needs is sent less often."""
 PER_MEBIBYTE = 2.0
 """Seconds between two uploads of such a file, for each MiB of it."""
-URGENT = ("study.db", "results.jsonl")
+URGENT = ("study.db", RESULTS)
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
 LOCK_TIMEOUT_S = 5.0
 """Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
 READER_TIMEOUT_S = 120.0
 """Seconds after which it is held to be one: who only looks on would be gone."""
+OUTAGE_MARGIN_S = 30.0
+"""Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
+log = logging.getLogger(__name__)
 
 
-def awake() -> float:
-    """Seconds of this machine, those included in which it slept."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+def is_claimed(key: str) -> bool:
+    """Whether a driver writes its token into the record before it reads it."""
+    return key.rpartition("/")[2] in (RESULTS, REPORTS)
 
 
 class DriverSync:
@@ -64,15 +79,18 @@ class DriverSync:
 
     def __init__(self, cluster: Cluster, folder: SweepFolder, *, needs: str | None = None) -> None:
         """`needs` names an earlier sweep that this one starts from."""
+        self.token = 0
+        """The fencing token of this driver, which its assignments carry."""
         self.folder, self.needs = folder, needs
         self.where = cluster.mirrored
         self.trouble: Exception | None = None
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._view = StorageView(cluster)
-        self._since = self._last_heartbeat = 0.0
+        self._since = 0.0
+        self._held: HeldLease | None = None
+        self._renewed = 0.0
         self._sent: dict[Path, float] = {}
-        self._session = uuid.uuid4().hex
         self._changed, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="babeltune-driver-sync", daemon=True)
 
@@ -93,6 +111,8 @@ class DriverSync:
         try:
             self._take()
         except BaseException:
+            if self._held is not None:
+                self._held.end()
             self._lock.release()
             raise
         self._mirror.store.timeout = REQUEST_TIMEOUT_S
@@ -138,42 +158,58 @@ class DriverSync:
                     raise running_elsewhere(self.folder.id, self.folder.read("driver.json") or {}) from None
 
     def _take(self) -> None:
-        """The folder as the latest driver left it, and this driver's name in the bucket."""
-        mirror, owner = self._mirror, self._owner()
-        ago = heartbeat_age(owner, self.folder)
-        if owner is not None and ago is not None and (ago >= -HEARTBEAT_TIMEOUT_S or self._is_alive(owner)):
-            raise DrivenError(
-                f"sweep {self.folder.id} is being run on {owner['host']}, "
-                f"whose last heartbeat was {max(0.0, ago):.0f} s ago; "
-                f"`babeltune stop {self.folder.id}` ends it; where that machine is gone, try again in a minute"
-            )
+        """The lease, and the folder as the latest driver left it."""
+        mirror = self._mirror
+        record = BucketLease(mirror.store, self.folder.id)
+        self._held = held = self._take_lease(record)
+        before = held.before
         if self.needs is not None:
             self._view.update(self.needs)
         mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
-        if owner is None or owner["session"] not in mine:
-            there = records_there(mirror, self.folder.id)
+        elsewhere = before is None or before.session not in mine
+        there = records_there(mirror, self.folder.id)
+        if elsewhere:
             if there and any(mirror.waits(path) for path in records_in(self.folder.path)):
                 aside = self._set_aside()
                 self.folder.path.mkdir(parents=True)
                 self.folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
+            mirror.pull({key: entry for key, entry in there.items() if not is_claimed(key)})
+        there |= self._claim(there)
+        if elsewhere:
             mirror.pull(there)
             mirror.forget_missing(self._prefix, there)
         self.folder.path.mkdir(parents=True, exist_ok=True)
         self._mine.parent.mkdir(parents=True, exist_ok=True)
-        before = [owner["session"]] if owner else []
-        write_whole(self._mine, " ".join([*before, self._session]).encode(), durable=True)
+        sessions = [*([before.session] if before else []), held.lease.session]
+        write_whole(self._mine, " ".join(sessions).encode(), durable=True)
         mirror.store.remove(f"{self._prefix}/stop")
-        self._send_heartbeat()
-        found = self._owner()
-        if found is None or found["session"] != self._session:
-            raise DrivenError(f"sweep {self.folder.id} was begun at the same moment by {(found or {}).get('host')}")
+        self._renew()
 
-    def _is_alive(self, owner: dict[str, Any]) -> bool:
-        """Whether another word of that driver comes before it is held to be dead, by this machine's clock alone."""
-        deadline = time.monotonic() + HEARTBEAT_TIMEOUT_S
-        while (found := self._owner()) == owner and time.monotonic() < deadline:
-            time.sleep(HEARTBEAT_INTERVAL_S / 2)
-        return found != owner
+    def _take_lease(self, record: BucketLease) -> HeldLease:
+        """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
+        assert self.where is not None
+        expiry = max(EXPIRY_S, self.where.timeout + OUTAGE_MARGIN_S)
+        mine = Lease(folder=here(self.folder)["folder"], expiry_s=expiry)
+        held = acquire(record, mine, mine.shares_lock, Clock(), self._say)
+        self.token, self._mirror.fence = held.token, DriverFence(held)
+        if not self._mirror.store.compares or not record.compares(held.lease):
+            self._mirror.store.compares = False
+            self.where = replace(self.where, compares=False)
+            self._say("the storage does not compare versions, so a write of an earlier driver may come late")
+        return held
+
+    def _claim(self, there: dict[str, Entry]) -> dict[str, Entry]:
+        """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
+        trials = {key.split("/")[3] for key in there if "/trials/" in key}
+        at = self._mirror.path(f"{self._prefix}/trials")
+        open_ones = [name for name in sorted(trials) if read_outcome(at / name) not in ENDED]
+        keys = [f"{self._prefix}/{RESULTS}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
+        return {key: claim(self._mirror.store, key, self.token) for key in keys}
+
+    def _say(self, text: str) -> None:
+        log.warning("sweep %s: %s", self.folder.id, text)
+        if self.folder.path.exists():
+            self.folder.note(text)
 
     @property
     def _mine(self) -> Path:
@@ -187,20 +223,12 @@ class DriverSync:
         self._mirror.forget(self._prefix)
         return aside
 
-    def _owner(self) -> dict[str, Any] | None:
-        data = self._mirror.store.read(f"{self._prefix}/{OWNER}")
-        try:
-            found = json.loads(data or b"null")
-        except ValueError:
-            return None
-        return found if isinstance(found, dict) and "session" in found and "host" in found else None
-
-    def _send_heartbeat(self, *, ended: bool = False) -> None:
-        heartbeat = {**here(self.folder), "session": self._session, "beat": time.time(), "ended": ended}
-        data = json.dumps(heartbeat).encode()
-        write_whole(self.folder.path / OWNER, data)
-        self._mirror.store.write(f"{self._prefix}/{OWNER}", data)
-        self._last_heartbeat = awake()
+    def _renew(self, *, ended: bool = False) -> None:
+        """Says that this driver lives. Raises `OvertakenError` if another one has the sweep."""
+        assert self._held is not None
+        self._held.renew(ended=ended)
+        write_whole(self.folder.path / OWNER, self._held.lease.encode())
+        self._renewed = awake()
 
     def _fetch(self, store: Path) -> None:
         """Brings a store that another sweep or machine has built already."""
@@ -219,6 +247,8 @@ class DriverSync:
             raise self.lost
         if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.timeout:
             raise ClusterError(self._words(self.trouble))
+        if self._held is not None:
+            self._held.refuse_if_late()
 
     def publish(self, prepared: Prepared) -> None:
         """Sends the stores and the records of them, before a trial that may run elsewhere needs them."""
@@ -235,6 +265,7 @@ class DriverSync:
 
     def sent(self, assignment: TrialAssignment) -> TrialAssignment:
         """A worker group's assignment for any node: its paths are relative to that node's mirror."""
+        assignment = replace(assignment, token=self.token)
         if self.where is None:
             return assignment
         prepared, folder = (self._mirror.key(Path(path)) for path in (assignment.prepared, assignment.folder))
@@ -253,12 +284,12 @@ class DriverSync:
 
     def _work(self) -> None:
         while not self._ending.is_set():
-            self._changed.wait(HEARTBEAT_INTERVAL_S)
+            self._changed.wait(RENEWAL_INTERVAL_S)
             self._changed.clear()
             if self._ending.is_set():
                 return
             try:
-                if self.trouble is not None or awake() - self._last_heartbeat >= HEARTBEAT_INTERVAL_S:
+                if self.trouble is not None or awake() - self._renewed >= RENEWAL_INTERVAL_S:
                     self._listen()
                 self._send(final=False)
                 if self.trouble is not None:
@@ -273,26 +304,18 @@ class DriverSync:
 
     def _send(self, *, final: bool) -> None:
         for path in records_in(self.folder.path):
-            if (
-                awake() - self._last_heartbeat >= HEARTBEAT_TIMEOUT_S / 2
-            ):  # another driver may have come meanwhile, whose records these are
-                self._listen()
             now = time.monotonic()
             due = self._sent.get(path, -1e9)
             if not final and path.name not in URGENT and due > now:
                 continue
+            if awake() - self._renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
+                self._renew()
             if self._mirror.push(path) and (size := path.stat().st_size) > LARGE:
                 self._sent[path] = now + PER_MEBIBYTE * size / LARGE
 
     def _listen(self) -> None:
-        """Says that this driver lives, unless another one has the sweep; hears who wants it to stop."""
-        owner = self._owner()
-        if owner is not None and owner["session"] != self._session:
-            raise OvertakenError(
-                f"sweep {self.folder.id} was taken over by {owner['host']}; this driver stops, "
-                f"`babeltune status {self.folder.id}` shows the other"
-            )
-        self._send_heartbeat()
+        """Renews the lease; sees who wants this driver to stop."""
+        self._renew()
         if self._mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
 
@@ -315,7 +338,7 @@ class DriverSync:
     def _finish(self) -> None:
         self._listen()
         self._send(final=True)
-        self._send_heartbeat(ended=True)
+        self._renew(ended=True)
 
     def _insist(self, errand: Callable[[], Result], seconds: float) -> Result:
         """The errand, tried again for so many seconds."""

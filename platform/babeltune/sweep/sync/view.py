@@ -22,8 +22,9 @@ from babeltune.files import locked, write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.mirror import JOURNALS, Mirror
 from babeltune.storage.object_store import Entry
+from babeltune.sweep.state.fencing import OWNER
 from babeltune.sweep.state.folder import SweepFolder, find_sweep
-from babeltune.sweep.state.heartbeat import OWNER
+from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 POLL_INTERVAL_S = 2.0
@@ -138,7 +139,7 @@ class StorageView:
         if self.mirror is None:
             return
         bring_stores(self.mirror, prepared)
-        self.mirror.pull_package(self.mirror.key(checkpoint_folder(folder.trial(number), report)))
+        bring_checkpoint(self.mirror, checkpoint_folder(folder.trial(number), report))
 
     def bring_data(self, prepared: Prepared) -> None:
         """Brings here the stores that the sweep's trials read."""

@@ -1,7 +1,8 @@
 """Work on a node that shares no folder with the driver's: the bucket has what it needs, and gets what it makes.
 
 A trial's worker brings the stores and the trial's last checkpoint, and sends each new checkpoint and then its line in
-the ledger before it reports. Tasks of the preparation carry their files with them.
+the ledger before it reports. The names of checkpoints in the bucket end in the fencing token of the driver that gave
+the trial, such as `000003-7`; in folders they do not. Tasks of the preparation carry their files with them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,16 @@ from typing import Any, Protocol
 from safetensors import SafetensorError
 
 from babeltune.data.prepared import Prepared, read_prepared
-from babeltune.errors import ClusterError, NodeError, ObjectStoreError, StorageError, StoreError
+from babeltune.errors import ClusterError, FencedError, NodeError, ObjectStoreError, StorageError, StoreError
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.storage.fence import Stamp, unstamped
+from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import is_local
 from babeltune.sweep.state.messages import TrialAssignment
+from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
+from babeltune.sweep.sync.fencing import BucketLease, TrialFence
 from babeltune.sweep.sync.view import bring_stores
 from babeltune.training.checkpoint import (
     MANIFEST,
@@ -126,6 +130,8 @@ def on_this_node(
             raise
         raise NodeError(f"cannot open the storage: {error}") from error
     prepared, folder = mirror.path(assignment.prepared), mirror.path(assignment.folder)
+    if assignment.token:
+        mirror.fence = TrialFence(BucketLease(mirror.store, assignment.folder.split("/")[1]), assignment.token)
 
     def waiting(errand: Callable[[], object]) -> None:
         with_retries(errand, LONGER * where.timeout, reports.stopped)
@@ -150,7 +156,7 @@ def on_this_node(
         yield here, sending
         if rank == 0:
             with suppress(
-                ObjectStoreError, OSError
+                ObjectStoreError, OSError, FencedError
             ):  # what a stop left between two reports; without it a trial repeats some steps
                 push_trial(mirror, folder)
     except StorageError as error:
@@ -169,6 +175,8 @@ def _note_progress(mirror: Mirror, folder: Path, ended: threading.Event) -> None
             mirror.push(folder / PROGRESS)
         except (ObjectStoreError, OSError):
             continue  # a checkpoint will say what the store or this disk refuses
+        except FencedError:
+            return  # and so will it
 
 
 def bring_prepared(mirror: Mirror, path: Path) -> Prepared:
@@ -211,47 +219,126 @@ def settle(
 
 def pull_trial(mirror: Mirror, folder: Path) -> None:
     """Brings the trial's checkpoints and reports here where the bucket's go further; damaged ones are passed over, and
-    those that were damaged here are replaced."""
+    those that were damaged here are replaced.
+
+    Raises `FencedError` if another driver has the trial's sweep.
+    """
     key = mirror.key(folder)
-    data = mirror.store.read(f"{key}/{REPORTS}") or b""
+    data, stamp = _adopted(mirror, key)
+    names = checkpoints_there(mirror, key, stamp.since)
+    _discard_older(folder, stamp)
     for path in _checkpoints(folder):
-        if not _sound(mirror, path) or (path == stopped_folder(folder) and _goes_further(mirror, path)):
+        if not _sound(mirror, path) or (path == stopped_folder(folder) and _goes_further(mirror, path, names)):
             shutil.rmtree(path)
     have = len(last_good(folder))
     draft = mirror.folder / ".pulling" / key.replace("/", "-")
     draft.mkdir(parents=True, exist_ok=True)
+
+    def bring(name: str) -> bool:
+        return mirror.pull_package(f"{key}/checkpoints/{names[name]}", folder / "checkpoints" / name)
+
     try:
         (draft / REPORTS).write_bytes(data)
         reports = read_reports(draft)
-        names = _checkpoints_there(mirror, key)
         there = {int(name) for name in names if name.isdigit() and int(name) <= len(reports)}
         newer = sorted((index for index in there if index > have), reverse=True)
-        brought = [mirror.pull_package(mirror.key(checkpoint_folder(folder, index))) for index in newer]
+        brought = [bring(checkpoint_folder(folder, index).name) for index in newer]
         if any(brought) or (not newer and len(reports) == have):
-            for name in names - {f"{index:06d}" for index in newer}:  # the best one so far; one between two reports
-                mirror.pull_package(f"{key}/checkpoints/{name}")
+            for name in names.keys() - {f"{index:06d}" for index in newer}:  # the best one; one between two reports
+                bring(name)
         if any(brought):
             (draft / REPORTS).replace(folder / REPORTS)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _adopted(mirror: Mirror, key: str) -> tuple[bytes, Stamp]:
+    """The trial's reports in the bucket, with their stamp.
+
+    The driver has written its token into the reports of all trials that it goes on with. Reports with an older one are
+    of another driver, which has begun a trial under this number since: they are replaced by none.
+    """
+    at, fence = f"{key}/{REPORTS}", mirror.fence
+    if fence is None:
+        data, found = unstamped(mirror.store.read(at) or b"")
+        return data, found or Stamp(0)
+    while True:
+        entry = mirror.store.entry(at)
+        data, found = unstamped(mirror.store.read(at) or b"")
+        fence.check()
+        mine = Stamp(fence.token, fence.token)
+        if found is not None and found.token > fence.token:
+            raise FencedError(f"{at} has a later fencing token than this trial; `babeltune resume` begins it again")
+        if entry is None or (found is not None and found.token == fence.token):
+            stamp = found or mine
+            break
+        if mirror.store.write_if(at, mine.line(), entry.version) is not None:
+            data, stamp = b"", mine
+            break
+    if isinstance(fence, TrialFence):
+        fence.since = stamp.since
+    return data, stamp
+
+
+def _discard_older(folder: Path, stamp: Stamp) -> None:
+    """Removes what this node has of another trial of the same number, and notes under which token it works now."""
+    note = folder / ".token"
+    with suppress(OSError, ValueError):
+        if int(note.read_text(encoding="utf-8")) >= stamp.since:
+            return
+    if stamp.since:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        (folder / REPORTS).unlink(missing_ok=True)
+    if stamp.token:
+        folder.mkdir(parents=True, exist_ok=True)
+        note.write_text(str(stamp.token), encoding="utf-8")
+
+
 def push_trial(mirror: Mirror, folder: Path) -> None:
     """Sends checkpoints that the bucket lacks, then the reports, and removes there what was removed here. One that was
-    damaged here is not sent: the bucket may have it whole."""
-    key, mine = mirror.key(folder), _checkpoints(folder)
-    for path in mine:
-        if _sound(mirror, path):
-            mirror.push_package(path)
+    damaged here is not sent: the bucket may have it whole.
+
+    Raises `FencedError` if another driver has the trial's sweep.
+    """
+    mine = _checkpoints(folder)
+    if mirror.fence is not None and mine:
+        mirror.fence.check()
+    kept = _push_checkpoints(mirror, folder, mine)
     mirror.push(folder / PROGRESS)
     if mirror.push(folder / REPORTS) and mine:
-        there = mirror.store.entries(f"{key}/checkpoints")
-        keep = {path.name for path in mine}
-        names = {at.removeprefix(f"{key}/checkpoints/").partition("/")[0] for at in there}
-        latest = max((path.name for path in mine if path.name.isdigit()), default="")
+        _drop_older(mirror, folder, mine, kept)
+
+
+def _push_checkpoints(mirror: Mirror, folder: Path, mine: list[Path]) -> set[str]:
+    """The names in the bucket of the trial's checkpoints, once all are there that are sound here."""
+    prefix = f"{mirror.key(folder)}/checkpoints"
+    there = mirror.store.entries(prefix) if mine else {}
+    since = mirror.fence.since if isinstance(mirror.fence, TrialFence) else 0
+    names, kept = latest_names(prefix, there, since), set()
+    for path in mine:
+        known = names.get(path.name)
+        if known is None or (_sound(mirror, path) and not mirror.has_package(path, f"{prefix}/{known}", there)):
+            known = path.name if mirror.fence is None else f"{path.name}-{mirror.fence.token}"
+            if _sound(mirror, path):
+                mirror.push_package(path, f"{prefix}/{known}")
+        kept.add(known)
+    return kept
+
+
+def _drop_older(mirror: Mirror, folder: Path, mine: list[Path], kept: set[str]) -> None:
+    """Removes checkpoints from the bucket that were removed here, and none that a later driver has sent."""
+    prefix = f"{mirror.key(folder)}/checkpoints"
+    there = mirror.store.entries(prefix)
+    latest = max((path.name for path in mine if path.name.isdigit()), default="")
+    token = mirror.fence.token if mirror.fence is not None else 0
+
+    def is_old(name: str) -> bool:
+        base, written = parts_of(name)
         # A later one is of another worker, whom a new driver has given the trial.
-        old = {name for name in names - keep if not name.isdigit() or name < latest}
-        mirror.drop_packages([f"{key}/checkpoints/{name}" for name in old], there)
+        return written <= token and (not base.isdigit() or base <= latest)
+
+    old = {name for name in names_in(prefix, there) - kept if is_old(name)}
+    mirror.drop_packages([f"{prefix}/{name}" for name in old], there)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -271,9 +358,11 @@ def _sound(mirror: Mirror, checkpoint: Path) -> bool:
     return bool(found == wanted)
 
 
-def _goes_further(mirror: Mirror, stopped: Path) -> bool:
+def _goes_further(mirror: Mirror, stopped: Path, names: Mapping[str, str]) -> bool:
     """Whether the bucket's checkpoint of a stop is of a later step than this one."""
-    theirs = mirror.store.read(f"{mirror.key(stopped)}/state.json")
+    if stopped.name not in names:
+        return False
+    theirs = mirror.store.read(f"{mirror.key(stopped.parent)}/{names[stopped.name]}/state.json")
     with suppress(ValueError, AttributeError):
         return theirs is not None and _place(json.loads(theirs)) > _place(read_state(stopped))
     return False
@@ -282,13 +371,6 @@ def _goes_further(mirror: Mirror, stopped: Path) -> bool:
 def _place(state: dict[str, Any]) -> tuple[int, int]:
     """How far a trial was when it stopped: its reports, and its step."""
     return state.get("reports", 0), state.get("interval", {}).get("step", 0)
-
-
-def _checkpoints_there(mirror: Mirror, key: str) -> set[str]:
-    """The names of the trial's sealed checkpoints in the bucket."""
-    prefix = f"{key}/checkpoints"
-    sealed = (at.removeprefix(f"{prefix}/").split("/") for at in mirror.store.entries(prefix))
-    return {parts[0] for parts in sealed if parts[1:] == [PACKAGE_MANIFEST]}
 
 
 # Tasks of the preparation

@@ -14,6 +14,7 @@ from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import NodeError, StorageError, StoreError, storage_refusals
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import trial_from
+from babeltune.sweep.state.fencing import FolderFence
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.training.trainer import Reporter, train
 
@@ -62,6 +63,8 @@ def run(assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, 
     """Trains the trial of an assignment on this rank. Raises `NodeError` if this node has no access to its files."""
     with _on_this_node(assignment, reporter, rank, world, device) as (assignment, reporter):
         trial, folder = trial_from(assignment.trial), Path(assignment.folder)
+        shared = assignment.token and assignment.mirror is None
+        guard = FolderFence(folder.parents[1], assignment.token) if shared else nullcontext
         with storage_refusals(folder, assignment.storage), _store_troubles():
             train(
                 trial,
@@ -70,4 +73,5 @@ def run(assignment: TrialAssignment, reporter: Reporter, rank: int, world: int, 
                 reporter,
                 ProcessGroup(),
                 torch.device(device),
+                guard,
             )

@@ -1,0 +1,57 @@
+"""Keeps a process that no longer holds a sweep's lease from changing the sweep's objects in a bucket.
+
+A bucket has no locks. It can only refuse a write to an object that has changed. So a new holder of the lease first
+writes its token into the records that decide results. A late write of an earlier holder expects the record as it was
+before, and the bucket refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Fence(Protocol):
+    """What a mirror asks before it changes a record."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token under which this process writes."""
+        ...
+
+    def before_write(self) -> None:
+        """Raises if this process may write no more. It asks the bucket only if the lease may have been taken."""
+        ...
+
+    def check(self) -> None:
+        """Reads the lease, and raises if another process has it."""
+        ...
+
+    def stamp(self, key: str) -> Stamp | None:
+        """What to write below a record's content; None for a record without a stamp."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The last line of a record in the bucket: under which token it was written. Files on a disk do not have it."""
+
+    token: int
+    since: int = 0
+    """The first token whose checkpoints count. A trial that another driver began under this number, with other
+    settings, has older ones."""
+
+    def line(self) -> bytes:
+        return b'\n{"lease": %d, "since": %d}\n' % (self.token, self.since)
+
+
+STAMPED = re.compile(rb'\n\{"lease": ([0-9]+), "since": ([0-9]+)\}\n\Z')
+
+
+def unstamped(data: bytes) -> tuple[bytes, Stamp | None]:
+    """A record's content and its stamp."""
+    found = STAMPED.search(data)
+    if found is None:
+        return data, None
+    return data[: found.start()], Stamp(int(found[1]), int(found[2]))

@@ -1,0 +1,397 @@
+"""The lease of a sweep: which driver may write, and under which fencing token.
+
+The lease is one small record, `owner.json`, in the sweep's folder or in its bucket. Its holder renews it every few
+seconds. Another driver takes it after it has seen no change for a whole expiry, by its own clock, and writes a higher
+token. The holder gives up earlier than that. Each write compares the token, so a driver that slept writes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from babeltune.errors import FencedError, ObjectStoreError, SweepError
+from babeltune.files import plain, write_whole
+
+OWNER = "owner.json"
+"""File of a sweep's folder, and object in its bucket: the lease."""
+EXPIRY_S = 60.0
+"""Seconds without a change of the lease after which another driver may take it."""
+MARGIN_S = 15.0
+"""Seconds by which a holder gives up before its lease can be taken. In these its last requests end."""
+RENEWAL_INTERVAL_S = 5.0
+"""Seconds between two renewals of a lease."""
+LOCK_TIMEOUT_S = 30.0
+"""Seconds to wait for the lease's lock, which others hold while they write."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+LOCKLESS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a system says of a file system without locks."""
+
+
+class DrivenError(SweepError):
+    """Another driver runs the sweep."""
+
+
+class OvertakenError(SweepError):
+    """Another driver took the sweep over: what its folder says is for that driver to write."""
+
+
+class LeaseExpiredError(SweepError):
+    """A driver could not renew its lease, so it ends before another one may take it."""
+
+
+def awake() -> float:
+    """Seconds of this machine's clock, including those in which it slept."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Who may write a sweep."""
+
+    token: int = 0
+    """Increases with each driver. Records of versions before 0.2 have none."""
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """The driver's own name."""
+    host: str = field(default_factory=lambda: socket.gethostname())
+    folder: str = ""
+    """The sweep's folder on that host. Drivers of one folder on one host share a lock."""
+    ray: str = ""
+    """The address of the driver's Ray cluster, if several machines share it."""
+    expiry_s: float = EXPIRY_S
+    """Seconds without a change after which it may be taken."""
+    renewals: int = 0
+    beat: float = 0.0
+    """When it was last renewed, by the holder's clock. It is shown, and decides nothing."""
+    ended: bool = False
+    """Whether its holder gave it back."""
+
+    @classmethod
+    def read(cls, data: bytes | None) -> Lease | None:
+        """The lease in these bytes; None if they are none."""
+        try:
+            values = json.loads(data or b"null")
+            known = {name: values[name] for name in cls.__dataclass_fields__ if name in values}
+            return cls(**{"expiry_s": EXPIRY_S, **known}) if "session" in known and "host" in known else None
+        except (ValueError, TypeError):
+            return None
+
+    def encode(self) -> bytes:
+        return json.dumps(plain(self)).encode()
+
+    def shares_lock(self, other: Lease) -> bool:
+        """Whether both drivers use one folder of one machine, so that the folder's lock kept them apart."""
+        return bool(self.folder) and (self.host, self.folder) == (other.host, other.folder)
+
+
+Version = str | None
+"""Another one after each change of the lease; None: there is none."""
+
+
+class LeaseRecord(Protocol):
+    """Where a lease is kept."""
+
+    sweep: str
+    """The sweep's id."""
+
+    def read(self) -> tuple[Lease | None, Version]: ...
+
+    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
+        """Replaces the lease if it still has the expected version. Returns the new version, or None. `taken` says that
+        it is no renewal."""
+        ...
+
+    def least_token(self) -> int:
+        """A token that the sweep's records have, in case the lease itself is lost."""
+        ...
+
+
+class HeldLease:
+    """A lease from its taking to its end. Any thread may use it."""
+
+    def __init__(
+        self,
+        record: LeaseRecord,
+        lease: Lease,
+        version: str,
+        begun: float,
+        clock: Callable[[], float],
+        before: Lease | None = None,
+    ) -> None:
+        """`begun` is the time by `clock` at which the request began that took it."""
+        self._record, self.lease = record, lease
+        self.before = before
+        """The lease of the driver before this one."""
+        self._version: Version = version
+        self._renewed, self._clock = begun, clock
+        self._lock = threading.RLock()
+
+    @property
+    def token(self) -> int:
+        return self.lease.token
+
+    @property
+    def late(self) -> bool:
+        """Whether another driver may take the lease soon, or has taken it."""
+        return self._clock() - self._renewed > self.lease.expiry_s - MARGIN_S
+
+    def renew(self, *, ended: bool = False) -> None:
+        """Says that this driver lives. Raises `OvertakenError` if another one has the lease."""
+        with self._lock:
+            while True:
+                begun = self._clock()
+                lease = replace(self.lease, renewals=self.lease.renewals + 1, beat=time.time(), ended=ended)
+                if (version := self._record.swap(lease, self._version)) is not None:
+                    self.lease, self._version, self._renewed = lease, version, begun
+                    return
+                found, self._version = self._record.read()
+                if found is not None:
+                    self._refuse_other(found)
+                    self.lease = found  # a renewal whose answer was lost
+
+    def before_write(self) -> None:
+        """Renews the lease first if it may have been taken since."""
+        if self.late:
+            self.renew()
+
+    def check(self) -> None:
+        """Reads the lease. Raises `OvertakenError` if another driver has it."""
+        found, _ = self._record.read()
+        if found is not None:  # a record that is lost or damaged is written again at the next renewal
+            self._refuse_other(found)
+
+    def refuse_if_late(self) -> None:
+        """Raises `LeaseExpiredError` if the lease could not be renewed in time and cannot be renewed now."""
+        if not self.late:
+            return
+        try:
+            self.renew()
+        except (ObjectStoreError, OSError) as error:
+            raise LeaseExpiredError(
+                f"the lease of sweep {self._record.sweep} could not be renewed for "
+                f"{self._clock() - self._renewed:.0f} s ({error}); this driver ends before another machine may go on, "
+                f"and `babeltune resume {self._record.sweep}` goes on from what is saved"
+            ) from error
+
+    def end(self) -> None:
+        """Gives the lease back, so that another driver need not wait."""
+        with contextlib.suppress(SweepError, ObjectStoreError, OSError):
+            self.renew(ended=True)
+
+    def _refuse_other(self, found: Lease) -> None:
+        if found.session == self.lease.session:
+            return
+        sweep = self._record.sweep
+        raise OvertakenError(
+            f"sweep {sweep} was run on {found.host} meanwhile; this driver ends, and `babeltune resume {sweep}` goes "
+            "on from what that one left"
+            if found.ended
+            else f"sweep {sweep} was taken over by {found.host}; this driver stops, `babeltune status {sweep}` shows "
+            "the other"
+        )
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The taker's own clock."""
+
+    now: Callable[[], float] = awake
+    wait: Callable[[float], None] = time.sleep
+
+
+def acquire(
+    record: LeaseRecord,
+    mine: Lease,
+    gone: Callable[[Lease], bool] = lambda _: False,
+    clock: Clock | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> HeldLease:
+    """Takes the lease. Another driver's lease is watched for a whole expiry first, unless that one ended it.
+
+    `gone` says of a lease that its driver is known to be dead. Raises `DrivenError` if the other driver renews it, or a
+    third one takes it.
+    """
+    clock = clock or Clock()
+    lease, version = record.read()
+    if lease is not None and not lease.ended and not gone(lease):
+        lease, version = _watched(record, lease, version, clock, note)
+    token = (record.least_token() if lease is None else lease.token) + 1
+    begun = clock.now()
+    taken = replace(mine, token=token, beat=time.time())
+    made = record.swap(taken, version, taken=True)
+    if made is None:
+        found, made = record.read()
+        if found is None or found.session != taken.session:
+            host = found.host if found else "another machine"
+            raise DrivenError(f"sweep {record.sweep} was begun at the same moment by {host}")
+    assert made is not None
+    return HeldLease(record, taken, made, begun, clock.now, lease)
+
+
+def _watched(
+    record: LeaseRecord, lease: Lease, version: Version, clock: Clock, note: Callable[[str], None]
+) -> tuple[Lease | None, Version]:
+    """The lease, after it was the same for a whole expiry, or its holder ended it."""
+    began = clock.now()
+    note(
+        f"waiting for the lease of {lease.host}, which runs the sweep or died: after {lease.expiry_s:.0f} s without a "
+        "heartbeat this driver goes on"
+    )
+    while clock.now() - began <= lease.expiry_s:
+        clock.wait(RENEWAL_INTERVAL_S / 2)
+        found, now = record.read()
+        if now == version:
+            continue
+        if found is None or found.ended:
+            return found, now
+        raise DrivenError(
+            f"sweep {record.sweep} is being run on {found.host}, whose last heartbeat was "
+            f"{clock.now() - began:.0f} s ago; `babeltune stop {record.sweep}` ends it"
+        )
+    return lease, version
+
+
+class FileLease:
+    """A lease in a folder. A file lock lets writers in together, and a driver that takes the lease alone.
+
+    Where locks do not hold across machines, each write still reads the lease right before."""
+
+    def __init__(self, folder: Path, wait: Callable[[float], None] = time.sleep) -> None:
+        self.sweep, self._path, self._wait = folder.name, folder / OWNER, wait
+
+    def read(self) -> tuple[Lease | None, Version]:
+        try:
+            with self._path.open("rb") as file:
+                data, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        except FileNotFoundError:
+            return None, None
+        return Lease.read(data), f"{changed} {data.decode(errors='replace')}"
+
+    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
+        with self.locked(alone=taken):
+            if self.read()[1] != expected:
+                return None
+            try:
+                write_whole(self._path, lease.encode(), durable=taken)
+            except OSError as error:
+                if taken or error.errno not in FULL:
+                    raise
+                os.utime(self._path)  # a full disk stops no sweep here
+            return self.read()[1]
+
+    def least_token(self) -> int:
+        return 0
+
+    @contextlib.contextmanager
+    def locked(self, *, alone: bool = False) -> Iterator[None]:
+        """Within the block no other driver takes the lease; `alone`: and nobody writes."""
+        path = self._path.with_name(".lease.lock")
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # another user's, which may be read
+            handle = os.open(path, os.O_RDONLY)
+        try:
+            self._lock(handle, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(handle)
+
+    def _lock(self, handle: int, kind: int) -> None:
+        left = LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(handle, kind | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if left <= 0:
+                    raise DrivenError(
+                        f"sweep {self.sweep} is being written by another process, which may be stopped; end it, then "
+                        f"`babeltune resume {self.sweep}`"
+                    ) from None
+            except OSError as error:
+                if error.errno in LOCKLESS:
+                    return
+                raise
+            left -= 0.05
+            self._wait(0.05)
+
+
+@contextlib.contextmanager
+def written_under(record: FileLease, held: HeldLease) -> Iterator[None]:
+    """What a driver writes to the sweep's folder within the block is written under its lease."""
+    held.before_write()
+    with record.locked():
+        held.check()
+        yield
+
+
+@dataclass(frozen=True)
+class FolderFence:
+    """What a worker asks before it writes into a sweep's folder."""
+
+    folder: Path
+    """The sweep's folder."""
+    token: int
+    """The token under which its trial was assigned."""
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Raises `FencedError` if another driver has the sweep. Within the block none takes it."""
+        record = FileLease(self.folder)
+        with contextlib.ExitStack() as lock:
+            try:
+                lock.enter_context(record.locked())
+            except DrivenError as taken:
+                raise FencedError(str(taken)) from taken
+            refuse_other_token(self.folder.name, record.read()[0], self.token)
+            yield
+
+
+def refuse_other_token(sweep: str, lease: Lease | None, token: int) -> None:
+    """Raises `FencedError` if the lease has another token than the one under which this process writes."""
+    if lease is not None and lease.token != token:
+        raise FencedError(
+            f"sweep {sweep} was taken over by {lease.host} (token {lease.token}, this trial has {token}); nothing more "
+            f"is written here, and `babeltune status {sweep}` shows the other"
+        )
+
+
+@contextlib.contextmanager
+def renewed(held: HeldLease, interval: float | None = None) -> Iterator[Callable[[], None]]:
+    """Renews the lease within the block and ends it then. What it gives raises what keeps the driver from going on."""
+    ending, lost = threading.Event(), list[SweepError]()
+
+    def work() -> None:
+        while not ending.wait(interval or RENEWAL_INTERVAL_S) and not lost:
+            try:
+                held.renew()
+            except OvertakenError as error:
+                lost.append(error)
+            except (SweepError, OSError):
+                continue  # `check` says when it is too late
+
+    def check() -> None:
+        if lost:
+            raise lost[0]
+        held.refuse_if_late()
+
+    thread = threading.Thread(target=work, name="babeltune-lease", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        ending.set()
+        thread.join()
+        if not lost:
+            held.end()

@@ -1,0 +1,96 @@
+"""The lease of a sweep in a bucket, and the fences of its driver and its workers.
+
+The bucket compares an object's version and writes it in one step. The lease is taken and renewed by such writes, and so
+is each record. A driver that takes the lease claims the records that decide results: it writes its token into them.
+A late write of the earlier driver expects the record without that token, so the bucket refuses it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from babeltune.storage.fence import Stamp, unstamped
+from babeltune.storage.object_store import Entry, ObjectStore
+from babeltune.sweep.state.fencing import OWNER, HeldLease, Lease, Version, refuse_other_token
+from babeltune.training.checkpoint import REPORTS
+
+RESULTS = "results.jsonl"
+"""The order of results, which decides what is proposed next."""
+NO_VERSION = "1"
+"""No object has this ETag or generation."""
+
+
+class BucketLease:
+    """A lease in a bucket."""
+
+    def __init__(self, store: ObjectStore, sweep: str) -> None:
+        self.sweep, self._store, self._key = sweep, store, f"sweeps/{sweep}/{OWNER}"
+
+    def read(self) -> tuple[Lease | None, Version]:
+        entry = self._store.entry(self._key)  # first: a swap that expects an older version than what is read fails
+        return Lease.read(self._store.read(self._key)), entry.version if entry else None
+
+    def swap(self, lease: Lease, expected: Version, *, taken: bool = False) -> Version | None:
+        made = self._store.write_if(self._key, lease.encode(), expected)
+        return made.version if made else None
+
+    def least_token(self) -> int:
+        stamp = unstamped(self._store.read(f"sweeps/{self.sweep}/{RESULTS}") or b"")[1]
+        return stamp.token if stamp else 0
+
+    def compares(self, held: Lease) -> bool:
+        """Whether the store refuses a write that expects another version. Some servers ignore conditions."""
+        data = held.encode()
+        return all(self._store.write_if(self._key, data, other) is None for other in (None, NO_VERSION))
+
+
+def claim(store: ObjectStore, key: str, token: int) -> Entry:
+    """Writes the token into a record, which may not be there yet. From then on writes of earlier holders are refused;
+    what they wrote until then is kept."""
+    while True:
+        entry = store.entry(key)
+        content, stamp = unstamped(store.read(key) or b"")
+        since = stamp.since if stamp else 0
+        made = store.write_if(key, content + Stamp(token, since).line(), entry.version if entry else None)
+        if made is not None:
+            return made
+
+
+@dataclass(frozen=True)
+class DriverFence:
+    """What the driver's mirror asks before it changes a record."""
+
+    held: HeldLease
+
+    @property
+    def token(self) -> int:
+        return self.held.token
+
+    def before_write(self) -> None:
+        self.held.before_write()
+
+    def check(self) -> None:
+        self.held.check()
+
+    def stamp(self, key: str) -> Stamp | None:
+        return Stamp(self.token) if key.endswith(f"/{RESULTS}") else None
+
+
+@dataclass
+class TrialFence:
+    """What a worker's mirror asks before it changes a record of its trial."""
+
+    record: BucketLease
+    token: int
+    since: int = 0
+    """The first token whose checkpoints count, as the trial's reports in the bucket say."""
+
+    def before_write(self) -> None:
+        """A worker does not know when its driver renewed the lease: the record's version alone decides."""
+
+    def check(self) -> None:
+        """Raises `FencedError` if another driver has the sweep."""
+        refuse_other_token(self.record.sweep, self.record.read()[0], self.token)
+
+    def stamp(self, key: str) -> Stamp | None:
+        return Stamp(self.token, self.since) if key.endswith(f"/{REPORTS}") else None
