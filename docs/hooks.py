@@ -17,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.main import get_command
 
-from babeltune import api, method, train
+from babeltune import api, method, testing, train
 from babeltune.cli import app
 from babeltune.cli.render import method_document
 from babeltune.evaluation import evaluate
@@ -27,7 +27,7 @@ from babeltune.schema.json_schema import field_notes, records_of
 from babeltune.schema.records import Sweep
 
 MEASURED = Path(__file__).parent / "measured"
-PUBLIC = (api, method, train)
+PUBLIC = (api, method, testing, train)
 """Modules whose classes and functions other programs may use."""
 
 
@@ -150,7 +150,7 @@ def python_api() -> str:
     parts = [
         "# Python API",
         "`import babeltune as bt` has what `babeltune.api` offers. Plugins implement `babeltune.method`. "
-        "`babeltune.train` trains one trial without Ray.",
+        "`babeltune.testing` has the checks of the contract. `babeltune.train` trains one trial without Ray.",
     ]
     for module in PUBLIC:
         parts += [f"## {module.__name__}", inspect.cleandoc(module.__doc__ or "")]

@@ -28,7 +28,7 @@ PLATFORM = (
     *("method.matryoshka", "method.views"),
     *("evaluation.bitext", "evaluation.evaluate", "evaluation.clustering"),
     *("evaluation.mining_f1", "evaluation.knn", "evaluation.probing"),
-    *("training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial"),
+    *("training.checkpoint", "training.sampler", "training.trainer", "sweep.workers.run_trial", "testing"),
 )
 METHODS = (
     *("soft_contrastive", "mse_distillation", "translation_ranking", "laser3_co", "lealla", "combined"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import site
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 from babeltune.method import registry
 
@@ -38,6 +40,7 @@ from pathlib import Path
 
 import torch
 
+from babeltune.errors import TrainingError
 from babeltune.method import Loss, Method, Needs
 
 TEMPERATURE = float((Path(__file__).parent / "temperature.txt").read_text())
@@ -57,11 +60,16 @@ class SimCse(Method):
         return Needs(in_batch_negatives=True)
 
     def loss(self, encode, batch, gather):
+        if batch.total < 2:
+            raise TrainingError("a batch of one pair has no negatives; raise training.global_batch")
         first, second = encode(batch.source), gather(encode(batch.source))
         own = torch.arange(len(first)) + gather.offset(len(first))
         scores = first @ second.T / TEMPERATURE
         return Loss(torch.nn.functional.cross_entropy(scores, own, reduction="sum") / batch.total)
 '''
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "add-a-paper.md"
+CONTRACT = re.search(r"```py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+"""The plugin's own test file, as the page shows it."""
 HOWS = ("installed", "editable", "beside")
 
 
@@ -73,6 +81,8 @@ def make_source(folder):
     (package / "__init__.py").touch()
     (package / "views.py").write_text(METHOD)
     (package / "temperature.txt").write_text("0.05")
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_contract.py").write_text(CONTRACT)
     return folder
 
 

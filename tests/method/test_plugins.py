@@ -1,6 +1,8 @@
 """Distributions besides babeltune that methods come from: what a resume compares of them, and what a cluster gets."""
 
+import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from importlib.metadata import distribution, entry_points
@@ -17,9 +19,11 @@ from babeltune.planning.sweep_file import read_sweep
 from babeltune.planning.warnings import about_plugins
 from babeltune.remote.wheel import build_plugins
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
+from babeltune.testing import CHECKS
 from toy_methods import TwoViews, combined_beside
 from toy_methods import install as install_methods
 from toy_plugin import HOWS, METHOD, NAME, PACKAGE, code_in, forget, importable, install, make_source
+from waiting import PATIENCE_S
 
 
 @pytest.fixture(params=HOWS)
@@ -114,6 +118,37 @@ def test_a_sweep_uses_its_methods_their_choices_and_what_combined_holds(tiny_fil
     assert used(*fixed, "parameters={}") == {"combined", "soft_contrastive"}
     searched = "parameters={two_views: {float: [0.0, 1.0]}}"
     assert used(*fixed, searched) == {"combined", "soft_contrastive", "two_views"}
+
+
+def run_tests_of_the_plugin(source, target, *selection):
+    """pytest, as it runs in the folder of the plugin's source tree."""
+    path = os.pathsep.join([str(target), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection, "tests"],
+        cwd=source,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("selection", "passed"), [(("-k", "keeps"), len(CHECKS)), pytest.param((), len(CHECKS) + 1, marks=pytest.mark.long)]
+)
+def test_a_plugin_runs_the_contract_in_its_own_tests(made, tmp_path, selection, passed):
+    done = run_tests_of_the_plugin(*made("beside", tmp_path), *selection)
+    assert done.returncode == 0, done.stdout
+    assert f"{passed} passed" in done.stdout
+
+
+def test_a_plugin_that_breaks_the_contract_fails_its_tests_with_the_reason(made, tmp_path):
+    source, target = made("beside", tmp_path)
+    views = target / PACKAGE / "views.py"
+    views.write_text(views.read_text().replace("/ batch.total)", "/ batch.total, {'log': first.sum()})"))
+    done = run_tests_of_the_plugin(source, target, "-k", "keeps and gradients")
+    assert done.returncode == 1, done.stdout
+    assert "simcse: the logged value 'log' has a gradient; detach it" in done.stdout
 
 
 # --- What a cluster gets ---------------------------------------------------------------------------------------------

@@ -1,32 +1,20 @@
-"""What every method promises. The file is also the program of each process of a group of gloo ranks."""
+"""What every method promises: the checks of `babeltune.testing`, and what only the methods of this repository share."""
 
 import copy
 import dataclasses
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.nn.functional import normalize
 
-from babeltune.errors import TrainingError
-from babeltune.method import Batch, Loss, Masked, Tokens, available, load_method, make_config, tokens_from
+from babeltune import testing
+from babeltune.method import available, load_method, make_config
 from babeltune.method.distributed import ProcessGroup
-from babeltune.method.gradcache import CachedEncode
-from babeltune.method.masked_lm import Masking
-from babeltune.training.sampler import local_sizes, lots, own_rows
+from babeltune.testing import DIM, VOCABULARY, WIDTH, Case, Rounded, Student, example_batch
 from toy_methods import TwoViews, combined_beside
-from waiting import PATIENCE_S
 
-DIM = 8
 CASES = [
     *(
         ("soft_contrastive", {"labels": labels, "reading": reading, "temperature": 0.2})
@@ -118,151 +106,20 @@ REPEATS = [
 ]
 """Of seven pairs in which one source comes twice and one target three times: the share of repeated texts, and the least
 number of negatives of a row, where it does not depend on vectors. The queue holds texts 0 to 4."""
-LANGUAGES = ("eng", "fra", "kor")
-"""A text's is its number's remainder, so that batches mix them."""
-WORLDS = (4, 2)
-SIZES = [7, 3]
-"""Global batches that 2 and 4 ranks cannot share evenly; with 3 pairs one of four ranks has none."""
 
 
-class Student(nn.Module):
-    """A small encoder: embeddings, two layers, the mean of each sentence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.words, self.layers = nn.Embedding(40, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, DIM))
-
-    @property
-    def word_embeddings(self):
-        return self.words.weight
-
-    def states(self, tokens):
-        first = self.layers[:2](self.words(tokens.ids))
-        return torch.cat([first, self.layers[2](first)], dim=1)
-
-    def forward(self, tokens):
-        states = self.layers(self.words(tokens.ids))
-        which = torch.repeat_interleave(torch.arange(len(tokens)), tokens.lengths)
-        return normalize(states.new_zeros(len(tokens), DIM).index_add(0, which, states), dim=1)
-
-
-def global_batch(total, negatives):
-    """Pairs of random sentences, some of them repeated, with teacher vectors and negatives."""
-    generator = torch.Generator().manual_seed(total)
-    texts = [torch.randint(40, (1 + i % 4,), generator=generator).tolist() for i in range(12)]
-    vectors = torch.randn(12, DIM, generator=generator)
-    ids = torch.randint(12, (2 + negatives, total), generator=generator)
-    mask = torch.rand(total, negatives, generator=generator) < 0.8
-    return texts, normalize(vectors, dim=1), ids, mask
-
-
-def share(total, negatives, rank=0, world=1):
-    """One rank's rows of that batch."""
-    texts, vectors, ids, mask = global_batch(total, negatives)
-    rows = own_rows(torch.arange(total), rank, world)
-    source, target, *rest = ids[:, rows]
-    sides = [tokens_from([texts[i] for i in side]) for side in (source, target)]
-    chosen = torch.stack(rest, dim=1).reshape(-1) if negatives else None
-    return Batch(
-        source=sides[0],
-        target=sides[1],
-        source_ids=source,
-        target_ids=target,
-        total=total,
-        teacher_source=vectors[source],
-        teacher_target=vectors[target],
-        negatives=tokens_from([texts[i] for i in chosen]) if negatives else None,
-        negatives_mask=mask[rows] if negatives else None,
-        languages=torch.stack([source, target], dim=1) % len(LANGUAGES),
-        words=torch.cat([spans(side, rows) for side in sides], dim=1),
-        masked_source=masked(sides[0], rows, 0),
-        masked_target=masked(sides[1], rows, 1),
-    )
-
-
-def spans(side, rows):
-    """Some tokens of each sentence, which depend on its place in the global batch alone."""
-    first = rows % side.lengths
-    return torch.stack([first, first + 1 + (rows // 2) % (side.lengths - first)], dim=1)
-
-
-def masked(side, rows, use):
-    """The sentences with two of five tokens masked, which depend on their places alone."""
-    position = torch.cat([torch.arange(n) for n in side.lengths]) if len(rows) else side.ids
-    drawn = lots(5, 0, use, rows[side.sentence].numpy(), position.numpy())
-    ids, labels = map(torch.from_numpy, Masking(0.4, 39, np.arange(39))(side.ids.numpy(), drawn))
-    return Masked(Tokens(ids, side.lengths), labels)
+def case_of(name, values):
+    """The case; plain tensors come to `mse_distillation`, and the platform's never ask for a gradient."""
+    return Case(name, values, detaches_teacher="mse_distillation" not in (name, *values))
 
 
 def build(name, values):
-    method = load_method(name)
-    config = make_config(method, values)
-    torch.manual_seed(4)
-    needs = method.needs(config)
-    sizes = {"languages": LANGUAGES} if needs.per_language else {}
-    sizes |= {"width": 8, "vocabulary": 40} if needs.states else {}
-    built = method(config, student_dim=DIM, teacher_dim=DIM, **sizes)
-    vectors = normalize(torch.randn(12, DIM, generator=torch.Generator().manual_seed(8)), dim=1)
-    built.warm_up(vectors[: needs.warm_up], torch.arange(12)[: needs.warm_up])
-    return built, needs
-
-
-def gradients(name, values, total, ranks):
-    """The loss and the gradient of every parameter of the student, of the method with a term that is not gathered."""
-    method, needs = build(name, values)
-    student = Student()
-    ranks.set_sizes(local_sizes(total, ranks.world))
-    batch = share(total, needs.hard_negatives, ranks.rank, ranks.world)
-    loss = method.loss(student, batch, ranks)
-    local = (student(batch.target) * torch.arange(DIM)).sum() / batch.total
-    (loss.total + 0.3 * local).backward()
-    trained = nn.ModuleDict({"student": student, "method": method})
-    ranks.sum_gradients(trained.parameters())
-    values = ranks.sum_scalars({"loss": loss.total, **loss.terms, **loss.diagnostics})
-    found = {key: torch.tensor(value) for key, value in values.items()}
-    buffers = {key: value.double() for key, value in method.named_buffers()}
-    return found | {key: p.grad for key, p in trained.named_parameters()} | buffers
-
-
-def everything(ranks):
-    return {
-        f"{case}/{total}/{key}": value
-        for case, (name, values) in zip(NAMES, CASES, strict=True)
-        for total in SIZES
-        for key, value in gradients(name, values, total, ranks).items()
-    }
-
-
-@pytest.fixture(scope="module")
-def one_rank():
-    return everything(ProcessGroup())
-
-
-@pytest.fixture(scope="module")
-def several_ranks(tmp_path_factory):
-    """What every rank found in a group of four, and then in a group of two."""
-    folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    commands = [[sys.executable, __file__, str(rank), str(folder)] for rank in range(max(WORLDS))]
-    processes = [subprocess.Popen(command, env=environment) for command in commands]
-    assert [process.wait(PATIENCE_S) for process in processes] == [0] * len(commands)
-    return {f"{world}-{rank}": load_file(folder / f"{world}-{rank}") for world in WORLDS for rank in range(world)}
+    return case_of(name, values).build()
 
 
 @pytest.mark.trap(1, 3, 4, 8, 13, 18)
-def test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient(one_rank, several_ranks):
-    for who, found in several_ranks.items():
-        assert found.keys() == one_rank.keys()
-        for key, expected in one_rank.items():
-            scale = expected.abs().max().item()
-            torch.testing.assert_close(
-                found[key],
-                expected,
-                rtol=1e-5,
-                atol=1e-5 * scale + 1e-6,
-                msg=lambda text, at=f"{who} {key}": f"{at}: {text}",
-            )
+def test_any_number_of_ranks_gives_the_same_loss_terms_and_gradient(tmp_path):
+    testing.check_ranks([case_of(*case) for case in CASES], tmp_path)
 
 
 def test_every_installed_method_of_ours_is_in_this_contract():
@@ -273,101 +130,36 @@ def test_every_installed_method_of_ours_is_in_this_contract():
 @pytest.mark.trap(9)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_gradients_reach_the_student_and_neither_the_teacher_nor_the_terms(name, values):
-    method, needs = build(name, values)
-    student, batch = Student(), share(7, needs.hard_negatives)
-    vectors = [side.clone().requires_grad_() for side in (batch.teacher_source, batch.teacher_target)]
-    batch = dataclasses.replace(batch, teacher_source=vectors[0], teacher_target=vectors[1])
-    loss = method.loss(student, batch, ProcessGroup())
-    loss.total.backward()
-    assert isinstance(loss, Loss)
-    assert all(p.grad is not None and p.grad.any() for p in student.layers.parameters())
-    if "mse_distillation" not in (
-        name,
-        *values,
-    ):  # plain tensors there: the platform's teacher vectors never ask for a gradient
-        assert all(side.grad is None for side in vectors)
-    assert not any(value.requires_grad for value in (*loss.terms.values(), *loss.diagnostics.values()))
+    testing.check_gradients(case_of(name, values))
 
 
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_few_steps_lower_the_loss(name, values):
-    method, needs = build(name, values)
-    student, batch = Student(), share(7, needs.hard_negatives)
-    optimizer = torch.optim.AdamW(student.parameters(), lr=2e-3)
-    losses, before = [], copy.deepcopy(method.state_dict())
-    for _ in range(5):
-        method.load_state_dict(before)  # a queue that has grown is another loss
-        optimizer.zero_grad()
-        loss = method.loss(student, batch, ProcessGroup())
-        loss.total.backward()
-        optimizer.step()
-        losses.append(loss.total.item())
-    assert losses[-1] < losses[0]
+    testing.check_learns(case_of(name, values))
 
 
 @pytest.mark.trap(6)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_gradient_caching_changes_nothing(name, values):
-    found = []
-    for chunk in (None, 3):
-        method, needs = build(name, values)
-        student, batch = Student(), share(7, needs.hard_negatives)
-        cached = CachedEncode(student, chunk) if chunk else None
-        method.loss(cached or student, batch, ProcessGroup()).total.backward()
-        if cached:
-            cached.backward()
-        found.append([p.grad for p in student.parameters()])
-    for plain, cached in zip(*found, strict=True):
-        torch.testing.assert_close(cached, plain, rtol=1e-5, atol=1e-5 * plain.abs().max().item())
+    testing.check_gradient_caching(case_of(name, values))
 
 
 @pytest.mark.trap(13)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
-def test_a_saved_method_continues_bit_for_bit(name, values, tmp_path):
-    method, needs = build(name, values)
-    batch = share(7, needs.hard_negatives)
-    method.loss(Student(), batch, ProcessGroup())
-    save_file(dict(method.state_dict()), tmp_path / "method.safetensors")
-    again, _ = build(name, values)
-    again.load_state_dict(load_file(tmp_path / "method.safetensors"))
-    losses = [m.loss(Student(), batch, ProcessGroup()).total for m in (method, again)]
-    assert torch.equal(*losses)
+def test_a_saved_method_continues_bit_for_bit(name, values):
+    testing.check_saved_continues(case_of(name, values))
 
 
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_nan_is_never_hidden(name, values):
-    method, needs = build(name, values)
-    student, batch = Student(), share(7, needs.hard_negatives)
-    nn.init.constant_(student.layers[0].bias, torch.nan)
-    assert method.loss(student, batch, ProcessGroup()).total.isnan()
-    batch.teacher_source[2, 3] = torch.nan
-    assert method.loss(Student(), batch, ProcessGroup()).total.isnan() == bool(needs.teacher)
-
-
-def tensors_of(batch):
-    """Every tensor of a batch, by its path."""
-    found, rest = {}, [("batch", batch)]
-    while rest:
-        at, value = rest.pop()
-        if isinstance(value, torch.Tensor):
-            found[at] = value
-        elif dataclasses.is_dataclass(value):
-            rest += [(f"{at}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    return found
+    testing.check_nan_shows(case_of(name, values))
 
 
 @pytest.mark.trap(42)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_a_loss_leaves_its_batch_as_it_was(name, values):
     """D42: teacher vectors of another length would be normalised in place unseen if they came as unit vectors."""
-    method, needs = build(name, values)
-    batch = share(7, needs.hard_negatives)
-    batch = dataclasses.replace(batch, teacher_source=3 * batch.teacher_source, teacher_target=2 * batch.teacher_target)
-    before = copy.deepcopy(tensors_of(batch))
-    method.loss(Student(), batch, ProcessGroup()).total.backward()
-    after = tensors_of(batch)
-    assert after.keys() == before.keys() >= {"batch.source.ids", "batch.teacher_source", "batch.masked_source.labels"}
-    assert all(torch.equal(after[at], value) for at, value in before.items())
+    testing.check_batch_unchanged(case_of(name, values))
 
 
 class Numbered(Student):
@@ -414,9 +206,9 @@ def test_combined_gives_every_method_the_views_that_it_gets_alone(name, values, 
     combined = combined_beside(monkeypatch, TwoViews)
     config = make_config(combined, {name: 0.5, "two_views": 2.0, "settings": {name: values}})
     alone, needs = build(name, values)
-    method = combined(config, student_dim=DIM, teacher_dim=DIM, width=8, vocabulary=40)
+    method = combined(config, student_dim=DIM, teacher_dim=DIM, width=WIDTH, vocabulary=VOCABULARY)
     method.methods[name].load_state_dict(alone.state_dict())
-    batch = share(7, needs.hard_negatives)
+    batch = example_batch(needs)
     views = TwoViews(make_config(TwoViews, {}), student_dim=DIM, teacher_dim=DIM)
     expected, gradient, figures = weighted([(0.5, alone), (2.0, views)], batch)
     student = Numbered()
@@ -491,7 +283,7 @@ def compared(name, method, student, batch):
 def test_every_contrastive_method_reports_repeats_negatives_and_the_mean_cosine(name, values, duplicates, least):
     method, needs = build(name, values)
     ids = {"source_ids": torch.tensor([0, 1, 0, 2, 3, 11, 12]), "target_ids": torch.tensor([7, 8, 9, 6, 7, 7, 5])}
-    batch = dataclasses.replace(share(7, needs.hard_negatives), **ids)
+    batch = dataclasses.replace(example_batch(needs), **ids)
     if needs.hard_negatives:  # row 0 found none: most candidates are its repeats
         batch = dataclasses.replace(batch, negatives_mask=torch.tensor([[0, 0], [1, 0], *[[1, 1]] * 5]).bool())
     kept = kept_negatives(name, method.config, batch, copy.deepcopy(getattr(method, "queue", None)))
@@ -515,8 +307,7 @@ def test_every_contrastive_method_is_among_those():
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_no_method_learns_its_temperature_scale_or_margin(name, values):
     """D5: such a number is a setting, and a parameter has at least a dimension of the network."""
-    method, _ = build(name, values)
-    assert all(p.ndim and p.numel() > 1 for p in method.parameters())
+    testing.check_no_scalar_parameter(case_of(name, values))
 
 
 def sharp(name, values):
@@ -528,25 +319,13 @@ def sharp(name, values):
 SHARP = [(name, sharp(name, values)) for name, values in CASES if name not in ("mse_distillation", "combined")]
 
 
-class Rounded(Student):
-    """Computes in bf16 and answers in fp32, as `train_step.AutocastEncode` does."""
-
-    def states(self, tokens):
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().states(tokens).float()
-
-    def forward(self, tokens):
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(tokens).float()
-
-
 @pytest.mark.trap(11)
 @pytest.mark.parametrize("student", [Student, Rounded])
 @pytest.mark.parametrize(("name", "values"), SHARP)
 def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
     """D11."""
     (method, needs), encode = build(name, values), student()
-    loss = method.loss(encode, share(7, needs.hard_negatives), ProcessGroup())
+    loss = method.loss(encode, example_batch(needs), ProcessGroup())
     loss.total.backward()
     assert all(value.isfinite() for value in (loss.total, *loss.terms.values()))
     trained = [*encode.layers.parameters(), *(p for p in method.parameters() if p.grad is not None)]
@@ -557,23 +336,4 @@ def test_a_temperature_of_5_thousandths_is_finite(name, values, student):
 @pytest.mark.trap(16)
 @pytest.mark.parametrize(("name", "values"), CASES, ids=NAMES)
 def test_negatives_are_required_where_they_are_the_method(name, values):
-    method, needs = build(name, values)
-    batch = share(1, needs.hard_negatives)
-    if not needs.in_batch_negatives or needs.hard_negatives:
-        assert method.loss(Student(), batch, ProcessGroup()).total.isfinite()
-    if needs.hard_negatives:
-        batch = dataclasses.replace(batch, negatives_mask=torch.zeros_like(batch.negatives_mask))
-    if needs.in_batch_negatives:
-        with pytest.raises(TrainingError, match="no negatives"):
-            method.loss(Student(), batch, ProcessGroup())
-
-
-if __name__ == "__main__":
-    own_rank, place = int(sys.argv[1]), Path(sys.argv[2])
-    for size in WORLDS:
-        if own_rank < size:
-            store = f"file://{place}/store-{size}"
-            dist.init_process_group("gloo", init_method=store, rank=own_rank, world_size=size)
-            result = everything(ProcessGroup())
-            save_file({key: value.contiguous() for key, value in result.items()}, place / f"{size}-{own_rank}")
-            dist.destroy_process_group()
+    testing.check_single_pair(case_of(name, values))
