@@ -164,7 +164,7 @@ def dimension_of(folder: Path) -> int | None:
     for module in listed_modules(folder):
         place = folder / str(module.get("path", ""))
         if (routes := place / "router_config.json").is_file():
-            last = next(iter(json.loads(routes.read_text(encoding="utf-8"))["structure"].values()), [])[-1:]
+            last: list[str] = next(iter(json.loads(routes.read_text(encoding="utf-8"))["structure"].values()), [])[-1:]
             place = place.joinpath(*last)
         if (config := place / "config.json").is_file():
             values = json.loads(config.read_text(encoding="utf-8"))

@@ -6,6 +6,7 @@ groups and MLflow are closed. What goes wrong is a line of the report and never 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -76,7 +77,7 @@ def examples_at_the_end(
 
     yield begin
     for each in begun:
-        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(lambda each=each: _result(each)))
+        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(functools.partial(_result, each)))
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -169,17 +170,19 @@ def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDA
             found.setdefault(prepared.languages[of_text[left]], left)
     known = Counter(language for found in translations.values() for language in found)
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
-    languages, rows = (first,), list(translations.values())
+    languages, rows = [first], list(translations.values())
     for language, _ in known.most_common():
-        left = [found for found in rows if language in found]
-        if language != first and len(left) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
-            languages, rows = (*languages, language), left
+        kept = [found for found in rows if language in found]
+        if language != first and len(kept) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
+            languages, rows = [*languages, language], kept
     rows = [found for found in rows if all(language in found for language in languages)]
     if len(languages) < 2:
         raise DataError(f"the dev set {dev_set!r} has no sentences in two languages")
     most = min(MOST_ROWS, MOST_POINTS // len(languages), len(rows))
     chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
-    return languages, np.array([[rows[row][language] for language in languages] for row in chosen], dtype=np.int64)
+    return tuple(languages), np.array(
+        [[rows[row][language] for language in languages] for row in chosen], dtype=np.int64
+    )
 
 
 def _set_of(prepared: Prepared, preferred: str) -> list[IdTask]:

@@ -255,17 +255,16 @@ class Recorder:
         self.facts[number] = {f"fact.{key}": value for key, value in report.facts.items()}
 
     def _best_so_far(self, number: int, report: Report) -> dict[str, float]:
-        """The best value of the first objective up to this report, by which MLflow sorts as the leaderboard does."""
-        aim = self.sweep.objectives[0]
-        known = [*read_reports(self.folder.trial(number)), report]
-        found = [r.metrics[aim.metric] for r in known if r.index <= report.index and aim.metric in r.metrics]
-        return {OBJECTIVE: (max if aim.goal == "maximize" else min)(found)} if found else {}
+        """The first objective of the best report up to this one, by which MLflow sorts as the leaderboard does."""
+        earlier = [known for known in read_reports(self.folder.trial(number)) if known.index < report.index]
+        best = best_report([*earlier, report], *self.sweep.objectives)
+        return {} if best is None else {OBJECTIVE: best.metrics[self.sweep.objectives[0].metric]}
 
     def _keep_checkpoint(self, number: int, choice: MetricChoice) -> None:
         """A model of MLflow for the trial's best checkpoint, if it has one."""
-        place, aim = self.folder.trial(number), self.sweep.objectives[0]
+        place = self.folder.trial(number)
         values = read_of_trial(place, "trial.json")
-        best = best_report(read_reports(place), aim.metric, aim.goal)
+        best = best_report(read_reports(place), *self.sweep.objectives)
         if best is None or values is None:
             return
         trial, name = trial_from(values), f"{self.folder.id}/{place.name}"
@@ -281,7 +280,7 @@ class Recorder:
             f"`{checkpoint}`. `babeltune promote {name}` makes a model of it that others can load.",
             tags={SWEEP: self.folder.id, TRIAL: str(number), "babeltune.report": str(best.index)},
             params={"method": trial.method, **trial.params},
-            scores={OBJECTIVE: best.metrics[aim.metric], **choice.of(scores)},
+            scores={OBJECTIVE: best.metrics[self.sweep.objectives[0].metric], **choice.of(scores)},
             digests={name: digest for name, digest in self.prepared.digests.items() if name.startswith("dev/")},
         )
         self.tracker.model(number, model, per_step=_per_step(best))

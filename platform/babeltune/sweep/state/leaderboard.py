@@ -90,6 +90,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
     outcome, now = (read_of_trial(path, name) or {} for name in ("outcome.json", PROGRESS))
     reports = read_reports(path)
     best: Report | None = best_report(reports, *objectives)
+    aim = objectives[0].metric
     last = reports[-1] if reports else None
     lost = outcome.get("state") == "finished" and not (last and last.last)
     warning = LOST if lost else str(last.facts.get("warning", "")) if last else ""
@@ -105,7 +106,7 @@ def _read_row(path: Path, objectives: tuple[Objective, ...]) -> Row:
         pairs=last.pairs if last else 0,
         seconds=last.seconds if last else 0.0,
         best=best.index if best else None,
-        curve=tuple(each.metrics[objective.metric] for each in reports if objective.metric in each.metrics),
+        curve=tuple(each.metrics[aim] for each in reports if aim in each.metrics),
         reason=outcome.get("reason", ""),
         kind=end_of(outcome).kind if outcome.get("state") in ENDED else "",
         last_report_lost=lost,

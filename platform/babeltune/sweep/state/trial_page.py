@@ -87,7 +87,7 @@ def trial_page(folder: SweepFolder, number: int) -> TrialPage:
     if record is None:
         raise DamagedError(f"{place / 'trial.json'} is gone; restore it from a copy")
     reports = read_reports(place)
-    best = best_report(reports, objective.metric, objective.goal)
+    best = best_report(reports, *folder.sweep().objectives)
     kept = None if best is None else checkpoint_folder(place, best.index)
     return TrialPage(
         sweep=folder.id,
