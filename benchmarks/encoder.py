@@ -41,15 +41,16 @@ from benchmarks.work import start
 
 SWEEP = "search_spaces/encoder.yaml"
 SETTINGS = {
-    "translation_ranking": 5,
-    "mse_distillation": 40,
-    "student.width": 1024,
+    "translation_ranking": 3.6,
+    "mse_distillation": 22,
+    "student.width": 512,
     "student.vocabulary": 48000,
-    "student.ngrams": 0,
+    "student.ngrams": 50000,
     "training.learning_rate": 0.0015,
     "training.embedding_learning_rate": 10,
 }
-"""Settings of our runs: the middle of each range that the sweep searches."""
+"""Settings of our runs: the first point of the sweep, with a higher rate, for shorter trainings. Chosen by dev scores
+after 60 CPU seconds."""
 RATES = (0.05, 0.1, 0.2, 0.4)
 GOALS = {"Tatoeba": 0.02, "NTREX": 0.02, "STS-B": 0.04}
 """The least margin by which ours is to beat the best of the others."""
