@@ -162,6 +162,9 @@ class OneStep:
     def stopped(self) -> bool:
         return False
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def one_step_sweep(file: str | Path) -> Sweep:
     """The sweep with trials of one step."""

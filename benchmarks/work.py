@@ -104,6 +104,9 @@ class Silent:
     def stopped(self) -> bool:
         return False
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def start(trial: Trial, prepared: Prepared) -> TrialTrainer:
     """A trial before its first step, alone on the CPU. Nothing is resumed, and nothing is written."""

@@ -39,6 +39,9 @@ class Printer:
     def stopped(self) -> bool:
         return False
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def progress(what: str, done: int, total: int) -> None:
     """Says on standard error what is being prepared."""

@@ -26,7 +26,7 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Training
+from babeltune.schema.records import Average, Training
 from babeltune.training.averages import Averages
 from babeltune.training.batches import make_reader
 from babeltune.training.checkpoint import (
@@ -54,11 +54,14 @@ FROZEN = ("bilingual_aligner", "dimension_reduction")
 
 
 class Collect:
-    """Keeps reports, and says when to stop: after so many of them, or at a look between two."""
+    """Keeps reports, and says when to stop: after so many of them, or at a look between two.
 
-    def __init__(self, most=100, stop_at=None):
+    `dies_at`: the process ends once so many checkpoints between two reports are on the disk."""
+
+    def __init__(self, most=100, stop_at=None, dies_at=None):
         self.reports, self.most = [], most
         self.looks, self.stop_at = 0, stop_at
+        self.checkpoints, self.dies_at = 0, dies_at
 
     def report(self, report):
         self.reports.append(plain(report))
@@ -67,6 +70,11 @@ class Collect:
     def stopped(self):
         self.looks += 1
         return self.looks == self.stop_at
+
+    def kept(self):
+        self.checkpoints += 1
+        if self.checkpoints == self.dies_at:
+            raise KeyboardInterrupt
 
 
 def test_a_point_is_the_mean_of_its_steps_and_the_least_of_what_is_named_so():
@@ -374,6 +382,32 @@ def test_a_trial_stopped_between_reports_goes_on_at_that_step_bit_for_bit(tiny, 
             k: v for k, v in other["metrics"].items() if k not in timed
         }
         assert [(p["step"], p["values"]) for p in one["points"]] == [(p["step"], p["values"]) for p in other["points"]]
+
+
+EVERY_STEP = 1e-9
+"""Minutes between two checkpoints that are over after any step."""
+
+
+@pytest.mark.parametrize("average", [None, Average(kind="ema", decay=0.9, every=3)])
+def test_checkpoints_between_reports_change_nothing_that_is_trained(tiny, tmp_path, average):
+    run(*tiny, tmp_path / "without", seen := Collect(), checkpoint_minutes=None, average=average)
+    assert seen.checkpoints == 0
+    run(*tiny, tmp_path / "with", seen := Collect(), checkpoint_minutes=EVERY_STEP, average=average)
+    assert seen.checkpoints == 18, "after each step but those with a report"
+    assert same(weights(tmp_path / "without", 2), weights(tmp_path / "with", 2))
+    assert not stopped_folder(tmp_path / "with").exists(), "a report's checkpoint replaces it"
+
+
+@pytest.mark.parametrize("minutes", [None, 10.0])
+def test_a_killed_trial_goes_on_from_a_checkpoint_between_reports_bit_for_bit(tiny, tmp_path, monkeypatch, minutes):
+    run(*tiny, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(*tiny, tmp_path / "cut", Collect(dies_at=13), checkpoint_minutes=EVERY_STEP)
+    assert read_state(stopped_folder(tmp_path / "cut"))["interval"]["step"] == 14
+    monkeypatch.setattr("babeltune.training.trainer.STOP_POLL_INTERVAL_S", 0.0)
+    run(*tiny, tmp_path / "cut", seen := Collect(), checkpoint_minutes=minutes)
+    assert seen.looks == 6, "no step is repeated, whatever the file says by now"
+    assert same(weights(tmp_path / "whole", 2), weights(tmp_path / "cut", 2))
 
 
 def test_a_long_evaluation_sends_heartbeats(tiny, tmp_path, monkeypatch):

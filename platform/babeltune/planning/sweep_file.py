@@ -57,6 +57,8 @@ KNOWN_KEYS = frozenset(section.name for section in fields(Sweep))
 """Keys that a sweep file may have. A file with others is no overlay, either."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
+NEUTRAL = ("training.checkpoint_minutes",)
+"""Keys below others that decide no result, so a resumed sweep may have other values."""
 NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
 
 
@@ -168,6 +170,7 @@ ADDED: dict[str, Any] = {
     "embeddings_from": None,
     "ngrams": 0,
     "lowercase": False,
+    "checkpoint_minutes": 10.0,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 
@@ -179,6 +182,8 @@ def sweep_id(sweep: Sweep) -> str:
     whether a default was written out, do not count.
     """
     deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
+    for section, _, key in (name.partition(".") for name in NEUTRAL):
+        del deciding[section][key]
     text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 

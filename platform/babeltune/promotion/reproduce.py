@@ -73,6 +73,9 @@ class StopAfter:
     def stopped(self) -> bool:
         return False
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def reproduce(name: str, cluster: Cluster) -> Reproduction:
     """Trains the trial again. Raises `SpecError` for a sweep in place of a trial, `SweepError` if the training fails or

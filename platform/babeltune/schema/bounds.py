@@ -82,6 +82,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
         "epsilon": positive,
         "clip": positive,
         "patience": at_least(1),
+        "checkpoint_minutes": positive,
         "matryoshka": Bound(
             "whole numbers of at least 2, none of them twice",
             lambda dims: all(dim >= 2 for dim in dims) and len(set(dims)) == len(dims),

@@ -249,6 +249,9 @@ class Training(Strict):
     with equal weights. Each dev set is scored at each of them (Kusupati et al. 2022, section 3, "Matryoshka
     Representation Learning"; sentence-transformers' `MatryoshkaLoss`). The student's own width is always among them.
     What is cut is normalised again where the student normalises. Absent: whole vectors alone."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes of training after which a trial writes a checkpoint between two reports. A killed trial goes on from it,
+    bit for bit. The trained weights do not depend on it. null: only reports have checkpoints."""
     average: Average | None = None
     """An average of the weights that is evaluated, checkpointed and exported in their place. Absent: the weights."""
 

@@ -2,7 +2,7 @@
 
     trials/t0007/checkpoints/000003/   student, method and optimizer tensors, state.json, manifest.json
     trials/t0007/reports.jsonl         one line per report, written after its checkpoint
-    trials/t0007/checkpoints/stopped/  the same between two reports, where a stop ended the training; until the next one
+    trials/t0007/checkpoints/stopped/  the same between two reports: at a stop, or every few minutes; until the next one
     trials/t0007/progress.json         step and loss of this moment
 
 The number of a checkpoint is the report's. The best one (`best_report`) and the last one are kept.
@@ -116,7 +116,7 @@ def checkpoint_folder(trial_folder: Path, index: int) -> Path:
 
 
 def stopped_folder(trial_folder: Path) -> Path:
-    """Where the checkpoint between two reports lives, if a stop left one."""
+    """Where the checkpoint between two reports lives, if there is one."""
     return trial_folder / "checkpoints" / "stopped"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +76,10 @@ class Reporter(Protocol):
         progress."""
         ...
 
+    def kept(self) -> None:
+        """Called on rank 0 after it wrote a checkpoint between two reports."""
+        ...
+
 
 class TrialTrainer:
     """One trial on one rank, from its last checkpoint to its end."""
@@ -102,7 +107,7 @@ class TrialTrainer:
         self.names = {id(p): name for name, p in self.train_step.module.named_parameters()}
         batches = self.schedule.counts.sum(axis=1)
         self.noted = self.cleaned = -math.inf
-        self.looked = time.monotonic()
+        self.looked = self.kept = time.monotonic()
         self.interval: Interval | None = None
         """The interval that a stop cut between two reports, until training goes on."""
         self.facts: dict[str, Scalar] = {
@@ -167,7 +172,9 @@ class TrialTrainer:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
-        return {"trial": plain(self.trial), "prepared": self.prepared.digest}
+        trial = plain(self.trial)
+        del trial["training"]["checkpoint_minutes"]  # which changes nothing that is trained
+        return {"trial": trial, "prepared": self.prepared.digest}
 
     def check_same(self, state: Mapping[str, Any]) -> None:
         """Refuses to go on from a checkpoint of other settings or data."""
@@ -181,6 +188,7 @@ class TrialTrainer:
     def save(self, report: Report) -> None:
         """Writes the checkpoint and then its line in the ledger; keeps the best and the last."""
         self.reports.append(report)
+        self.kept = time.monotonic()
         if self.ranks.rank:
             return
         state = {"step": report.step, "pairs": report.pairs, "metrics": report.metrics}
@@ -196,6 +204,15 @@ class TrialTrainer:
         if self.ranks.rank == 0:
             with contextlib.suppress(StorageError):
                 self.write(stopped_folder(self.folder), {"reports": len(self.reports), "interval": interval.plain()})
+
+    def keep(self, interval: Interval, step: int, seconds: float) -> None:
+        """Writes a checkpoint between two reports if the last one is `training.checkpoint_minutes` old."""
+        minutes = self.trial.training.checkpoint_minutes
+        if self.ranks.rank or minutes is None or time.monotonic() - self.kept < 60 * minutes:
+            return
+        self.save_interval(replace(interval, step=step, seconds=seconds))
+        self.reporter.kept()
+        self.kept = time.monotonic()  # after it was sent, so that a slow storage leaves time to train
 
     def write(self, folder: Path, state: dict[str, Any]) -> None:
         """A checkpoint of this moment."""
@@ -245,6 +262,8 @@ class TrialTrainer:
                 self.one_step(step, interval.meter, flush=step + 1 == end)
                 if self.train_step.stopping:
                     return self.leave(interval, step + 1, time.perf_counter() - started)
+                if step + 1 < end:
+                    self.keep(interval, step + 1, time.perf_counter() - started)
             trained = time.perf_counter() - started
             try:
                 metrics = self.scores()

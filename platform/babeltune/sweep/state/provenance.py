@@ -26,7 +26,7 @@ from babeltune.errors import SweepError
 from babeltune.files import plain
 from babeltune.method.plugins import OWN, digest_of, plugins
 from babeltune.planning.rules import kind_of
-from babeltune.planning.sweep_file import NOT_DECIDING, sweep_id
+from babeltune.planning.sweep_file import NEUTRAL, NOT_DECIDING, sweep_id
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import ENDED, SweepFolder, has_begun, read_outcome
 
@@ -51,7 +51,7 @@ class Change:
     @property
     def decides(self) -> bool:
         """Whether a trial's result depends on it."""
-        return self.key.partition(".")[0] not in NOT_DECIDING
+        return self.key.partition(".")[0] not in NOT_DECIDING and self.key not in NEUTRAL
 
 
 def _words(value: Any) -> str:

@@ -64,6 +64,8 @@ class Reports(Protocol):
 
     def stopped(self) -> bool: ...
 
+    def kept(self) -> None: ...
+
 
 class Sending:
     """Sends what rank 0 wrote for a report before it is handed on."""
@@ -87,6 +89,12 @@ class Sending:
 
     def stopped(self) -> bool:
         return self._inner.stopped()
+
+    def kept(self) -> None:
+        """Sends a checkpoint between two reports. Where the store is away, a later one or a report sends it."""
+        seconds = min(SHORTLY, self._timeout)
+        with suppress(ObjectStoreError):
+            with_retries(lambda: push_trial(self._mirror, self._folder), seconds, self.stopped)
 
 
 def with_retries(errand: Callable[[], object], seconds: float, alive: Callable[[], object]) -> None:

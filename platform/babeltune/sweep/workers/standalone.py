@@ -39,6 +39,9 @@ class Handover:
     def stopped(self) -> bool:
         return self.closed.is_set()
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def standalone(assignment: TrialAssignment, device: str = "cpu") -> Iterator[Report]:
     """The reports of a trial trained in this process, one at a time; closing the iterator stops the training."""

@@ -82,6 +82,9 @@ class Reporter:
             self._asked = time.monotonic()
         return self._reply.stopped
 
+    def kept(self) -> None:
+        """A checkpoint is on the disk; there is nothing more to do."""
+
 
 def from_rank_0(words: str, rank: int, world: int, device: str) -> str:
     """Rank 0's string on every rank, as bytes: nothing is pickled."""
