@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +73,11 @@ def examples_at_the_end(
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_made(lambda: _begin(folder, prepared, where)))
+        begun.append(_made(partial(_begin, folder, prepared, where)))
 
     yield begin
     for each in begun:
-        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(lambda each=each: _result(each)))
+        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(partial(_result, each)))
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -169,11 +170,12 @@ def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDA
             found.setdefault(prepared.languages[of_text[left]], left)
     known = Counter(language for found in translations.values() for language in found)
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
-    languages, rows = (first,), list(translations.values())
+    languages: tuple[str, ...] = (first,)
+    rows = list(translations.values())
     for language, _ in known.most_common():
-        left = [found for found in rows if language in found]
-        if language != first and len(left) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
-            languages, rows = (*languages, language), left
+        shared = [found for found in rows if language in found]
+        if language != first and len(shared) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
+            languages, rows = (*languages, language), shared
     rows = [found for found in rows if all(language in found for language in languages)]
     if len(languages) < 2:
         raise DataError(f"the dev set {dev_set!r} has no sentences in two languages")
