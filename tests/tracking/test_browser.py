@@ -1,6 +1,5 @@
 """MLflow's pages of a sweep as a person sees them: Debian's Chromium opens what `babeltune ui` links to."""
 
-import json
 import os
 import signal
 import subprocess
@@ -118,12 +117,47 @@ def test_the_link_shows_the_winner_first_with_state_objective_and_settings(logge
     assert "training.learning_rate" in page.content()
 
 
-def test_two_trials_are_compared_over_pairs(logged, server, page):
-    runs = json.dumps([logged[2][0], logged[2][1]])
-    page.goto(f'{server}/#/compare-runs?runs={runs}&experiments=["1"]')
+def test_charts_begin_with_the_objective(logged, server, page):
+    page.goto(f"{link(logged, server)}&compareRunsMode=CHART")
+    sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
+    sections.nth(2).wait_for()
+    page.get_by_text("t0001 (best/objective)").first.wait_for()
+    kept(page, "charts")
+    assert [text.split()[0] for text in sections.all_inner_texts()][:3] == ["best", "dev/everyday", "train"]
+
+
+def test_the_sweeps_run_expands_to_its_trials(server, page):
+    page.goto(f"{server}/#/experiments/1/runs?workflowType=machine_learning")
+    page.get_by_role("link", name="quick-1a2b").wait_for()
+    assert page.get_by_role("link", name="t0001").count() == 0
+    page.locator("[role=gridcell] button").first.click()
+    page.get_by_role("link", name="t0001").wait_for()
+    kept(page, "expanded")
+
+
+def test_two_trials_are_chosen_and_compared(logged, server, page):
+    page.goto(link(logged, server))
+    page.get_by_role("link", name="t0001").wait_for()
+    for row in (1, 2):
+        page.get_by_role("checkbox").nth(row).click()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    page.get_by_text("Comparing 2 Runs").first.wait_for()
     page.get_by_text("t0001").first.wait_for()
     kept(page, "compared")
-    assert "t0000" in page.inner_text("body")
+    text = page.inner_text("body")
+    assert [word for word in ("t0000", "best/objective", "training.learning_rate") if word not in text] == []
+
+
+def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights_are(logged, server, page):
+    page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
+    page.get_by_text("Logged models (1)").wait_for()
+    page.get_by_role("link", name="quick-1a2b-t0001").first.click()
+    page.get_by_text("Its weights:").wait_for()
+    page.get_by_text("dev/everyday (#aaaa").first.wait_for()
+    kept(page, "checkpoint")
+    text = page.inner_text("body")
+    wanted = ("sweeps/quick-1a2b/trials/t0001/checkpoints/000003", "best/objective", "training.learning_rate", "Ready")
+    assert [word for word in wanted if word not in text] == []
 
 
 def test_a_run_shows_its_state_and_the_sweep_its_description(logged, server, page):

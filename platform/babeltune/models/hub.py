@@ -164,8 +164,8 @@ def dimension_of(folder: Path) -> int | None:
     for module in listed_modules(folder):
         place = folder / str(module.get("path", ""))
         if (routes := place / "router_config.json").is_file():
-            last: list[str] = next(iter(json.loads(routes.read_text(encoding="utf-8"))["structure"].values()), [])[-1:]
-            place = place.joinpath(*last)
+            structure: dict[str, list[str]] = json.loads(routes.read_text(encoding="utf-8"))["structure"]
+            place = place.joinpath(*next(iter(structure.values()), [])[-1:])
         if (config := place / "config.json").is_file():
             values = json.loads(config.read_text(encoding="utf-8"))
             found = next((int(values[key]) for key in keys if key in values), found)

@@ -19,7 +19,7 @@ def answer(copied):
     def ask(path):
         request, statuses = {"PATH_INFO": path}, []
         setup_testing_defaults(request)
-        body = b"".join(app(request, lambda status, headers: statuses.append(status)))
+        body = b"".join(app(request, lambda status, headers, error=None: statuses.append(status)))
         assert statuses == ["200 OK"]
         return json.loads(body)
 

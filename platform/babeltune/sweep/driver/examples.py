@@ -6,11 +6,11 @@ groups and MLflow are closed. What goes wrong is a line of the report and never 
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +73,11 @@ def examples_at_the_end(
     begun: list[Any] = []
 
     def begin() -> None:
-        begun.append(_made(lambda: _begin(folder, prepared, where)))
+        begun.append(_made(partial(_begin, folder, prepared, where)))
 
     yield begin
     for each in begun:
-        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(functools.partial(_result, each)))
+        folder.write(EXAMPLES, each if isinstance(each, Examples) else _made(partial(_result, each)))
 
 
 def _made(make: Callable[[], Any]) -> Any:
@@ -170,19 +170,18 @@ def aligned_rows(prepared: Prepared, dev_set: str) -> tuple[tuple[str, ...], NDA
             found.setdefault(prepared.languages[of_text[left]], left)
     known = Counter(language for found in translations.values() for language in found)
     first = Counter(prepared.languages[of_text[right]] for right in translations).most_common(1)[0][0]
-    languages, rows = [first], list(translations.values())
+    languages: tuple[str, ...] = (first,)
+    rows = list(translations.values())
     for language, _ in known.most_common():
-        kept = [found for found in rows if language in found]
-        if language != first and len(kept) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
-            languages, rows = [*languages, language], kept
+        shared = [found for found in rows if language in found]
+        if language != first and len(shared) >= min(FEWEST_ROWS, len(rows)) and len(languages) < MOST_LANGUAGES:
+            languages, rows = (*languages, language), shared
     rows = [found for found in rows if all(language in found for language in languages)]
     if len(languages) < 2:
         raise DataError(f"the dev set {dev_set!r} has no sentences in two languages")
     most = min(MOST_ROWS, MOST_POINTS // len(languages), len(rows))
     chosen = np.linspace(0, len(rows) - 1, most).round().astype(int)
-    return tuple(languages), np.array(
-        [[rows[row][language] for language in languages] for row in chosen], dtype=np.int64
-    )
+    return languages, np.array([[rows[row][language] for language in languages] for row in chosen], dtype=np.int64)
 
 
 def _set_of(prepared: Prepared, preferred: str) -> list[IdTask]:
