@@ -91,6 +91,8 @@ def submit(
         if overlays or assignments:
             raise SpecError("overlays and assignments change a sweep file; change the Sweep with dataclasses.replace")
         sweep = spec
+    elif not isinstance(spec, str | Path):
+        raise SpecError(f"spec {spec!r} is a {type(spec).__name__}; give the path of a sweep file, or a Sweep")
     else:
         sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reach=True)
     folder = run(sweep, place)

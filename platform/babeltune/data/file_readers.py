@@ -242,7 +242,9 @@ def table_rows(
     rows = iter(rows)
     first = next((row for row in rows if row[1]), None)
     if first is None:
-        raise DataError(f"{path} is empty; a table has a header or at least one row")
+        raise DataError(
+            f"{path} is empty; a table has a header or at least one row; put rows in it, or leave the source out"
+        )
     line, head = first
     if isinstance(head, Fault):
         todo = "; save the file as UTF-8" if head.reason == "not UTF-8" else "; correct the file's first line"

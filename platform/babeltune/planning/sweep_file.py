@@ -80,10 +80,11 @@ def read_sweep(
     """
     file = find_file(path)
     document = read_document(file)
-    if {"address", "storage"} & document.values.keys() and "method" not in document.values:
-        raise SpecError(f"{file}: this is a cluster file, not a sweep file; it goes behind --cluster")
+    _refuse_cluster(file, document, "a sweep file")
     for overlay in overlays:
-        _overlay(document, read_document(find_file(overlay)))
+        more = read_document(find_file(overlay))
+        _refuse_cluster(find_file(overlay), more, "an overlay")
+        _overlay(document, more)
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
@@ -239,6 +240,12 @@ def _refuse(found: Iterable[Problem], error: Callable[[Key, str], str]) -> None:
     lines = list(dict.fromkeys(error(key, problem) for key, problem in found))
     if lines:
         raise SpecError("\n".join(lines))
+
+
+def _refuse_cluster(file: Path, document: Document, wanted: str) -> None:
+    """`SpecError` for a cluster file where a sweep file or an overlay is wanted."""
+    if {"address", "storage"} & document.values.keys() and "method" not in document.values:
+        raise SpecError(f"{file}: this is a cluster file, not {wanted}; it goes behind --cluster")
 
 
 def _overlay(document: Document, overlay: Document) -> None:
