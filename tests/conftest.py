@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
+from selection import is_fast
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
@@ -53,6 +54,8 @@ NEEDS_GPU = "needs_gpu"
 """The marker of tests that are skipped where there is no GPU."""
 NEEDS_PAPERS = "needs_papers"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
+FAST = "fast"
+"""The marker of tests for `make test-fast`, which `selection.py` chooses."""
 skipped: list[str] = []
 
 
@@ -60,8 +63,13 @@ SLOW = ("chaos", "engine", "search", "workers", "cluster", "security", "tracking
 """The folders whose tests start clusters and servers."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
-    """The slow ones first, so that no process is left with them at the end while the other has nothing to do."""
+    """The slow ones first, so that no process is left with them at the end while the other has nothing to do. Marks
+    those that are fast."""
+    for item in items:
+        if is_fast(item):
+            item.add_marker(FAST)
     places = {name: place for place, name in enumerate(SLOW)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(SLOW)))
 
@@ -98,6 +106,22 @@ def pytest_terminal_summary(terminalreporter, config):
     show(terminalreporter)
     if skipped:
         terminalreporter.write_line(f"{DATA} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
+
+
+@pytest.fixture(autouse=True)
+def no_ray_in_fast_tests(request, tmp_path_factory):
+    """Fails a fast test that starts Ray, in this process or in another: a Ray that starts makes its session's folder
+    in `RAY_TMPDIR`."""
+    if not request.node.get_closest_marker(FAST):
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp() / "ray"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        yield
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.fail("this test is marked as fast and has started Ray; let its code name what starts it (selection.py)")
 
 
 @pytest.fixture(scope="session")
