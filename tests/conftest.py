@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
-from selection import is_fast
+from selection import FAST, STARTING, is_fast
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
@@ -54,13 +54,7 @@ NEEDS_GPU = "needs_gpu"
 """The marker of tests that are skipped where there is no GPU."""
 NEEDS_PAPERS = "needs_papers"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
-FAST = "fast"
-"""The marker of tests for `make test-fast`, which `selection.py` chooses."""
 skipped: list[str] = []
-
-
-SLOW = ("chaos", "engine", "search", "workers", "cluster", "security", "tracking", "mining", "promotion", "cli")
-"""The folders whose tests start clusters and servers."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
@@ -70,8 +64,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if is_fast(item):
             item.add_marker(FAST)
-    places = {name: place for place, name in enumerate(SLOW)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(SLOW)))
+    places = {name: place for place, name in enumerate(STARTING)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(STARTING)))
 
 
 def pytest_runtest_setup(item):
