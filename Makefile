@@ -1,4 +1,4 @@
-# make sweep | test | chaos | long | lint | docs | bench     each makes the environment that it needs
+# make sweep | test | test-fast | chaos | long | lint | docs | bench     each makes the environment that it needs
 # make table TABLE=paper1                                a table of a paper on real text, over its seeds
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test chaos long lint docs bench table format clean
+.PHONY: sweep test test-fast chaos long lint docs bench table format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -65,6 +65,10 @@ sweep: $(INSTALLED)
 
 test: $(DEVELOPED)
 	@$(BIN)/python -m pytest
+
+# The inner loop: tests that start no Ray, server or other process, in a minute.
+test-fast: $(DEVELOPED)
+	@$(BIN)/python -m pytest -m fast --durations=5
 
 # Every fault of the matrix, and what each cost as a table.
 chaos: $(DEVELOPED)

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -216,10 +216,11 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
         # Encoded again, in another order: a shard whose vectors stand beside other texts does not pass for the truth.
         sides = [list(known), list(dict.fromkeys(known.values()))]
         x, y = (Rows(chosen.encode(side)).block(0, len(side)).numpy() for side in sides)
+    counted = cast("dict[str, dict[str, int]]", done)
     reference = sum(known[sides[0][i]] == sides[1][j] for i, j in by_laser(x, y, K))
     right = sum(known.get(source) == target for source, target in rows)
     return {
-        "sentences": [done["source"]["kept"], done["target"]["kept"]],
+        "sentences": [counted["source"]["kept"], counted["target"]["kept"]],
         "seconds": seconds,
         "memory": own_peak(),
         "recall": right / len(known),

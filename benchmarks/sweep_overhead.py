@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypedDict, cast
 
 from babeltune.planning.space import suggest
 from babeltune.schema.records import Budget, Data, Objective, Parameter, Report, Sampler, Scheduler, Sweep, Training
@@ -29,9 +29,18 @@ ROOT = Path(__file__).resolve().parents[1]
 METRIC = "dev/score"
 
 
+class Asked(TypedDict):
+    """What a trial does: reports with a value that rises, over some seconds of sleep."""
+
+    reports: int
+    seconds: float
+    value: float
+
+
 def work(assignment: TrialAssignment, dispatcher: Reporter, rank: int, world: int, device: str) -> None:
     """What a worker group runs as a trial: so many `reports` over so many `seconds` of sleep."""
-    reports, seconds, value = (assignment.trial[name] for name in ("reports", "seconds", "value"))
+    asked = cast("Asked", assignment.trial)
+    reports, seconds, value = asked["reports"], asked["seconds"], asked["value"]
     for index in range(1, reports + 1):
         time.sleep(seconds / reports)
         metrics = {METRIC: value * index}

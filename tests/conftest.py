@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
+from selection import FAST, STARTING, is_fast
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
@@ -58,14 +59,15 @@ NEEDS_AXE = "needs_axe"
 skipped: list[str] = []
 
 
-SLOW = ("chaos", "engine", "search", "workers", "cluster", "security", "tracking", "mining", "promotion", "cli")
-"""The folders whose tests start clusters and servers."""
-
-
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items):
-    """The slow ones first, so that no process is left with them at the end while the other has nothing to do."""
-    places = {name: place for place, name in enumerate(SLOW)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(SLOW)))
+    """The slow ones first, so that no process is left with them at the end while the other has nothing to do. Marks
+    those that are fast."""
+    for item in items:
+        if is_fast(item):
+            item.add_marker(FAST)
+    places = {name: place for place, name in enumerate(STARTING)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(STARTING)))
 
 
 def pytest_runtest_setup(item):
@@ -102,6 +104,22 @@ def pytest_terminal_summary(terminalreporter, config):
     show(terminalreporter)
     if skipped:
         terminalreporter.write_line(f"{DATA} is here, so no test may be skipped: {', '.join(skipped)}", red=True)
+
+
+@pytest.fixture(autouse=True)
+def no_ray_in_fast_tests(request, tmp_path_factory):
+    """Fails a fast test that starts Ray, in this process or in another: a Ray that starts makes its session's folder
+    in `RAY_TMPDIR`."""
+    if not request.node.get_closest_marker(FAST):
+        yield
+        return
+    folder = tmp_path_factory.getbasetemp() / "ray"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(folder))
+        yield
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pytest.fail("this test is marked as fast and has started Ray; let its code name what starts it (selection.py)")
 
 
 @pytest.fixture(scope="session")

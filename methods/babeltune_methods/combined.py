@@ -15,7 +15,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from babeltune.method import (
     make_config,
 )
 from babeltune.method.views import Shared, Views
+from babeltune.schema.base import record_from
 
 NAME = "combined"
 METHODS = tuple(name for name in available() if name != NAME and name.isidentifier())
@@ -50,7 +51,7 @@ Weights = make_dataclass(
 class Config(Weights):  # type: ignore[misc, valid-type]
     """One weight for each installed method, 0 when left out, and the settings of those that are combined."""
 
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, dict[str, object]] = field(default_factory=dict)
     """Method -> fields of its own `Config`, which say their places; what is left out keeps its default. Ours."""
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class Config(Weights):  # type: ignore[misc, valid-type]
             make_config(load_method(name), values)
 
 
-def parts(config: Any) -> dict[str, tuple[type[Method], Any]]:
+def parts(config: Any) -> dict[str, tuple[type[Method], object]]:
     """The methods with a weight above 0, by name, and their configurations."""
     chosen = {name: load_method(name) for name in METHODS if getattr(config, name) > 0}
     return {name: (method, make_config(method, config.settings.get(name, {}))) for name, method in chosen.items()}
@@ -77,11 +78,11 @@ def parts(config: Any) -> dict[str, tuple[type[Method], Any]]:
 
 # --- What several methods need together -----------------------------------------------------------------------------
 
-UNITED: dict[str, Callable[[list[Any]], Any]] = {
-    "teacher": lambda sides: frozenset().union(*sides),
+UNITED: dict[str, Callable[[list[object]], object]] = {
+    "teacher": lambda sides: frozenset().union(*cast("list[frozenset[str]]", sides)),
     "same_dimension": any,
     "in_batch_negatives": any,
-    "warm_up": max,
+    "warm_up": lambda counts: max(cast("list[int]", counts)),
     "words": any,
     "states": any,
     "vectors": any,
@@ -94,7 +95,7 @@ WHERE = {"hard_negatives": "hard_negatives", "hard_negatives_below": "hard_negat
 
 def union(needs: Mapping[str, Needs]) -> Needs:
     """What satisfies all of these methods; `MethodError` names two that need what cannot both be had."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for part in dataclasses.fields(Needs):
         which = WHERE.get(part.name)
         having = {name: need for name, need in needs.items() if which is None or getattr(need, which)}
@@ -102,10 +103,10 @@ def union(needs: Mapping[str, Needs]) -> Needs:
         found = {name: getattr(need, part.name) for name, need in among.items()}
         unite = UNITED.get(part.name)
         values[part.name] = unite(list(found.values())) if unite else agreed(part.name, found)
-    return Needs(**values)
+    return record_from(Needs, values)
 
 
-def agreed(need: str, found: Mapping[str, Any]) -> Any:
+def agreed(need: str, found: Mapping[str, object]) -> object:
     """The one value that all of them have."""
     (first, value), *others = found.items()
     for other, different in others:

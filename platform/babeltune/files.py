@@ -7,12 +7,19 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
+    """Whatever JSON can hold."""
+    JsonObject: TypeAlias = dict[str, JsonValue]
 
 
 def version(path: Path) -> list[int]:
@@ -37,7 +44,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
 
 
-def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+def write_json(path: Path, value: object, *, durable: bool = True) -> None:
     """Writes a record or plain value as JSON, as `write_whole` does."""
     write_whole(path, json.dumps(plain(value), ensure_ascii=False).encode(), durable=durable)
 
@@ -119,7 +126,13 @@ def end_on_a_line(path: Path) -> None:
             file.write(b"\n")
 
 
-def plain(record: Any) -> Any:
+@overload
+def plain(record: DataclassInstance) -> JsonObject: ...
+@overload
+def plain(record: Mapping[str, object]) -> JsonObject: ...
+@overload
+def plain(record: object) -> JsonValue: ...
+def plain(record: object) -> object:
     """The record as dictionaries, lists and scalars, ready for JSON."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return {f.name: plain(getattr(record, f.name)) for f in dataclasses.fields(record)}

@@ -6,7 +6,7 @@ any processor: 230 in place of 100 GFLOP/s a core on a Zen 5. What is no fp32 on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -71,15 +71,24 @@ def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
+class _Context(Protocol):
+    """What torch keeps between forward and backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return _affine(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), above = ctx.saved_tensors, gradients[0]
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from babeltune.schema.records import Scalar
-
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Heights of a sparkline, the lowest first."""
 ELLIPSIS = "…"
 
 
-def number(value: Scalar) -> str:
+def number(value: object) -> str:
     """A value as short as it can be read."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -60,7 +58,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def settings_words(
-    params: Mapping[str, Scalar], width: int | None = None, names: Mapping[str, str] | None = None
+    params: Mapping[str, object], width: int | None = None, names: Mapping[str, str] | None = None
 ) -> str:
     """Settings as `key=value`, as many as fit in `width` columns. A value is shown whole or not at all.
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
@@ -26,6 +26,8 @@ from babeltune.data.store import Contents, build, digest_of_texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from babeltune.data.prepared import Counts
 
 GRAM = 3
 """Characters of a gram."""
@@ -138,6 +140,28 @@ def find_near_once(stores: Path, evals: Mapping[str, str]) -> FindNear:
     return find
 
 
+class Example(TypedDict):
+    """A row of a source, and its near-duplicate in an evaluation set."""
+
+    source: str
+    set: str
+    side: str
+    row: int
+    text: str
+    jaccard: float
+    evaluation: NotRequired[str]
+    """The evaluation set's text, unless the set is sealed."""
+
+
+class ContaminationRecord(TypedDict, total=False):
+    """The ledger in `prepared.json`: the fields of `Contamination`."""
+
+    sources: dict[str, dict[str, dict[str, dict[str, int]]]]
+    examples: list[Example]
+    sets: dict[str, dict[str, float]]
+    seen: dict[str, dict[str, float]]
+
+
 @dataclass
 class Contamination:
     """What the ledger says; plain values, so that it is written with the prepared sweep."""
@@ -145,7 +169,7 @@ class Contamination:
     sources: dict[str, dict[str, dict[str, dict[str, int]]]] = field(default_factory=dict)
     """Source -> set -> side -> `exact`, rows whose text of that side is in the set (they are removed), and `near`, rows
     that are trained on and have a near-duplicate there. Only what is not 0."""
-    examples: list[dict[str, Any]] = field(default_factory=list)
+    examples: list[Example] = field(default_factory=list)
     """A few near-duplicates of each source, set and side. Of a sealed test only the training text is said."""
     sets: dict[str, dict[str, float]] = field(default_factory=dict)
     """Set -> its distinct `texts`, how many have a `near`-duplicate in the text that is trained on, and the `share`."""
@@ -185,17 +209,17 @@ class Contamination:
                 for place in chosen[:EXAMPLES].tolist():
                     text, other = rows.columns[side][near.rows[place]], index.texts[near.texts[place]]
                     sealed = name.startswith("test/")
-                    self.examples.append(
-                        {
-                            "source": source,
-                            "set": name,
-                            "side": side,
-                            "row": int(near.rows[place]),
-                            "text": text,
-                            "jaccard": round(jaccard(text, other), 3),
-                            **({} if sealed else {"evaluation": other}),
-                        }
-                    )
+                    example: Example = {
+                        "source": source,
+                        "set": name,
+                        "side": side,
+                        "row": int(near.rows[place]),
+                        "text": text,
+                        "jaccard": round(jaccard(text, other), 3),
+                    }
+                    if not sealed:
+                        example["evaluation"] = other
+                    self.examples.append(example)
 
     _hit: dict[str, set[int]] = field(default_factory=dict)
 
@@ -209,14 +233,15 @@ class Contamination:
             near = len(self._hit.get(name, ()))
             self.sets[name] = {"texts": len(texts), "near": near, "share": near / max(1, len(texts))}
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> ContaminationRecord:
         return {"sources": self.sources, "examples": self.examples, "sets": self.sets, "seen": self.seen}
 
 
-def contaminated(counts: Mapping[str, Any], kind: str = "test") -> dict[str, str]:
+def contaminated(counts: Mapping[str, object], kind: str = "test") -> dict[str, str]:
     """The test sets that cannot gate, or the `dev` sets that cannot compare, by the `counts` of a `Prepared`, and why:
     `tatoeba` -> words."""
-    ledger, found = counts.get("contamination", {}), dict[str, str]()
+    found = dict[str, str]()
+    ledger: ContaminationRecord = cast("Counts", counts).get("contamination", {})
 
     def add(name: str, facts: Mapping[str, float], count: str, words: str) -> None:
         if name.startswith(f"{kind}/") and facts["share"] > CONTAMINATED:

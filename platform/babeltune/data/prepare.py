@@ -20,7 +20,7 @@ from babeltune.data.alignment import build_spans, build_words
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import Prepared, TokenSet
+from babeltune.data.prepared import Counts, Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.starts import keep_start, start_name
 from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
@@ -158,12 +158,14 @@ def prepare(
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         tasks=corpus.tasks,
-        counts={
-            "rows": corpus.counts,
-            "overlap": corpus.overlap,
-            "words": facts_of(words) if words else {},
-            "contamination": corpus.contamination.plain(),
-        },
+        counts=dict(
+            Counts(
+                rows=corpus.counts,
+                overlap=corpus.overlap,
+                words=facts_of(words) if words else {},
+                contamination=corpus.contamination.plain(),
+            )
+        ),
         digests=corpus.digests,
     )
 

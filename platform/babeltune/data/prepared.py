@@ -11,21 +11,25 @@ import itertools
 import json
 import mmap
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 import numpy as np
 
 from babeltune.data.store import open_matrix
 from babeltune.errors import StoreError
 from babeltune.files import plain, write_json
+from babeltune.schema.base import record_from
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from babeltune.data.contamination import ContaminationRecord
+    from babeltune.files import JsonValue
     from babeltune.method import TrialContext
+    from babeltune.schema.records import Scalar
 
 Text = TypeVar("Text", int, str)
 TWO_SIDES = ("bitext", "mining")
@@ -86,12 +90,10 @@ class EvalTask(Generic[Text]):
 
     def mapped(self, name: Callable[[Text, str], Other]) -> EvalTask[Other]:
         """The task with every text called as `name` says of it and its language, left sides first."""
-        changed: dict[str, Any] = {
-            "left": tuple(map(name, self.left, itertools.cycle(self.left_languages))),
-            "right": tuple(map(name, self.right, itertools.cycle(self.right_languages))),
-            "fit": self.fit.mapped(name) if self.fit else None,
-        }
-        return EvalTask(**{**vars(self), **changed})
+        left = tuple(map(name, self.left, itertools.cycle(self.left_languages)))
+        right = tuple(map(name, self.right, itertools.cycle(self.right_languages)))
+        fit = self.fit.mapped(name) if self.fit else None
+        return EvalTask(**{**vars(self), "left": left, "right": right, "fit": fit})
 
 
 IdTask = EvalTask[int]
@@ -100,15 +102,34 @@ TextTask = EvalTask[str]
 """A task whose texts are plain, for models that are given sentences."""
 
 
-def tasks_from(values: list[dict[str, Any]]) -> tuple[EvalTask[Any], ...]:
+class TaskJson(TypedDict):
+    """What `plain` makes of a task: its fields, and lists instead of tuples."""
+
+    gold: list[list[int]]
+    fit: TaskJson | None
+
+
+def tasks_from(values: Iterable[TaskJson]) -> tuple[IdTask, ...]:
     """The tasks that `plain` wrote."""
     return tuple(map(_task_from, values))
 
 
-def _task_from(values: dict[str, Any]) -> EvalTask[Any]:
+def _task_from(values: TaskJson) -> IdTask:
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     nested = {"gold": tuple(map(tuple, values["gold"])), "fit": values["fit"] and _task_from(values["fit"])}
-    return EvalTask(**{**values, **lists, **nested})
+    return record_from(EvalTask, {**values, **lists, **nested})
+
+
+class Counts(TypedDict, total=False):
+    """What cleaning left, and how far training text stands in evaluation sets. Early versions wrote fewer keys."""
+
+    rows: dict[str, dict[str, int]]
+    """Rows left after each cleaning step, by source."""
+    overlap: dict[str, dict[str, int]]
+    """Rows that an evaluation set took from a source, by source and set."""
+    words: dict[str, Scalar]
+    """Figures of the aligned words, where a method needs them."""
+    contamination: ContaminationRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +186,7 @@ class Prepared:
     """Mined negatives by key `k=<k>,below=<cosine>`: an int32 array [pairs, k] file, -1 where none."""
     tasks: tuple[IdTask, ...]
     counts: dict[str, Any]
-    """Rows left after each cleaning step, per source; overlap counts; words where a method needs them; recorded with
-    the run."""
+    """The `Counts`, which are recorded with the run."""
     digests: dict[str, str]
     """Digest of every source and task."""
 
@@ -242,6 +262,25 @@ class Prepared:
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 """A string in a file of JSON."""
+
+
+class TokenSetJson(TypedDict):
+    """What `plain` makes of a `TokenSet`: its fields, and a list instead of a tuple."""
+
+    special: list[int]
+
+
+class PreparedJson(TypedDict):
+    """What `plain` makes of a `Prepared`: its fields, and lists instead of tuples."""
+
+    tasks: list[TaskJson]
+    tokens: dict[str, TokenSetJson]
+    groups: list[str]
+    group_rows: list[int]
+    group_languages: list[list[str]]
+    languages: list[str]
+
+
 IN_STORAGE = "storage:"
 """Begins, in `prepared.json` of a sweep's folder, a path within the storage, which may be moved or mirrored."""
 
@@ -252,7 +291,7 @@ def storage_of(path: Path) -> Path | None:
     return sweeps and sweeps.parent
 
 
-def _moved(value: Any, before: str, after: str) -> Any:
+def _moved(value: JsonValue, before: str, after: str) -> JsonValue:
     """The JSON value with another beginning of its paths."""
     if isinstance(value, dict):
         return {key: _moved(each, before, after) for key, each in value.items()}
@@ -267,23 +306,33 @@ def write_prepared(record: Prepared, path: Path) -> None:
     write_json(path, values if storage is None else _moved(values, f"{storage}/", IN_STORAGE))
 
 
+def _prepared_from(written: PreparedJson) -> Prepared:
+    """The record that `plain` wrote."""
+    tokens = {
+        key: record_from(TokenSet, {**tokens, "special": tuple(tokens["special"])})
+        for key, tokens in written["tokens"].items()
+    }
+    lists = {
+        "tasks": tasks_from(written["tasks"]),
+        "groups": tuple(written["groups"]),
+        "group_rows": tuple(written["group_rows"]),
+        "group_languages": tuple(map(tuple, written["group_languages"])),
+        "languages": tuple(written["languages"]),
+    }
+    return record_from(Prepared, {**written, **lists, "tokens": tokens})
+
+
 def read_prepared(path: Path) -> Prepared:
     """Reads what `write_prepared` wrote; `StoreError` where it is damaged or another version of babeltune wrote it."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, FileNotFoundError) as error:
         raise StoreError(f"{path} is damaged or gone ({error}); `babeltune resume` makes it again") from error
     storage = storage_of(path)
     if storage is not None:
-        values = _moved(values, IN_STORAGE, f"{storage}/")
+        written = _moved(written, IN_STORAGE, f"{storage}/")
     try:
-        values["tasks"] = tasks_from(values["tasks"])
-        values["tokens"] = {
-            key: TokenSet(**{**tokens, "special": tuple(tokens["special"])}) for key, tokens in values["tokens"].items()
-        }
-        values |= {name: tuple(values[name]) for name in ("groups", "group_rows", "languages")}
-        values["group_languages"] = tuple(map(tuple, values["group_languages"]))
-        return Prepared(**values)
+        return _prepared_from(written)
     except (KeyError, TypeError) as error:
         raise StoreError(
             f"{path} was written by another version of babeltune ({type(error).__name__}: {error}); "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from babeltune.errors import StoreError
 
@@ -17,13 +17,15 @@ class RunShards(Protocol):
     """Runs `function(*a)` for each `a`, anywhere that sees the files, and yields the results as they come."""
 
     def __call__(
-        self, function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False
+        self, function: Callable[..., int], arguments: Sequence[tuple[object, ...]], *, gpu: bool = False
     ) -> Iterable[int]:
         """`gpu`: the function uses a GPU where there is one."""
         ...
 
 
-def run_here(function: Callable[..., int], arguments: Sequence[tuple[Any, ...]], *, gpu: bool = False) -> Iterator[int]:
+def run_here(
+    function: Callable[..., int], arguments: Sequence[tuple[object, ...]], *, gpu: bool = False
+) -> Iterator[int]:
     """One after the other, in this process."""
     for each in arguments:
         yield function(*each)

@@ -13,12 +13,12 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -30,6 +30,12 @@ from babeltune.schema.records import Scalar
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Numbers = NDArray[np.generic]
+    """Values of whatever type a store has."""
+    Ids = NDArray[np.integer]
+    """Numbers of rows."""
+
+Value = TypeVar("Value", bound=np.generic)
 FORMAT = 1
 log = logging.getLogger(__name__)
 
@@ -60,7 +66,44 @@ class Contents:
     facts: dict[str, Scalar] = field(default_factory=dict)
 
 
-def key_of(description: dict[str, Any]) -> str:
+@dataclass(frozen=True)
+class StoredFile:
+    """What a file of a store had when it was complete."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class StoreRecord:
+    """What `store.json` holds besides its own checksum, `seal`."""
+
+    format: int
+    kind: str
+    key: str
+    description: Mapping[str, object]
+    rows: Mapping[str, int]
+    facts: dict[str, Scalar]
+    arrays: dict[str, Array]
+    files: dict[str, StoredFile]
+
+    def encode(self) -> str:
+        values = plain(self)
+        return json.dumps({**values, "seal": key_of(values)}, indent=1)
+
+    @classmethod
+    def decode(cls, text: str) -> StoreRecord:
+        values = json.loads(text)
+        del values["seal"]
+        arrays = {
+            name: Array(array["dtype"], array["width"], tuple((shard, rows) for shard, rows in array["shards"]))
+            for name, array in values["arrays"].items()
+        }
+        files = {name: StoredFile(**file) for name, file in values["files"].items()}
+        return cls(**{**values, "arrays": arrays, "files": files})
+
+
+def key_of(description: Mapping[str, object]) -> str:
     """SHA-256 of the description as canonical JSON."""
     text = json.dumps(description, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -76,12 +119,12 @@ def digest_of_texts(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def folder_of(root: Path, kind: str, description: dict[str, Any]) -> Path:
+def folder_of(root: Path, kind: str, description: Mapping[str, object]) -> Path:
     """Where the store of this description is, or will be."""
     return root / f"{kind}-{_key(kind, description)[:16]}"
 
 
-def _key(kind: str, description: dict[str, Any]) -> str:
+def _key(kind: str, description: Mapping[str, object]) -> str:
     return key_of({"format": FORMAT, "kind": kind, "description": description})
 
 
@@ -110,7 +153,7 @@ def bring(folder: Path) -> None:
 def build(
     root: Path,
     kind: str,
-    description: dict[str, Any],
+    description: Mapping[str, object],
     write: Callable[[Path], Contents],
     *,
     bytes_needed: int = 0,
@@ -148,7 +191,7 @@ def build(
 
 
 def _build(
-    folder: Path, kind: str, description: dict[str, Any], write: Callable[[Path], Contents], bytes_needed: int
+    folder: Path, kind: str, description: Mapping[str, object], write: Callable[[Path], Contents], bytes_needed: int
 ) -> None:
     free = _free(folder.parent)
     if bytes_needed > free:
@@ -163,18 +206,18 @@ def _build(
         files = {path.name: _seal(path) for path in sorted(building.iterdir())}
         for array in contents.arrays.values():
             _check_fits(array, files, folder)
-        values = {
-            "format": FORMAT,
-            "kind": kind,
-            "key": _key(kind, description),
-            "description": description,
-            "rows": {name: array.rows for name, array in contents.arrays.items()},
-            "facts": contents.facts,
-            "arrays": plain(contents.arrays),
-            "files": files,
-        }
+        made = StoreRecord(
+            format=FORMAT,
+            kind=kind,
+            key=_key(kind, description),
+            description=description,
+            rows={name: array.rows for name, array in contents.arrays.items()},
+            facts=contents.facts,
+            arrays=contents.arrays,
+            files=files,
+        )
         record = building / "store.json"
-        record.write_text(json.dumps({**values, "seal": key_of(values)}, indent=1), encoding="utf-8")
+        record.write_text(made.encode(), encoding="utf-8")
         sync(record)
         sync(building)
         building.rename(folder)
@@ -212,9 +255,9 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(away, ignore_errors=True)
 
 
-def _check_fits(array: Array, files: dict[str, dict[str, Any]], folder: Path) -> None:
+def _check_fits(array: Array, files: Mapping[str, StoredFile], folder: Path) -> None:
     for name, rows in array.shards:
-        found = files[name]["bytes"] if name in files else None
+        found = files[name].bytes if name in files else None
         if found != array.bytes_of(rows):
             raise StoreError(
                 f"shard {name} of the store {folder} should hold {rows} rows in {array.bytes_of(rows)} bytes, but has "
@@ -222,9 +265,9 @@ def _check_fits(array: Array, files: dict[str, dict[str, Any]], folder: Path) ->
             )
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _seal(path: Path) -> StoredFile:
     sync(path)
-    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    return StoredFile(path.stat().st_size, sha256_of(path))
 
 
 def _free(root: Path) -> int:
@@ -273,25 +316,23 @@ def _fault(folder: Path, *, verify: bool) -> str | None:
 # Reading
 
 
-def read_store(folder: Path, *, verify: bool = False) -> dict[str, Any]:
+def read_store(folder: Path, *, verify: bool = False) -> StoreRecord:
     """`store.json`, after a check of all sizes and, with `verify`, of all checksums; `StoreError` names the fault."""
     fault = _fault(folder, verify=verify)
     if fault is not None:
         raise StoreError(f"the store {folder} cannot be used: {fault}; submit the sweep again to rebuild it")
-    record: dict[str, Any] = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-    return record
+    return StoreRecord.decode((folder / "store.json").read_text(encoding="utf-8"))
 
 
 def facts_of(folder: Path) -> dict[str, Scalar]:
     """The facts that the store's builder recorded."""
-    facts: dict[str, Scalar] = read_store(folder)["facts"]
-    return facts
+    return read_store(folder).facts
 
 
 class Matrix:
     """Rows of one width, each found by its number."""
 
-    def __init__(self, parts: list[NDArray[Any]], order: NDArray[Any] | None) -> None:
+    def __init__(self, parts: list[Numbers], order: Ids | None) -> None:
         self._parts = parts
         self._starts = np.cumsum([0] + [len(part) for part in parts])
         self._order = order
@@ -300,15 +341,13 @@ class Matrix:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+    def rows(self, ids: Ids) -> Numbers:
         """[len(ids), width] in the order of `ids`, a copy in memory. `StoreError` for a row that does not exist."""
         _check_range(ids, len(self))
-        places: NDArray[Any] = ids if self._order is None else self._order[ids]
-        found: NDArray[Any]
+        places: Ids = ids if self._order is None else self._order[ids]
         if len(self._parts) == 1:
-            found = np.take(self._parts[0], places, axis=0)
-            return found
-        found = np.empty((len(places), self.width), self._parts[0].dtype)
+            return np.take(self._parts[0], places, axis=0)
+        found: Numbers = np.empty((len(places), self.width), self._parts[0].dtype)
         shard = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(shard):
             where = np.flatnonzero(shard == number)
@@ -316,10 +355,10 @@ class Matrix:
         return found
 
 
-class Ragged:
+class Ragged(Generic[Value]):
     """Rows of any length: values end to end, and where each row starts."""
 
-    def __init__(self, values: NDArray[Any], offsets: NDArray[Any]) -> None:
+    def __init__(self, values: NDArray[Value], offsets: Ids) -> None:
         self._values = values
         self._offsets = offsets
 
@@ -328,10 +367,9 @@ class Ragged:
 
     def lengths(self) -> NDArray[np.int64]:
         """[rows] the length of every row."""
-        lengths: NDArray[np.int64] = np.diff(self._offsets)
-        return lengths
+        return np.diff(self._offsets).astype(np.int64, copy=False)
 
-    def take(self, ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def take(self, ids: Ids) -> tuple[NDArray[Value], NDArray[np.int64]]:
         """These rows' values end to end, and their lengths; `StoreError` for a row that does not exist."""
         _check_range(ids, len(self))
         starts = self._offsets[ids]
@@ -346,25 +384,25 @@ def open_matrix(folder: Path, *, verify: bool = False) -> Matrix:
 
     Costs no copy; pages are read when rows are. Raises `StoreError` for a store that is missing or altered.
     """
-    arrays = read_store(folder, verify=verify)["arrays"]
-    order = _whole(folder, arrays["order"]) if "order" in arrays else None
+    arrays = read_store(folder, verify=verify).arrays
+    order = _ids(folder, arrays["order"]) if "order" in arrays else None
     return Matrix(_parts(folder, arrays["rows"]), order)
 
 
-def open_ragged(folder: Path, *, verify: bool = False) -> Ragged:
+def open_ragged(folder: Path, *, verify: bool = False) -> Ragged[np.integer]:
     """The arrays `values` and `offsets` of a store; raises as `open_matrix` does."""
-    arrays = read_store(folder, verify=verify)["arrays"]
-    return Ragged(_whole(folder, arrays["values"]), _whole(folder, arrays["offsets"]))
+    arrays = read_store(folder, verify=verify).arrays
+    return Ragged(_ids(folder, arrays["values"]), _ids(folder, arrays["offsets"]))
 
 
-def _parts(folder: Path, array: dict[str, Any]) -> list[NDArray[Any]]:
-    dtype, width = np.dtype(array["dtype"]), array["width"]
+def _parts(folder: Path, array: Array) -> list[Numbers]:
+    dtype, width = np.dtype(array.dtype), array.width
     if dtype.hasobject:  # its bytes would be taken for addresses in memory
         raise StoreError(
             f"the store {folder} holds objects ({dtype}), which are never read; remove it, then submit again"
         )
-    parts: list[NDArray[Any]] = []
-    for name, rows in array["shards"]:
+    parts: list[Numbers] = []
+    for name, rows in array.shards:
         if Path(name).name != name:
             raise StoreError(f"the store {folder} names {name!r}, which is no file of it; remove it, then submit again")
         shape = (rows, width) if width else (rows,)
@@ -374,12 +412,17 @@ def _parts(folder: Path, array: dict[str, Any]) -> list[NDArray[Any]]:
     return parts
 
 
-def _whole(folder: Path, array: dict[str, Any]) -> NDArray[Any]:
+def _whole(folder: Path, array: Array) -> Numbers:
     (part,) = _parts(folder, array)
     return part
 
 
-def _check_range(ids: NDArray[Any], rows: int) -> None:
+def _ids(folder: Path, array: Array) -> Ids:
+    """An array of whole numbers, which its builder gave it."""
+    return cast("Ids", _whole(folder, array))
+
+
+def _check_range(ids: Ids, rows: int) -> None:
     if len(ids) and (ids.min() < 0 or ids.max() >= rows):
         raise StoreError(
             f"row {ids.min() if ids.min() < 0 else ids.max()} is not among the store's rows 0 to {rows - 1}"

@@ -12,9 +12,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -35,6 +35,35 @@ BLOCK = 100_000
 """Texts of a token store that are looked at together."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """A byte's token, where a tokenizer falls back on bytes."""
+
+
+class ModelJson(TypedDict):
+    """The `model` of a `tokenizer.json`: what babeltune reads and changes of it."""
+
+    type: str
+    vocab: dict[str, int] | list[list[str | float]]
+    """Ids by token; of Unigram each token with its score, in the order of the ids."""
+    merges: NotRequired[list[str | list[str]]]
+    """BPE: two tokens that become one, in the order in which it looks for them."""
+    unk_token: NotRequired[str | None]
+    unk_id: NotRequired[int | None]
+    continuing_subword_prefix: NotRequired[str | None]
+    end_of_word_suffix: NotRequired[str | None]
+
+
+class SpecialJson(TypedDict):
+    """A special token of a post-processor's template."""
+
+    ids: list[int]
+
+
+class ProcessorJson(TypedDict, total=False):
+    """The `post_processor` of a `tokenizer.json`: where it holds ids."""
+
+    processors: list[ProcessorJson]
+    sep: list[str | int]
+    cls: list[str | int]
+    special_tokens: dict[str, SpecialJson] | None
 
 
 def build_trimmed(root: Path, tokenizer: PreTrainedTokenizerFast, stores: Iterable[Path]) -> Path:
@@ -69,7 +98,7 @@ def check_equal(before: Path, after: Path, kept: NDArray[np.int64]) -> None:
             )
 
 
-def blocks(store: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
+def blocks(store: Path) -> Iterator[tuple[NDArray[np.integer], NDArray[np.int64]]]:
     """The token ids of a store end to end and the lengths of its texts, some texts at a time."""
     ragged = open_ragged(store)
     for start in range(0, len(ragged), BLOCK):
@@ -122,7 +151,7 @@ def trimmed(
     return cut, kept
 
 
-def is_single(token: str, model: dict[str, Any]) -> bool:
+def is_single(token: str, model: ModelJson) -> bool:
     """Whether it stands for one character or byte."""
     prefix = model.get("continuing_subword_prefix") or ""
     return len(token.removeprefix(prefix)) == 1 or BYTE.fullmatch(token) is not None
@@ -131,30 +160,47 @@ def is_single(token: str, model: dict[str, Any]) -> bool:
 # --- What each kind of model needs besides, and how it is renumbered ------------------------------------------------
 
 
-def no_more(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+def no_more(model: ModelJson, tokens: Iterable[str]) -> set[int]:
     """WordPiece: a longest match needs no other token; what stands for unknown text is kept."""
-    unknown = model["vocab"].get(model.get("unk_token"))
+    unknown = names_of(model).get(model.get("unk_token") or "")
     return set() if unknown is None else {unknown}
 
 
-def least_likely(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+def least_likely(model: ModelJson, tokens: Iterable[str]) -> set[int]:
     """Unigram: the least score decides what unknown text costs, so that token is kept, beside the unknown one."""
-    scores = [score for _, score in model["vocab"]]
-    unknown = set() if model.get("unk_id") is None else {int(model["unk_id"])}
-    return {int(np.argmin(scores))} | unknown
+    scores = [float(score) for _, score in pieces_of(model)]
+    unknown = model.get("unk_id")
+    return {int(np.argmin(scores))} | (set() if unknown is None else {unknown})
 
 
-def on_the_way(model: dict[str, Any], tokens: Iterable[str]) -> set[int]:
+def on_the_way(model: ModelJson, tokens: Iterable[str]) -> set[int]:
     """BPE: all that merging makes on the way to these tokens. Within a token no merge depends on its neighbours."""
     prefix = model.get("continuing_subword_prefix") or ""
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(merges_of(model))))}
-    met = set(filter(None, [model.get("unk_token")]))
+    met = {unknown} if (unknown := model.get("unk_token")) else set[str]()
     for token in tokens:
         met.update(merged(token, ranks, prefix))
-    return {model["vocab"][token] for token in met if token in model["vocab"]}
+    vocabulary = names_of(model)
+    return {vocabulary[token] for token in met if token in vocabulary}
 
 
-def merges_of(model: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def names_of(model: ModelJson) -> dict[str, int]:
+    """The ids of WordPiece's and BPE's tokens."""
+    vocabulary = model["vocab"]
+    if not isinstance(vocabulary, dict):
+        raise TeacherError(f"a tokenizer of kind {model['type']} names no ids of its tokens; remove student.trim")
+    return vocabulary
+
+
+def pieces_of(model: ModelJson) -> list[list[str | float]]:
+    """Unigram's tokens with their scores."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        raise TeacherError(f"a tokenizer of kind {model['type']} has no scores of its tokens; remove student.trim")
+    return vocabulary
+
+
+def merges_of(model: ModelJson) -> Iterator[tuple[str, str]]:
     """The merges of a BPE model in order."""
     for merge in model["merges"]:
         left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
@@ -177,17 +223,18 @@ def merged(token: str, ranks: dict[tuple[str, str], int], prefix: str) -> Iterat
         yield symbols[at]
 
 
-def cut_list(model: dict[str, Any], new: dict[int, int]) -> None:
+def cut_list(model: ModelJson, new: dict[int, int]) -> None:
     """Unigram's vocabulary, in place."""
-    model["vocab"] = [model["vocab"][old] for old in new if old < len(model["vocab"])]
-    if model.get("unk_id") is not None:
-        model["unk_id"] = new[int(model["unk_id"])]
+    pieces = pieces_of(model)
+    model["vocab"] = [pieces[old] for old in new if old < len(pieces)]
+    if (unknown := model.get("unk_id")) is not None:
+        model["unk_id"] = new[unknown]
 
 
-def cut_names(model: dict[str, Any], new: dict[int, int]) -> None:
+def cut_names(model: ModelJson, new: dict[int, int]) -> None:
     """WordPiece's and BPE's vocabulary and merges, in place."""
     prefix = model.get("continuing_subword_prefix") or ""
-    vocabulary = {token: new[old] for token, old in model["vocab"].items() if old in new}
+    vocabulary = {token: new[old] for token, old in names_of(model).items() if old in new}
     if "merges" in model:
         model["merges"] = [
             [left, right]
@@ -197,8 +244,8 @@ def cut_names(model: dict[str, Any], new: dict[int, int]) -> None:
     model["vocab"] = vocabulary
 
 
-Needed = Callable[[dict[str, Any], Iterable[str]], set[int]]
-Cut = Callable[[dict[str, Any], dict[int, int]], None]
+Needed = Callable[[ModelJson, Iterable[str]], set[int]]
+Cut = Callable[[ModelJson, dict[int, int]], None]
 KINDS: dict[str, tuple[Needed, Cut]] = {
     "BPE": (on_the_way, cut_names),
     "Unigram": (least_likely, cut_list),
@@ -207,16 +254,14 @@ KINDS: dict[str, tuple[Needed, Cut]] = {
 """For each kind of model: which tokens it needs besides, and what cuts it."""
 
 
-def renumber(processor: dict[str, Any] | None, new: dict[int, int]) -> None:
+def renumber(processor: ProcessorJson | None, new: dict[int, int]) -> None:
     """The ids of special tokens in a post-processor, in place."""
     if processor is None:
         return
     for inner in processor.get("processors", ()):
         renumber(inner, new)
-    for place in ("sep", "cls"):
-        if place in processor:
-            token, old = processor[place]
-            processor[place] = [token, new[old]]
-    special: dict[str, dict[str, Sequence[Any]]] = processor.get("special_tokens") or {}
-    for each in special.values():
+    for pair in (processor.get("sep"), processor.get("cls")):
+        if pair is not None:
+            pair[1] = new[int(pair[1])]
+    for each in (processor.get("special_tokens") or {}).values():
         each["ids"] = [new[old] for old in each["ids"]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -41,14 +41,21 @@ def _all_rows(rows: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.cat([received[r * most : r * most + size] for r, size in enumerate(sizes)])
 
 
+class _Context(Protocol):
+    """What torch keeps between forward and backward pass."""
+
+    sizes: list[int]
+    rank: int
+
+
 class _Gathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sizes: list[int], rank: int) -> Tensor:
+    def forward(ctx: _Context, rows: Tensor, sizes: list[int], rank: int) -> Tensor:
         ctx.sizes, ctx.rank = sizes, rank
         return _all_rows(rows, sizes)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
         most = max(ctx.sizes)
         blocks = torch.cat([_pad(block, most) for block in torch.split(gradients[0], ctx.sizes)])
         own = blocks.new_empty(most, *blocks.shape[1:])

@@ -8,7 +8,7 @@ from one product with its vectors. Nothing of batch x queue is kept.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -110,10 +110,19 @@ def equal_m(
     return replace(whole, chosen=kept & drawn)
 
 
+class _Context(Protocol):
+    """What torch keeps between forward and backward pass."""
+
+    mean: Tensor
+    """The gradient of the rows. Gone after a backward pass."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
 class _LogSums(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Context,
         q: Tensor,
         candidates: Tensor,
         ids: Tensor,
@@ -157,8 +166,9 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        mean, ctx.mean = ctx.mean, None  # scaled in place: a second backward finds nothing
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        mean = ctx.mean
+        del ctx.mean  # it is scaled in place: a second backward finds nothing
         return mean.mul_(gradients[0].unsqueeze(1)), None, None, None, None, None, None
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from babeltune.errors import MethodError, nearest
 from babeltune.method.base import Method, Needs
@@ -46,19 +45,19 @@ class TrialContext:
     """What every part of a trial asks of its method. Built once for a trial and passed on."""
 
     method_class: type[Method]
-    config: Any
+    config: object
     """The method's own `Config`."""
     needs: Needs
 
 
-def trial_context(method: str, values: Mapping[str, Any]) -> TrialContext:
+def trial_context(method: str, values: Mapping[str, object]) -> TrialContext:
     """The context of a trial of this method with these settings."""
     method_class = load_method(method)
     config = make_config(method_class, values)
     return TrialContext(method_class, config, method_class.needs(config))
 
 
-def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
+def make_config(method: type[Method], values: Mapping[str, object]) -> object:
     """The method's `Config` with these fields; unknown fields and wrong values raise `MethodError`."""
     known = {f.name for f in dataclasses.fields(method.Config)}
     for key in values:
@@ -73,7 +72,7 @@ def make_config(method: type[Method], values: Mapping[str, Any]) -> Any:
         raise MethodError(f"method {method.name!r}: {error}") from error
 
 
-def needs_of(name: str, config: Mapping[str, Any]) -> Needs:
+def needs_of(name: str, config: Mapping[str, object]) -> Needs:
     """What the method of that name needs with these settings."""
     method = load_method(name)
     return method.needs(make_config(method, config))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -253,10 +253,21 @@ def _softmaxes(values: Tensor, powers: Tensor | None, rows: Normaliser, columns:
     return total if powers is None else powers * total
 
 
+class _Context(Protocol):
+    """What torch keeps between forward and backward pass."""
+
+    found: tuple[Tensor, Tensor, Tensor | None]
+    """The gradients of the rows, of the columns, and of what stands beside. Gone after a backward pass."""
+    temperature: float
+    dtypes: tuple[torch.dtype, torch.dtype]
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, beside: Tensor | None, work: _Work, gradients: bool
+        ctx: _Context, x: Tensor, y: Tensor, beside: Tensor | None, work: _Work, gradients: bool
     ) -> tuple[Tensor, Tensor]:
         rows, columns = work.rows, work.columns
         with torch.autocast(x.device.type, enabled=False):
@@ -268,7 +279,7 @@ class _CrossEntropy(torch.autograd.Function):
         for side in (rows, columns):
             if side.weights is not None and side.sums is not None:
                 value = value + torch.dot(side.weights.double(), side.sums.double())
-        if gradients:
+        if rows.gradient is not None and columns.gradient is not None:
             share = None
             if beside is not None and rows.weights is not None and rows.sums is not None:
                 share = rows.weights * (beside - rows.sums).exp()
@@ -280,9 +291,10 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
-        (x, y, beside), ctx.found = ctx.found, None  # scaled in place: a second backward finds nothing
+        x, y, beside = ctx.found
+        del ctx.found  # they are scaled in place: a second backward finds nothing
         return (
             x.mul_(scale / ctx.temperature).to(ctx.dtypes[0]),
             y.mul_(scale / ctx.temperature).to(ctx.dtypes[1]),

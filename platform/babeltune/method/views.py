@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -59,6 +59,11 @@ class Shared:
             self.calls[id(side)] += 1
         return self.views.of(asked)
 
-    def __getattr__(self, name: str) -> Any:
-        """What else the student offers."""
-        return getattr(self.views.encode, name)
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        """The student's token states."""
+        return self.views.encode.states(tokens)
+
+    @property
+    def word_embeddings(self) -> Float[Tensor, "vocabulary width"]:
+        """The student's embeddings of token ids."""
+        return self.views.encode.word_embeddings

@@ -7,7 +7,7 @@ built from a hub model, a folder (such as a promoted model), or from scratch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -128,7 +128,7 @@ class VectorTable(Protocol):
 
     width: int
 
-    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """[len(ids), width] in the order of `ids`."""
         ...
 
@@ -160,7 +160,7 @@ StudentEncoder = Encoder | StaticEncoder | FrozenEncoder
 class TextIds:
     """In place of the token store, for a `FrozenEncoder`: the one token of a sentence is its text id."""
 
-    def take(self, ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def take(self, ids: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
         return np.asarray(ids), np.ones(len(ids), np.int64)
 
 
@@ -345,8 +345,8 @@ def _check_length(student: Student, encoder: Encoder) -> None:
 
 def encode_all(
     encoder: StudentEncoder,
-    ragged_take: Callable[[NDArray[np.integer[Any]]], tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]],
-    ids: Int[Tensor, "texts"] | NDArray[np.integer[Any]],
+    ragged_take: Callable[[NDArray[np.integer]], tuple[NDArray[np.integer], NDArray[np.integer]]],
+    ids: Int[Tensor, "texts"] | NDArray[np.integer],
     *,
     batch_tokens: int | None = None,
     device: torch.device | str,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -75,7 +75,7 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_: Any,
+    **_: object,
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
     """Attention within each sentence, in the shape that transformers asks of a registered function.
 
@@ -139,8 +139,15 @@ def run_packed(
     return _states(out, first).squeeze(0)
 
 
-def _states(out: Any, first: bool) -> Tensor:
-    last: Tensor = out.last_hidden_state
+class _Output(Protocol):
+    """What is read of a model's output."""
+
+    last_hidden_state: Tensor
+    hidden_states: tuple[Tensor, ...]
+
+
+def _states(out: _Output, first: bool) -> Tensor:
+    last = out.last_hidden_state
     return torch.cat([out.hidden_states[1], last], dim=-1) if first else last
 
 

@@ -6,7 +6,7 @@ twice, and the order of the sum is the batch's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -28,21 +28,31 @@ def mean_of_rows(
     return found
 
 
+class _Context(Protocol):
+    """What torch keeps between forward and backward pass."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+    shape: torch.Size
+    sparse: bool
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _MeanOfRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: Tensor, ids: Tensor, counts: Tensor, sparse: bool) -> Tensor:
+    def forward(ctx: _Context, table: Tensor, ids: Tensor, counts: Tensor, sparse: bool) -> Tensor:
         ctx.save_for_backward(ids, counts)
         ctx.shape, ctx.sparse = table.shape, sparse
         return embedding_bag(ids, table, counts.cumsum(0) - counts, mode="mean")
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         ids, counts = ctx.saved_tensors
         shares = gradients[0] / counts.clamp(min=1).unsqueeze(1)
         ordered, places = ids.sort(stable=True)
         means = torch.arange(len(counts), device=ids.device).repeat_interleave(counts)[places]
-        rows, repeats = ordered.unique_consecutive(return_counts=True)
+        rows, repeats = torch.unique_consecutive(ordered, return_counts=True)
         sums = embedding_bag(means, shares, repeats.cumsum(0) - repeats, mode="sum")
         if ctx.sparse:
             sums = torch.sparse_coo_tensor(rows[None], sums, ctx.shape, is_coalesced=True, check_invariants=False)

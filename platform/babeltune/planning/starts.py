@@ -59,7 +59,8 @@ def pin_starts(
         document.put(key, name, {(): document.place(key)})
         if shape is not None:
             shapes[name] = shape
-    fixed = next((shapes[name] for kind in KINDS if (name := document.get(("student", kind))) in shapes), None)
+    given = [value for kind in KINDS if isinstance(value := written.get(kind), str)]
+    fixed = next((shapes[each] for each in given if each in shapes), None)
     if fixed is not None and "vocabulary" not in written and fixed.tokens >= FEWEST:
         document.put(("student", "vocabulary"), fixed.tokens, {})
     _fill(document, written, shapes)
@@ -96,7 +97,7 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
     return found, shape
 
 
-def _fill(document: Document, written: dict[str, object], shapes: Mapping[str, StartShape]) -> None:
+def _fill(document: Document, written: Mapping[str, object], shapes: Mapping[str, StartShape]) -> None:
     """Writes into the student what only its start says."""
     preset = written.get("preset") or document.get(("parameters", "student.preset"))
     named = [document.get(key) for key in _named(document) if key[-1] == "start" or "student.start" in key]

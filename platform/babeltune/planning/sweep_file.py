@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,10 +26,13 @@ from babeltune.planning.goals import dev_metrics
 from babeltune.planning.rules import KINDS, problems
 from babeltune.planning.starts import pin_starts, start_problems
 from babeltune.schema.bounds import Problem
-from babeltune.schema.document import Document, Key, assign, describe, read_document, validate
+from babeltune.schema.document import Document, Key, assign, describe, item_of, read_document, set_item, validate
 from babeltune.schema.paths import expand_open, find_file, repository
 from babeltune.schema.presets import FIELDS, PRESETS
 from babeltune.schema.records import Data, Sweep, Teacher
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject, JsonValue
 
 __all__ = [
     "check_method",
@@ -111,10 +114,10 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
     document = read_document(find_file(path))
     if "data" not in document.values:
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
-    rest: dict[str, Any] = {"name": "data", "method": "none", "objectives": []}
+    rest: JsonObject = {"name": "data", "method": "none", "objectives": []}
     given = document.values["data"]
     absent = isinstance(given, dict) and "train" not in given
-    data = {"train": [], **given} if absent else given
+    data = {"train": [], **given} if isinstance(given, dict) else given
     sweep = _typed(Document(rest | {"data": data}, document.places), environ)
     found = (problem for problem in problems(sweep) if problem[0][0] == "data")
     _refuse((problem for problem in found if not absent or problem[0] != ("data", "train")), document.error)
@@ -128,14 +131,14 @@ def read_teacher(path: str | Path, *, environ: Mapping[str, str] | None = None) 
     document = read_document(find_file(path))
     if not {"method", "teacher"} & document.values.keys():
         return None
-    rest: dict[str, Any] = {"name": "teacher", "method": "none", "objectives": [], "data": {"train": []}}
+    rest: JsonObject = {"name": "teacher", "method": "none", "objectives": [], "data": {"train": []}}
     given = {name: value for name, value in document.values.items() if name == "teacher"}
     sweep = _typed(Document(rest | given, document.places), environ)
     _refuse((problem for problem in problems(sweep) if problem[0][0] == "teacher"), document.error)
     return sweep.teacher
 
 
-def sweep_from(values: Mapping[str, Any]) -> Sweep:
+def sweep_from(values: Mapping[str, object]) -> Sweep:
     """The `Sweep` that `plain` wrote. Raises `SpecError` when the values are not one."""
     try:
         return TypeAdapter(Sweep).validate_json(json.dumps(values), strict=True)
@@ -143,7 +146,7 @@ def sweep_from(values: Mapping[str, Any]) -> Sweep:
         raise SpecError(f"the recorded sweep cannot be read by this version of babeltune: {error}") from error
 
 
-ADDED: dict[str, Any] = {
+ADDED: JsonObject = {
     "max_line_bytes": 1 << 20,
     "max_dropped": 0.05,
     "quoted": None,
@@ -184,12 +187,14 @@ def sweep_id(sweep: Sweep) -> str:
     """
     deciding = {key: value for key, value in plain(sweep).items() if key not in NOT_DECIDING}
     for section, _, key in (name.partition(".") for name in NEUTRAL):
-        del deciding[section][key]
+        part = deciding[section]
+        assert isinstance(part, dict)
+        del part[key]
     text = json.dumps(_canonical(deciding), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return f"{sweep.name}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(value: JsonValue) -> JsonValue:
     """The value with whole floats as integers: 1.0 and 1 are one setting."""
     if isinstance(value, dict):
         later = {key for key, default in ADDED.items() if key in value and value[key] == default}
@@ -257,9 +262,12 @@ def _overlay(document: Document, overlay: Document) -> None:
 
 def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
     """Puts folders in place of the registered models that student and teacher name."""
-    choices = document.get(("parameters", "student.model", "choice"))
+    choice = document.get(("parameters", "student.model", "choice"))
+    choices = choice if isinstance(choice, list) else []
     keys: list[Key] = [("student", "model"), ("teacher", "model")]
-    keys += [("parameters", "student.model", "choice", i) for i in range(len(choices or ()))]
+    keys += [
+        ("parameters", "student.model", "choice", i) for i in range(len(choices) if isinstance(choices, list) else 0)
+    ]
     for key in keys:
         name = document.get(key)
         if not isinstance(name, str) or not name.startswith(REGISTERED):
@@ -288,21 +296,21 @@ def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
     return replace(sweep, data=respelled(sweep.data))
 
 
-def _prepare_values(document: Document, key: Key, value: Any, environ: Mapping[str, str] | None) -> list[str]:
+def _prepare_values(document: Document, key: Key, value: JsonValue, environ: Mapping[str, str] | None) -> list[str]:
     """Replaces variables in paths and makes column numbers text, in place; the problems met."""
     lines: list[str] = []
-    items: Iterable[tuple[Any, Any]] = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    parts: list[str | int] = (
+        list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     )
-    for part, item in list(items):
-        here = (*key, part)
+    for part in parts:
+        here, item = (*key, part), item_of(value, part)[0]
         if isinstance(item, str) and (part in PATHS or key[-1] == "paths"):
             try:
-                value[part] = expand_open(item, environ)
+                set_item(value, part, expand_open(item, environ))
             except SpecError as error:
                 lines.append(document.error(here, str(error)))
         elif key[-1] == "columns" and isinstance(item, int) and not isinstance(item, bool):
-            value[part] = str(item)
+            set_item(value, part, str(item))
         else:
             lines += _prepare_values(document, here, item, environ)
     return lines
@@ -313,7 +321,9 @@ def _preset_problems(document: Document) -> list[str]:
     document, because a record does not distinguish a default from an absent key."""
     student, searched = document.values.get("student"), document.get(("parameters", "student.preset"))
     written = student if isinstance(student, dict) else {}
-    choices = (searched.get("choice") or [searched.get("const")]) if isinstance(searched, dict) else [None]
+    choice = searched.get("choice") if isinstance(searched, dict) else None
+    const = searched.get("const") if isinstance(searched, dict) else None
+    choices = choice if isinstance(choice, list) and choice else [choice or const]
     given = [name for name in FIELDS if name in written]
     if searched is None:
         without_effect = written.get("preset") in PRESETS and len(given) == len(FIELDS)

@@ -13,7 +13,7 @@ from babeltune.promotion.card_facts import CardFacts
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
     from babeltune.promotion.gates import Decision, Scores
-    from babeltune.schema.records import Report, Scalar, Sweep, Trial
+    from babeltune.schema.records import Report, Sweep, Trial
 
 NO_TESTS = """\
 ## No sealed tests
@@ -23,7 +23,7 @@ that choice: expect lower numbers on other text.
 """
 
 
-def number(value: Scalar | None) -> str:
+def number(value: object) -> str:
     """A setting as a person writes it: a fraction with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -139,9 +139,9 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
     return lines
 
 
-def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, Scalar]:
+def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]:
     """The settings of the training, each once: a searched one stands under its own name where no other says it."""
-    settings: dict[str, Scalar] = {**trial.config, "method": trial.method}
+    settings: dict[str, object] = {**trial.config, "method": trial.method}
     settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
     settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.model}
     searched = {name: value for name, value in trial.params.items() if name.removeprefix("training.") not in settings}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, TypeVar
 
+Made = TypeVar("Made")
 Number = int | float
 Scalar = bool | int | float | str | None
 
@@ -12,3 +14,9 @@ class Strict:
     """A record that pydantic, where it is at the door, refuses unknown keys for."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
+def record_from(make: Callable[..., Made], values: Mapping[str, object]) -> Made:
+    """The record with these fields, as `files.plain` wrote them. `TypeError` for a name that it lacks, or one too
+    many."""
+    return make(**values)

@@ -65,7 +65,7 @@ not_empty = Bound("not empty", bool)
 place = Bound(PLACE, lambda value: value != "" and is_place(value))
 inside = Bound(INSIDE, lambda value: value != "" and is_inside(value))
 
-BOUNDS: dict[type[Any], dict[str, Bound]] = {
+BOUNDS: dict[type, dict[str, Bound]] = {
     Training: {
         "pairs": within(1, 1e12),
         "compute": within(1e-3, 1e9),
@@ -166,7 +166,7 @@ BOUNDS: dict[type[Any], dict[str, Bound]] = {
 }
 
 
-def record_problems(key: Key, record: Any) -> Iterator[Problem]:
+def record_problems(key: Key, record: object) -> Iterator[Problem]:
     """One section's values against `BOUNDS`, and its fields against one another."""
     for name, bound in BOUNDS.get(type(record), {}).items():
         value = getattr(record, name)
@@ -185,7 +185,7 @@ def record_problems(key: Key, record: Any) -> Iterator[Problem]:
         yield (*key, "languages"), "a language code must not be empty"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """The value as an error names it; of a long one, the beginning."""
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:119]}…"

@@ -16,13 +16,18 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from babeltune.errors import SpecError, nearest, to_utf8
 from babeltune.schema.records import Parameter
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from babeltune.files import JsonObject, JsonValue
 
 Key = tuple[str | int, ...]
 Record = TypeVar("Record")
@@ -44,7 +49,7 @@ CORE_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 class Document:
     """Plain values, and for each key the place that it came from, such as `quick.yaml:12`."""
 
-    values: dict[str, Any]
+    values: JsonObject
     places: dict[Key, str] = field(default_factory=dict)
 
     def place(self, key: Key) -> str:
@@ -58,22 +63,38 @@ class Document:
         name = dotted(key)
         return ": ".join(part for part in (self.place(key), name, problem) if part)
 
-    def get(self, key: Key) -> Any:
+    def get(self, key: Key) -> JsonValue:
         """The value under that key, or None."""
-        value: Any = self.values
+        value: JsonValue = self.values
         for part in key:
-            try:
-                value = value[part]
-            except (KeyError, IndexError, TypeError):
-                return None
+            value, _ = item_of(value, part)
         return value
 
-    def put(self, key: Key, value: Any, places: Mapping[Key, str]) -> None:
+    def put(self, key: Key, value: JsonValue, places: Mapping[Key, str]) -> None:
         """Replaces the value under the key, which exists or belongs to a mapping, together with its places."""
-        holder = self.get(key[:-1])
-        holder[key[-1]] = value
+        holder, part = self.get(key[:-1]), key[-1]
+        set_item(holder, part, value)
         self.places = {old: place for old, place in self.places.items() if old[: len(key)] != key}
         self.places |= {key + rest: place for rest, place in places.items()}
+
+
+def item_of(value: JsonValue, part: str | int) -> tuple[JsonValue, bool]:
+    """What is under a key of a mapping or at a place of a list, and whether it is there."""
+    if isinstance(value, dict) and isinstance(part, str):
+        return value.get(part), part in value
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part], True
+    return None, False
+
+
+def set_item(holder: JsonValue, part: str | int, value: JsonValue) -> None:
+    """Puts a value under a key of a mapping, or at a place of a list."""
+    if isinstance(holder, dict):
+        holder[str(part)] = value
+    elif isinstance(holder, list):
+        holder[int(part)] = value
+    else:
+        raise TypeError(f"{describe(holder)} has no {part!r}")
 
 
 def dotted(key: Key) -> str:
@@ -101,14 +122,14 @@ def read_document(path: str | Path) -> Document:
     return Document(value, places)
 
 
-def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[Key, str]]:
+def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[JsonValue, dict[Key, str]]:
     """The value that the text spells, and the place of each key: `name:line`, or `name` alone."""
     places: dict[Key, str] = {}
 
     def place(node: yaml.Node) -> str:
         return f"{name}:{node.start_mark.line + 1}" if lines else name
 
-    def convert(node: yaml.Node, key: Key) -> Any:
+    def convert(node: yaml.Node, key: Key) -> JsonValue:
         if node.tag not in CORE_TAGS:
             raise SpecError(f"{place(node)}: the tag {node.tag!r} is not used here; write a plain value")
         if isinstance(node, yaml.SequenceNode):
@@ -119,8 +140,8 @@ def parse_yaml(text: str, name: str, *, lines: bool = True) -> tuple[Any, dict[K
             return mapping(node, key)
         return scalar(node, ": ".join(part for part in (place(node), dotted(key) if lines else "") if part))
 
-    def mapping(node: yaml.MappingNode, key: Key) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def mapping(node: yaml.MappingNode, key: Key) -> JsonObject:
+        values: JsonObject = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise SpecError(f"{place(key_node)}: a key must be a word, not a list or mapping")
@@ -149,7 +170,7 @@ class WithoutAnchors(yaml.BaseLoader):
     """Composes nodes without resolving or constructing anything, and refuses `&name` and `*name`."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if getattr(event, "anchor", None) is not None:
             raise yaml.MarkedYAMLError(
                 problem=f"the anchor or alias {event.anchor!r} is not used here; write the value out",
@@ -158,7 +179,7 @@ class WithoutAnchors(yaml.BaseLoader):
         return super().compose_node(parent, index)
 
 
-def scalar(node: yaml.Node, place: str) -> Any:
+def scalar(node: yaml.Node, place: str) -> JsonValue:
     """A word, number, truth value or null, by YAML 1.2's core schema. Quoted values stay text."""
     text = checked(str(node.value), place)
     if getattr(node, "style", None) is not None:
@@ -191,7 +212,7 @@ def reads_as_text(text: str) -> bool:
     return not (text in WORDS or any(form.fullmatch(text) for form in (INTEGER, NUMBER, NOT_FINITE)))
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """The value as an error names it."""
     if value is None:
         return "nothing"
@@ -229,24 +250,22 @@ def validate(document: Document, record: type[Record]) -> Record:
         raise SpecError("\n".join(explain(document, record, error))) from error
 
 
-def explain(document: Document, record: type[Any], error: ValidationError) -> list[str]:
+def explain(document: Document, record: type, error: ValidationError) -> list[str]:
     """Each problem of a validation as one line; the branches of a union become one problem."""
-    grouped: dict[Key, list[Any]] = {}
+    grouped: dict[Key, list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
         grouped.setdefault(written_key(document.values, problem), []).append(problem)
     return [document.error(key, sentence(document, record, key, problems)) for key, problems in grouped.items()]
 
 
-def written_key(values: Any, problem: Any) -> Key:
+def written_key(values: JsonValue, problem: ErrorDetails) -> Key:
     """The problem's key in the file: pydantic's location without the names of union branches."""
     key: list[str | int] = []
     current = values
     for part in problem["loc"]:
-        inside = (isinstance(current, dict) and part in current) or (
-            isinstance(current, list) and isinstance(part, int) and part < len(current)
-        )
+        inner, inside = item_of(current, part)
         if inside:
-            current = current[part]
+            current = inner
         elif problem["type"] == "missing" and part == problem["loc"][-1]:
             current = None
         else:
@@ -255,7 +274,7 @@ def written_key(values: Any, problem: Any) -> Key:
     return tuple(key)
 
 
-def sentence(document: Document, record: type[Any], key: Key, problems: list[Any]) -> str:
+def sentence(document: Document, record: type, key: Key, problems: list[ErrorDetails]) -> str:
     """What is wrong under one key, what is allowed, and the nearest allowed name."""
     value = document.get(key)
     kinds = {problem["type"] for problem in problems}
@@ -269,7 +288,7 @@ def sentence(document: Document, record: type[Any], key: Key, problems: list[Any
     return refusal(value, problems)
 
 
-def refusal(value: Any, problems: list[Any]) -> str:
+def refusal(value: object, problems: list[ErrorDetails]) -> str:
     """One value that pydantic refused, what it wanted instead, and the nearest of the words that it offered."""
     allowed: list[str] = []
     words: list[str] = []
@@ -287,19 +306,19 @@ def lower_first(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-def record_at(record: type[Any], key: Key) -> type[Any]:
+def record_at(record: type, key: Key) -> type:
     """The record type that a mapping under this key becomes."""
-    hint: Any = record
+    hint: object = record
     for part in key:
         if isinstance(hint, types.UnionType):
             hint = next(inner_records(hint), hint)
-        hint = typing.get_type_hints(hint)[str(part)] if dataclasses.is_dataclass(hint) else next(inner_records(hint))
-    return typing.cast(type[Any], next(inner_records(hint)))
+        hint = typing.get_type_hints(hint)[str(part)] if isinstance(hint, type) else next(inner_records(hint))
+    return next(inner_records(hint))
 
 
-def inner_records(hint: Any) -> Iterator[Any]:
+def inner_records(hint: object) -> Iterator[type]:
     """The record types inside a type such as `tuple[Source, ...] | None`."""
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
     elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
         for argument in typing.get_args(hint):
@@ -340,7 +359,7 @@ def target(document: Document, parts: list[str], place: str) -> Key:
     return tuple(key)
 
 
-def part_length(holder: dict[str, Any], parts: list[str], key: Key) -> int:
+def part_length(holder: JsonObject, parts: list[str], key: Key) -> int:
     """How many of the parts make the next key."""
     for used in range(len(parts), 0, -1):
         if ".".join(parts[:used]) in holder:
@@ -351,7 +370,7 @@ def part_length(holder: dict[str, Any], parts: list[str], key: Key) -> int:
     return 1
 
 
-def index_of(holder: list[Any], part: str, key: Key, place: str) -> int:
+def index_of(holder: list[JsonValue], part: str, key: Key, place: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(holder):
         last = f"0 to {len(holder) - 1}" if holder else "none, the list is empty"
         raise SpecError(f"{place}: {shortened(part, 40)!r} is not an item of the list {dotted(key)}; allowed: {last}")

@@ -11,7 +11,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, TypedDict, cast
 
 from pydantic import TypeAdapter
 
@@ -24,18 +24,31 @@ RECORDS: dict[Kind, type] = {"sweep": Sweep, "cluster": Cluster}
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def json_schema(kind: Kind) -> dict[str, Any]:
+class Definition(TypedDict, total=False):
+    """What is read and changed of a JSON Schema, of a record or of a value."""
+
+    description: str
+    title: str
+    type: str | list[str]
+    default: object
+    properties: dict[str, Definition]
+    anyOf: list[Definition]
+    additionalProperties: Definition
+
+
+def json_schema(kind: Kind) -> dict[str, object]:
     """The schema of a kind of file, with the docstrings of records and fields as descriptions."""
     record = RECORDS[kind]
     schema = TypeAdapter(record).json_schema()
-    definitions = {record.__name__: schema, **schema.get("$defs", {})}
+    definitions: dict[str, Definition] = {record.__name__: cast("Definition", schema), **schema.get("$defs", {})}
     for name, part in records_of(record).items():
         _describe(definitions[name], part)
-    _allow_numbers(definitions.get("Source", {}).get("properties", {}).get("columns", {}))
+    if "Source" in definitions:
+        _allow_numbers(definitions["Source"]["properties"]["columns"])
     return {"$schema": DIALECT, **schema}
 
 
-def _describe(definition: dict[str, Any], record: type) -> None:
+def _describe(definition: Definition, record: type) -> None:
     """Puts the docstrings where editors show them; pydantic's titles repeat the keys."""
     definition["description"] = " ".join((inspect.getdoc(record) or "").split())
     notes = field_notes(record)
@@ -49,11 +62,11 @@ def _describe(definition: dict[str, Any], record: type) -> None:
             del values["default"]  # a number that a preset decides
 
 
-def _may_be_null(values: dict[str, Any]) -> bool:
+def _may_be_null(values: Definition) -> bool:
     return values.get("type") == "null" or any(each.get("type") == "null" for each in values.get("anyOf", ()))
 
 
-def _allow_numbers(columns: dict[str, Any]) -> None:
+def _allow_numbers(columns: Definition) -> None:
     """A file without a header has numbers for columns, which reading makes text."""
     for each in columns.get("anyOf", ()):
         if each.get("type") == "object":
@@ -75,7 +88,7 @@ def _is_record(part: type) -> bool:
     return issubclass(part, Strict) or hasattr(part, "__pydantic_config__")
 
 
-def _parts(kind: Any) -> Iterator[Any]:
+def _parts(kind: object) -> Iterator[object]:
     yield kind
     for argument in typing.get_args(kind):
         yield from _parts(argument)

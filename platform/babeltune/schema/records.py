@@ -6,12 +6,14 @@ Field names are the keys of the sweep file, and their docstrings are its referen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict, cast
 
 from babeltune.schema.base import Number as Number
 from babeltune.schema.base import Scalar as Scalar
 from babeltune.schema.base import Strict as Strict
+from babeltune.schema.base import record_from
 from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.schema.search import Budget as Budget
 from babeltune.schema.search import Gate as Gate
@@ -149,15 +151,15 @@ class Student(Strict):
             if getattr(self, name) is FROM_PRESET:
                 object.__setattr__(self, name, value)
 
-    def changed(self, **fields: Any) -> Student:
+    def changed(self, **fields: Scalar) -> Student:
         """The student with these fields. A preset among them brings its shape; of a Transformer's fields a static one
         keeps the width alone."""
-        shape: dict[str, Any] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
+        shape: dict[str, object] = dict.fromkeys(FIELDS, FROM_PRESET) if fields.get("preset") is not None else {}
         if fields.get("kind") == "static":
             shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
         elif fields.get("kind") == "transformer":
             shape["ngrams"] = 0
-        return replace(self, **{**shape, **fields})
+        return record_from(Student, {**vars(self), **shape, **fields})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +273,7 @@ class Sweep(Strict):
     name: str
     description: str = ""
     method: str
-    config: dict[str, Any] | Literal["paper"] = field(default_factory=dict)
+    config: dict[str, object] | Literal["paper"] = field(default_factory=dict)
     """Fixed fields of the method's `Config`; `paper`: all fields as the paper prints them (`Config.paper()`), less
     those that are searched."""
     parameters: dict[str, Parameter] = field(default_factory=dict)
@@ -295,7 +297,7 @@ class Sweep(Strict):
     seed: int = 0
 
     @property
-    def fixed(self) -> dict[str, Any]:
+    def fixed(self) -> dict[str, object]:
         """The fields that `config` gives one by one."""
         return {} if self.config == "paper" else self.config
 
@@ -307,7 +309,7 @@ class Trial:
     number: int
     seed: int
     method: str
-    config: dict[str, Any]
+    config: dict[str, object]
     student: Student
     training: Training
     sampling: Sampling
@@ -341,13 +343,34 @@ class Report:
     """World size, backend, effective negatives, threads: recorded with the run."""
 
 
-def trial_from(values: dict[str, Any]) -> Trial:
+class _TrialJson(TypedDict):
+    """The records within a plain `Trial`."""
+
+    student: dict[str, object]
+    training: dict[str, object]
+    sampling: dict[str, object]
+    objectives: list[dict[str, object]]
+
+
+class _ReportJson(TypedDict):
+    """The records within a plain `Report`."""
+
+    points: list[dict[str, object]]
+
+
+def trial_from(values: Mapping[str, object]) -> Trial:
     """The `Trial` that `plain` wrote; the values were validated when the trial was proposed."""
-    kinds = {"student": Student, "training": Training, "sampling": Sampling}
-    sections = {name: kind(**values[name]) for name, kind in kinds.items()}
-    return Trial(**{**values, **sections, "objectives": tuple(Objective(**o) for o in values["objectives"])})
+    inner = cast(_TrialJson, values)
+    records = {
+        "student": record_from(Student, inner["student"]),
+        "training": record_from(Training, inner["training"]),
+        "sampling": record_from(Sampling, inner["sampling"]),
+        "objectives": tuple(record_from(Objective, each) for each in inner["objectives"]),
+    }
+    return record_from(Trial, {**values, **records})
 
 
-def report_from(values: dict[str, Any]) -> Report:
+def report_from(values: Mapping[str, object]) -> Report:
     """The `Report` that `plain` wrote."""
-    return Report(**{**values, "points": tuple(Point(**p) for p in values["points"])})
+    points = tuple(record_from(Point, each) for each in cast(_ReportJson, values)["points"])
+    return record_from(Report, {**values, "points": points})

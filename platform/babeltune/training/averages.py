@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from babeltune.files import plain
+from babeltune.schema.base import record_from
 from babeltune.schema.records import Point
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 
 @dataclass
@@ -39,6 +43,18 @@ class Averages:
         return points
 
 
+class _AveragesJson(TypedDict):
+    """The records within plain `Averages`."""
+
+    points: list[dict[str, object]]
+
+
+class IntervalJson(TypedDict):
+    """The records within a plain `Interval`."""
+
+    meter: _AveragesJson
+
+
 @dataclass
 class Interval:
     """The training between two reports."""
@@ -49,13 +65,13 @@ class Interval:
     seconds: float = 0.0
     """Spent on the steps done before a stop."""
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> JsonObject:
         """All of it as JSON."""
-        values: dict[str, Any] = plain({"step": self.step, "seconds": self.seconds, "meter": self.meter})
-        return values
+        return plain({"step": self.step, "seconds": self.seconds, "meter": self.meter})
 
     @staticmethod
-    def read(values: Mapping[str, Any]) -> Interval:
+    def read(values: IntervalJson) -> Interval:
         """What `plain` wrote."""
-        points = [Point(**point) for point in values["meter"]["points"]]
-        return Interval(**{**values, "meter": Averages(**{**values["meter"], "points": points})})
+        points = [record_from(Point, point) for point in values["meter"]["points"]]
+        meter = record_from(Averages, {**values["meter"], "points": points})
+        return record_from(Interval, {**values, "meter": meter})

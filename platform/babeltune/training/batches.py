@@ -33,7 +33,7 @@ class Reader:
     """Turns rows of the prepared pairs into batches on a device."""
 
     prepared: Prepared
-    tokens: Ragged | TextIds
+    tokens: Ragged[np.integer] | TextIds
     teacher: Matrix | None
     device: torch.device
     needs: Needs

@@ -15,10 +15,10 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch
 from safetensors import SafetensorError
@@ -28,6 +28,10 @@ from torch import Tensor, nn
 from babeltune.errors import CheckpointError, StorageError
 from babeltune.files import as_new_files, plain, sha256_of, sync, write_whole
 from babeltune.schema.records import Objective, Report, report_from
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
+    from babeltune.training.averages import IntervalJson
 
 MANIFEST = "manifest.json"
 PROGRESS = "progress.json"
@@ -39,8 +43,22 @@ Guard = Callable[[], AbstractContextManager[None]]
 """Within it a trial's folder may be changed. It raises if the trial is another driver's by now."""
 
 
+class CheckpointState(TypedDict, total=False):
+    """What `state.json` holds: what the checkpoint belongs to, and where the training was."""
+
+    trial: JsonObject
+    prepared: str
+    """Digest of the prepared data."""
+    step: int
+    pairs: int
+    metrics: dict[str, float]
+    reports: int
+    """Reports before a checkpoint that a stop left between two of them."""
+    interval: IntervalJson
+
+
 def save_checkpoint(
-    folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], guard: Guard = nullcontext
+    folder: Path, tensors: dict[str, dict[str, Tensor]], state: Mapping[str, object], guard: Guard = nullcontext
 ) -> None:
     """Writes `<name>.safetensors` per entry of `tensors`, `state.json` and the manifest, all or nothing. They get their
     name within `guard()`.
@@ -95,18 +113,19 @@ def is_good(folder: Path) -> bool:
     return True
 
 
-def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def load_checkpoint(folder: Path) -> tuple[dict[str, dict[str, Tensor]], CheckpointState]:
     """The verified tensors and state of a checkpoint."""
     verify_checkpoint(folder)
     try:
-        return {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}, read_state(folder)
+        tensors = {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"))}
+        return tensors, cast(CheckpointState, read_state(folder))
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"checkpoint {folder} holds what no checkpoint has: {error}") from error
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors."""
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+def read_state(folder: Path) -> JsonObject:
+    """What a checkpoint holds besides tensors: a `CheckpointState`, if the file is sound."""
+    state: JsonObject = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return state
 
 

@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ from babeltune.training.row_adam import RowAdam
 from babeltune.training.step import make_train_step, step_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch._ops import OpOverload, OpOverloadPacket
 
     from babeltune.data.prepared import Prepared
     from babeltune.schema.records import Trial
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _linear_flop(x: Tensor, weight: Tensor, *_: Any, **__: Any) -> int:
+def _linear_flop(x: Tensor, weight: Tensor, *_: object, **__: object) -> int:
     """Operations of oneDNN's x @ weight.T."""
     return 2 * x.numel() * len(weight)
 
@@ -106,29 +108,33 @@ class Counter(TorchDispatchMode):
         self.work = Work()
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
         if not func.is_view:
             packet = func._overloadpacket
-            formula: Any = OPERATIONS.get(packet)
+            formula = OPERATIONS.get(packet)
             operations = formula(*args, **kwargs, out_val=found) if formula else 0
             self.work += Work(operations, _moved(packet, [*args, *kwargs.values()], found))
         return found
 
 
-def _moved(packet: Any, given: list[Any], found: Any) -> int:
+def _moved(packet: OpOverloadPacket, given: Sequence[object], found: object) -> int:
     """Bytes that a kernel reads and writes."""
     if packet in BAGS:
-        table, ids = given[:2]
-        return int(ids.numel() * table.shape[1] * table.element_size() + _bytes(found[0]))
+        (table, ids), (sums, *_) = cast("Sequence[Tensor]", given[:2]), cast("Sequence[Tensor]", found)
+        return ids.numel() * table.shape[1] * table.element_size() + _bytes(sums)
     if packet in ROWS:
         return 2 * sum(_bytes(leaf) for leaf in tree_leaves((given[1:], found)) if leaf is not given[0])
     return sum(map(_bytes, tree_leaves((given, found))))
 
 
-def _bytes(value: Any) -> int:
+def _bytes(value: object) -> int:
     """Of a tensor; of a sparse one, its indices and values."""
     if not isinstance(value, Tensor):
         return 0

@@ -7,8 +7,8 @@ over the touched rows; here it is done for a few rows at a time, which stay in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,14 @@ class RowAdam(torch.optim.Optimizer):
         RuntimeError: a gradient is dense.
     """
 
-    def __init__(self, params: Any, *, lr: float, betas: tuple[float, float], eps: float) -> None:
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, object]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
@@ -45,10 +52,26 @@ class RowAdam(torch.optim.Optimizer):
                 rows, values = gradient.indices()[0], gradient.values()
                 many = max(1, CACHED // max(1, values[:1].numel()))
                 for part, value in zip(torch.split(rows, many), torch.split(values, many), strict=True):
-                    _update(parameter, state, part, value, group)
+                    _update(parameter, cast(_Moments, state), part, value, cast(_Group, group))
 
 
-def _update(parameter: Tensor, state: dict[str, Any], rows: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+class _Moments(TypedDict):
+    """The state of a parameter."""
+
+    step: int
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+class _Group(TypedDict):
+    """The settings of a group of parameters."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+
+
+def _update(parameter: Tensor, state: _Moments, rows: Tensor, gradient: Tensor, group: _Group) -> None:
     """Adam's formula on these rows."""
     beta1, beta2 = group["betas"]
     step = state["step"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ _known: dict[str, float] = {}
 def sentences_per_second(
     architecture: str,
     encoder: StudentEncoder,
-    take: Callable[[Any], tuple[NDArray[Any], NDArray[Any]]],
+    take: Callable[[NDArray[np.integer]], tuple[NDArray[np.integer], NDArray[np.integer]]],
     ids: NDArray[np.int64],
     device: torch.device,
 ) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
             plain = parameter.ndim <= 1 or id(parameter) in embeddings
             kind = (id(parameter) in sparse, plain, id(parameter) in faster)
             groups.setdefault(kind, []).append(parameter)
-    shared: dict[str, Any] = {"lr": training.learning_rate, "betas": (training.beta1, training.beta2)}
+    rate, betas = training.learning_rate, (training.beta1, training.beta2)
     made: list[torch.optim.Optimizer] = []
     for is_sparse in (False, True):
         chosen = [
@@ -103,9 +103,9 @@ def make_optimizers(module: nn.Module, tokens: Tensor | None, training: Training
             if of_rows == is_sparse
         ]
         if chosen and is_sparse:
-            made.append(RowAdam(chosen, eps=training.epsilon, **shared))
+            made.append(RowAdam(chosen, lr=rate, betas=betas, eps=training.epsilon))
         elif chosen:
-            made.append(torch.optim.AdamW(chosen, eps=training.epsilon, fused=True, **shared))
+            made.append(torch.optim.AdamW(chosen, lr=rate, betas=betas, eps=training.epsilon, fused=True))
     return made
 
 
@@ -272,7 +272,7 @@ def make_method(
     """The untrained method of a trial on this encoder; the same weights on every rank."""
     context = context or trial_context(trial.method, trial.config)
     needs = context.needs
-    sizes: dict[str, Any] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
+    sizes: dict[str, object] = {"student_dim": encoder.dim, "teacher_dim": prepared.teacher_dim}
     if needs.per_language:
         sizes["languages"] = prepared.trained_languages
     if needs.states:
@@ -280,7 +280,8 @@ def make_method(
         sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(trial.seed)
-        return context.method_class(context.config, **sizes)
+        make: Callable[..., Method] = context.method_class
+        return make(context.config, **sizes)
 
 
 def make_train_step(

@@ -172,9 +172,9 @@ class TrialTrainer:
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to: the trial's settings, and the data and teacher that it was trained on."""
-        trial = plain(self.trial)
-        del trial["training"]["checkpoint_minutes"]  # which changes nothing that is trained
-        return {"trial": trial, "prepared": self.prepared.digest}
+        training = plain(self.trial.training)
+        del training["checkpoint_minutes"]  # which changes nothing that is trained
+        return {"trial": {**plain(self.trial), "training": training}, "prepared": self.prepared.digest}
 
     def check_same(self, state: Mapping[str, Any]) -> None:
         """Refuses to go on from a checkpoint of other settings or data."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from babeltune.errors import DataError, SpecError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from babeltune.apps.filtering.select import Columns, Pairs, Ranked
+    from babeltune.apps.filtering.select import Columns, Pairs, Ranked, Subset
     from babeltune.apps.filtering.translate import Recipe
 
 OnStep = Callable[[int, int, int, float], None]
@@ -79,6 +79,7 @@ def filter_corpus(
     both = models()
     ranked, pairs = select.rank(pairs, score_pairs(pairs, both, settings, storage, progress))
     out.mkdir(parents=True)
+    subsets = select.write_subsets(out, ranked, sizes)
     report: dict[str, Any] = {
         "pairs": {"path": corpus.path, "sha256": pairs.digest, "read": pairs.read},
         "models": [asdict(model) for model in both],
@@ -88,15 +89,15 @@ def filter_corpus(
         "source_languages": found,
         "kept": len(ranked.source),
         "token": "what stands between blanks in the target",
-        "subsets": select.write_subsets(out, ranked, sizes),
+        "subsets": [asdict(subset) for subset in subsets],
     }
     _write(out, report)
     if translation is not None and test is not None:
-        results: list[dict[str, Any]] = []
+        results: list[translate.Scores] = []
         tested = {"path": translation.test, "sha256": test.digest, "pairs": len(test)}
         report["translation"] = {"recipe": asdict(translation.recipe), "test": tested, "results": results}
         _write(out, report)
-        for result in translations(out, ranked, report["subsets"], translation, test):
+        for result in translations(out, ranked, subsets, translation, test):
             results.append(result)
             _write(out, report)
     return report
@@ -114,7 +115,7 @@ def candidates(corpus: NoisyCorpus, test: Pairs | None) -> tuple[Pairs, dict[str
     return pairs, found
 
 
-def _write(out: Path, report: dict[str, Any]) -> None:
+def _write(out: Path, report: Mapping[str, object]) -> None:
     draft = out / ".report.json"
     draft.write_text(json.dumps(report, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
     draft.replace(out / "report.json")
@@ -140,14 +141,14 @@ def score_pairs(
 
 
 def translations(
-    folder: Path, ranked: Ranked, subsets: Sequence[dict[str, Any]], translation: Translation, test: Pairs
-) -> Iterator[dict[str, Any]]:
+    folder: Path, ranked: Ranked, subsets: Sequence[Subset], translation: Translation, test: Pairs
+) -> Iterator[translate.Scores]:
     """Trains a model on each subset, and scores it, one after the other."""
     recipe = translation.recipe
-    most = subsets[-1]["pairs"]
+    most = subsets[-1].pairs
     start = translate.starting_model(recipe, [*ranked.source[:most], *ranked.target[:most]], folder / "start")
     for row in subsets:
-        asked, count, place = row["asked"], row["pairs"], folder / f"top-{row['asked']}"
+        asked, count, place = row.asked, row.pairs, folder / f"top-{row.asked}"
         if not count:
             raise DataError(f"no pair fits in {asked} tokens, so there is nothing to train on; ask for more")
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -139,7 +139,7 @@ class Ranked:
         return zip(self.source[:count], self.target[:count], self.scores[:count], strict=True)
 
 
-def rank(pairs: Pairs, scores: NDArray[np.floating[Any]]) -> tuple[Ranked, Pairs]:
+def rank(pairs: Pairs, scores: NDArray[np.floating]) -> tuple[Ranked, Pairs]:
     """The pairs by score, and the pairs with those counted that have none (NaN)."""
     there = ~np.isnan(scores)
     pairs, scores = pairs.kept(there.tolist(), "no positive neighbourhood, so no margin"), scores[there]
@@ -165,14 +165,26 @@ def subset(ranked: Ranked, tokens: int) -> tuple[int, int]:
     return len(ranked.target), total
 
 
-def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Subset:
+    """A file of the best pairs, as `report.json` describes it."""
+
+    asked: int
+    """Target tokens that it may have."""
+    file: str
+    pairs: int
+    tokens: int
+    lowest_score: float | None
+
+
+def write_subsets(folder: Path, ranked: Ranked, sizes: Sequence[int]) -> list[Subset]:
     """Writes `top-SIZE.tsv` for each size, lines of score, source and target; returns what each holds."""
-    rows = []
+    written = []
     for asked in sizes:
         count, tokens = subset(ranked, asked)
         name = f"top-{asked}.tsv"
         with (folder / name).open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{score:.6f}\t{source}\t{target}\n" for source, target, score in ranked.rows(count))
         lowest = ranked.scores[count - 1] if count else None
-        rows.append({"asked": asked, "file": name, "pairs": count, "tokens": tokens, "lowest_score": lowest})
-    return rows
+        written.append(Subset(asked, name, count, tokens, lowest))
+    return written

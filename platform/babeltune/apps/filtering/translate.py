@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,14 @@ from babeltune.errors import DataError, SpecError
 from babeltune.files import as_new_files
 from babeltune.models.finetuning import IGNORED, Descent
 from babeltune.models.hub import model_folder, quiet
+from babeltune.schema.records import Scalar
 from babeltune.schema.text import Translation
 
 SCRATCH = "scratch"
 """In place of a model: one without pre-training."""
 SMOOTHING = 0.2
+Scores = dict[str, Scalar | dict[str, int]]
+"""Scores of a translation model by name, their signatures, and how many sentences were not translated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +161,7 @@ def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     )
 
 
-def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Sequence[str]) -> dict[str, Any]:
+def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Sequence[str]) -> Scores:
     """BLEU and chrF of a trained model on a test file, with sacrebleu's signatures; writes `hypotheses.txt` beside it.
 
     A sentence that is too long, or whose translation does not end, counts as an empty one and is counted.
@@ -167,14 +170,33 @@ def score_model(recipe: Recipe, folder: Path, source: Sequence[str], target: Seq
     translations, without = Model(recipe.translation(folder), folder, "--train").translate(source, lambda done: None)
     said = [text or "" for text in translations]
     (folder / "hypotheses.txt").write_text("".join(f"{text}\n" for text in said), encoding="utf-8")
-    found: dict[str, Any] = {"untranslated": without}
+    found: Scores = {"untranslated": without}
     for name, metric in scores.items():
         found[name] = metric.corpus_score(said, [list(target)]).score
         found[f"{name}_signature"] = str(metric.get_signature())
     return found
 
 
-def scorers() -> dict[str, Any]:
+class Score(Protocol):
+    """A score of sacrebleu's."""
+
+    @property
+    def score(self) -> float: ...
+
+
+class Metric(Protocol):
+    """What is used of sacrebleu's metrics."""
+
+    def corpus_score(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]], /) -> Score:
+        """The score of all translations together."""
+        ...
+
+    def get_signature(self) -> object:
+        """What decides a score, as sacrebleu writes it."""
+        ...
+
+
+def scorers() -> dict[str, Metric]:
     """sacrebleu's metrics; raises `DataError` where it is not installed."""
     try:
         from sacrebleu.metrics.bleu import BLEU

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import functools
+import io
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from babeltune.schema.cluster import Cluster
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from babeltune.files import JsonObject, JsonValue
 
 BATCH = 1_024
 """Sentences of `encode` in memory at a time; pairs of `score`, too."""
@@ -63,7 +66,7 @@ def mine(
     progress: Progress,
     *,
     cluster: Cluster | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
     `models` encode the sources and the targets: one model, its layers for either language, or two models.
@@ -111,7 +114,7 @@ def score(
     progress: Progress,
     *,
     columns: tuple[str, str] | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
 
     The neighbourhoods are the file's own: each source among all its targets, and back. Broken lines are left out and
@@ -160,7 +163,7 @@ def margins(
     return matches, scores
 
 
-def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dict[str, Any]:
+def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> JsonObject:
     """Writes the vectors of the lines, fp32 [n, dim], to a `.npy` file as they come; line i has row i.
 
     A dropped line would shift the rows after it. So invalid UTF-8 is replaced, a line of more than `LONGEST` bytes is
@@ -168,7 +171,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dic
     """
     check_out(out)
     rows, replaced, too_long = 0, 0, 0
-    with written(out, "wb") as file:
+    with written_bytes(out) as file:
         dim = model.width
         _header(file, 0, dim)
         for batch in _batches(bounded_lines(lines)):
@@ -185,7 +188,7 @@ def encode(lines: IO[bytes], model: Model, out: Path, progress: Progress) -> dic
     return {"out": str(out), "rows": rows, "dim": dim, "replaced": replaced, "too_long": too_long}
 
 
-def _header(file: IO[Any], rows: int, dim: int) -> None:
+def _header(file: IO[bytes], rows: int, dim: int) -> None:
     """numpy leaves room for the number of rows to grow, so the header keeps its length."""
     np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)})
 
@@ -237,14 +240,31 @@ def _search(
     return both_ways_resumable(kept, progress)
 
 
-def _searched(matches: Matches, settings: Settings) -> dict[str, Any]:
+def _searched(matches: Matches, settings: Settings) -> JsonObject:
     """What a user should know about the search: the neighbours used, and how many margins order backwards."""
-    used = [side.index.shape[1] for side in (matches.forward, matches.backward)]
+    used: list[JsonValue] = [side.index.shape[1] for side in (matches.forward, matches.backward)]
     return {"neighbours": used, "flipped": flipped(matches, settings.margin)}
 
 
-def warnings_about(done: dict[str, Any]) -> Iterator[str]:
+class _SettingsJson(TypedDict):
+    """What the warnings read of plain `Settings`."""
+
+    k: int
+    threshold: NotRequired[float | None]
+
+
+class _Searched(TypedDict):
+    """What the warnings read of the result of `mine` or `score`."""
+
+    pairs: int
+    neighbours: list[int]
+    flipped: float
+    settings: _SettingsJson
+
+
+def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
     """What was probably not meant, of what `mine` or `score` returned."""
+    done = cast(_Searched, result)
     settings = done["settings"]
     if min(done["neighbours"]) < settings["k"]:
         yield (
@@ -262,12 +282,18 @@ def warnings_about(done: dict[str, Any]) -> Iterator[str]:
 
 
 @contextmanager
-def written(out: Path, mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+def written(out: Path) -> Iterator[IO[str]]:
+    """A text file that appears under its name when it is complete."""
+    with written_bytes(out) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+        yield text
+
+
+@contextmanager
+def written_bytes(out: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete."""
     draft = out.with_name(f".{out.name}.part")
     try:
-        text = mode == "w"
-        with draft.open(mode, encoding="utf-8" if text else None, newline="\n" if text else None) as file:
+        with draft.open("wb") as file:
             yield file
         draft.replace(out)
     except OSError as error:
@@ -294,7 +320,7 @@ def working(storage: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _runner(cluster: Cluster | None) -> Iterator[Any]:
+def _runner(cluster: Cluster | None) -> Iterator[RunShards]:
     """What runs the shards: this process, or the cluster's tasks."""
     if cluster is None:
         yield run_here

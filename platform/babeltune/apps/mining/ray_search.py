@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +16,7 @@ from babeltune.apps.mining.vectors import joined
 from babeltune.evaluation.knn import Matches
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 AHEAD = 2
@@ -24,7 +25,7 @@ AHEAD = 2
 
 def scan_block(
     left: Sequence[Path], right: Sequence[Path], block: Block, kept: tuple[int, int], precision: Precision
-) -> tuple[NDArray[Any], NDArray[Any]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """What one block finds, in any process that sees the shards."""
     (top, bottom), (first, last) = block.rows, block.columns
     found = Found(empty(bottom - top, kept[0]), empty(last - first, kept[1]))
@@ -44,7 +45,7 @@ def both_ways_by_ray(
     remote = ray.remote(num_cpus=1, max_retries=2)(scan_block)
     most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     left, right = map(list, sides)
-    running: dict[Any, int] = {}
+    running: dict[ray.ObjectRef, int] = {}
     waiting = kept.waiting
     while waiting or running:
         while waiting and len(running) < most:

@@ -7,10 +7,10 @@ among all of the other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
@@ -115,7 +115,15 @@ def _all(sentences: Sentences) -> Iterator[tuple[int, str]]:
         yield number, sentences[number]
 
 
-def warnings_about(done: dict[str, Any]) -> Iterator[str]:
+class _Retrieved(TypedDict):
+    """What the warnings read of the result of `retrieve`."""
+
+    neighbours: int
+    k: int
+
+
+def warnings_about(result: Mapping[str, object]) -> Iterator[str]:
     """What was probably not meant, of what `retrieve` returned."""
+    done = cast(_Retrieved, result)
     if done["neighbours"] < done["k"]:
         yield f"k is {done['k']}, but there are only {done['neighbours']} different candidates: that many are listed"

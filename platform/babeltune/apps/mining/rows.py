@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ class Stored(Protocol):
 
     def __len__(self) -> int: ...
 
-    def rows(self, ids: NDArray[Any]) -> NDArray[Any]: ...
+    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]: ...
 
 
 if TYPE_CHECKING:
-    Vectors = NDArray[Any] | Tensor | Stored
+    Vectors = NDArray[np.generic] | Tensor | Stored
 
 
 class Rows:
@@ -77,7 +77,7 @@ class Joined:
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    def rows(self, ids: NDArray[Any]) -> NDArray[Any]:
+    def rows(self, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """[len(ids), width], a copy in memory."""
         found = np.empty((len(ids), self.width), np.float32)
         part = np.searchsorted(self._starts, ids, side="right") - 1
@@ -87,7 +87,7 @@ class Joined:
         return found
 
 
-def _fp32(block: NDArray[Any] | Tensor) -> Tensor:
+def _fp32(block: NDArray[np.generic] | Tensor) -> Tensor:
     if isinstance(block, Tensor):
         return block.detach().float().cpu()
     writable = block.dtype == np.float32 and block.flags.writeable and not isinstance(block, np.memmap)

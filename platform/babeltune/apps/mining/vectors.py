@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -132,7 +132,7 @@ def encode_shard(model: Model, texts_file: str, root: str) -> int:
     return len(texts)
 
 
-def _description(texts: Sequence[str], model: Model) -> dict[str, Any]:
+def _description(texts: Sequence[str], model: Model) -> dict[str, object]:
     """What decides the vectors: where the model's folder stands does not."""
     return {"texts": digest_of_texts(texts), "model": {**asdict(model), "folder": ""}}
 

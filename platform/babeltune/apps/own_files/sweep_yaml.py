@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -13,6 +13,9 @@ from babeltune.apps.own_files.proposal import Proposal
 from babeltune.apps.own_files.splits import Group
 from babeltune.schema.document import read_document
 from babeltune.schema.paths import shipped_file
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 SMALL, LARGE = "search_spaces/static.yaml", "search_spaces/encoder.yaml"
 """Shipped sweep files whose losses and ranges are proposed: for small corpora, and for many rows."""
@@ -23,12 +26,12 @@ OF_THE_BUDGET = ("student.kind", "training.pairs", "training.global_batch", "tra
 def searched(file: str) -> str:
     """The losses of a shipped sweep file, and what it searches, as lines of YAML."""
     values = read_document(shipped_file(file)).values
-    ranges = {name: how for name, how in values["parameters"].items() if name not in OF_THE_BUDGET}
+    ranges = {name: how for name, how in _section(values, "parameters").items() if name not in OF_THE_BUDGET}
     return "\n".join(
         [
             f"method: {values['method']}",
             "config:",
-            *_lines(values["config"]),
+            *_lines(_section(values, "config")),
             "# What is searched. A line less is a setting less; `babeltune methods combined` lists the others.",
             "parameters:",
             *_lines(ranges),
@@ -36,7 +39,13 @@ def searched(file: str) -> str:
     )
 
 
-def _lines(values: Mapping[str, Any]) -> list[str]:
+def _section(values: JsonObject, name: str) -> JsonObject:
+    """A mapping of a sweep file."""
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _lines(values: Mapping[str, object]) -> list[str]:
     """A mapping's entries, each on a line."""
     return [
         f"  {yaml.safe_dump({key: value}, default_flow_style=True, width=10_000).strip()[1:-1]}"

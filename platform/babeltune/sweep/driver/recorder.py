@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 from babeltune.data.contamination import contaminated
 from babeltune.data.prepared import Prepared
@@ -32,7 +33,7 @@ from babeltune.sweep.search.tune_searcher import Event
 from babeltune.sweep.state.fencing import OvertakenError
 from babeltune.sweep.state.folder import ENDED, State, SweepFolder, condition_of, outcome, read_of_trial, read_outcome
 from babeltune.sweep.state.leaderboard import trial_row
-from babeltune.sweep.state.messages import TrialEnd, TrialOutcome, end_of
+from babeltune.sweep.state.messages import EndLine, TrialEnd, TrialOutcome, end_of
 from babeltune.sweep.state.provenance import environment_facts
 from babeltune.sweep.state.rebuild import ACCEPTED, ENDS, FACTS, SPEC, damage
 from babeltune.tracking.checkpoint_models import CheckpointModel
@@ -41,15 +42,19 @@ from babeltune.tracking.mlflow_client import NOTE, SWEEP, TRIAL
 from babeltune.tracking.tracker import SpooledRun, Status, Tracker
 from babeltune.training.checkpoint import best_report, checkpoint_folder, is_good, read_reports, stopped_folder
 
+if TYPE_CHECKING:
+    from babeltune.data.contamination import ContaminationRecord
+    from babeltune.data.prepared import Counts
+
 SUMMARY_EVERY_S = 30.0
 """Seconds between two summaries of a running sweep: each reads all of its trials."""
 LAST_WAIT, INTERRUPTED_WAIT = 60.0, 10.0
 """Seconds that a sweep waits at its end for MLflow to take everything, and after Ctrl-C."""
 
 
-def contamination_tags(counts: dict[str, Any]) -> dict[str, str]:
+def contamination_tags(counts: Mapping[str, object]) -> dict[str, str]:
     """Near-duplicates by source, set and side, each set's share, and which sets are contaminated."""
-    found = counts.get("contamination", {})
+    found: ContaminationRecord = cast("Counts", counts).get("contamination", {})
     tags = {
         f"near.{source}.{name}.{side}": str(kinds["near"])
         for source, sets in found.get("sources", {}).items()
@@ -183,7 +188,7 @@ class Recorder:
         full."""
         spooled = self.tracker.spooled()
         recorded: dict[int, set[int]] = {}
-        ended: dict[int, dict[str, Any]] = {}
+        ended: dict[int, EndLine] = {}
         for line in Ledger(self.folder.path / "results.jsonl").lines:
             recorded.setdefault(line["number"], set())
             if line["event"] == "report":
@@ -202,7 +207,7 @@ class Recorder:
                 self.start(number, again=True)
                 for report in reports:
                     self.report(number, report)
-                self.end(number, state or "stopped", end_of(ended.get(number, {})), again=True)
+                self.end(number, state or "stopped", end_of(ended.get(number) or {}), again=True)
 
     def on_event(self, _: str, number: int, event: Event) -> dict[str, Scalar] | None:
         """Records a trial's start, a report, or its end."""

@@ -13,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -25,7 +25,7 @@ from babeltune.planning.space import grid
 from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.search.warm_start import STUDY, WARM, Suggest, fitting, like
-from babeltune.sweep.state.messages import TrialEnd, end_of
+from babeltune.sweep.state.messages import LedgerLine, ReportLine, TrialEnd, end_of
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for a study in which another process writes."""
@@ -81,9 +81,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.lines: list[dict[str, Any]] = []
-        self._reports: dict[int, list[dict[str, Any]]] = {}
-        self._notes: dict[int, dict[str, Any]] = {}
+        self.lines: list[LedgerLine] = []
+        self._reports: dict[int, list[ReportLine]] = {}
+        self._notes: dict[int, dict[str, Scalar]] = {}
         self.given_up: set[int] = set()
         """Trials that failed before the sweep ended for its failures."""
         end_on_a_line(path)
@@ -98,9 +98,9 @@ class Ledger:
                 break
             sound += len(line)
 
-    def add(self, event: str, number: int, **facts: Any) -> None:
+    def add(self, event: str, number: int, **facts: object) -> None:
         """Appends one line, on disk before it returns."""
-        line = {"event": event, "number": number, **facts}
+        line = cast("LedgerLine", {"event": event, "number": number, **facts})
         self._remember(line)
         append_line(self._path, json.dumps(line).encode())
 
@@ -108,21 +108,21 @@ class Ledger:
         """Appends a trial's end in this state of Optuna's."""
         self.add("end", number, state=state, values=values, **end_facts(end))
 
-    def reports(self, number: int) -> list[dict[str, Any]]:
+    def reports(self, number: int) -> list[ReportLine]:
         """The trial's reports: `index`, `values` by objective, `checkpoint`."""
         return list(self._reports.get(number, ()))
 
-    def noted(self, number: int) -> dict[str, Any]:
+    def noted(self, number: int) -> dict[str, Scalar]:
         """The trial's attributes that listeners gave it last."""
         return self._notes.get(number, {})
 
-    def _remember(self, line: dict[str, Any]) -> None:
-        event, number = line["event"], line["number"]
-        if event == "report":
+    def _remember(self, line: LedgerLine) -> None:
+        number = line["number"]
+        if line["event"] == "report":
             self._reports.setdefault(number, []).append(line)
-        elif event == "note":
+        elif line["event"] == "note":
             self._notes[number] = line["attributes"]
-        elif event == "give_up":
+        elif line["event"] == "give_up":
             self.given_up |= set(line["trials"])
         self.lines.append(line)
 
@@ -196,7 +196,7 @@ class Proposals:
         trial.set_user_attr("values", values)
         trial.set_user_attr("reports", index)
 
-    def note(self, number: int, attributes: Mapping[str, Any]) -> None:
+    def note(self, number: int, attributes: Mapping[str, object]) -> None:
         """Sets user attributes of a running trial."""
         trial = self._trial(number)
         for name, value in attributes.items():
@@ -220,7 +220,9 @@ def reported(trial: FrozenTrial) -> dict[int, list[float]]:
     }
 
 
-def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()) -> Any:
+def replay(
+    lines: Iterable[LedgerLine], sweep: Sweep, suggest: Suggest, warm: Iterable[FrozenTrial] = ()
+) -> dict[int, dict[str, Scalar]]:
     """The parameters by trial number that the recorded order of results leads to, in a study in memory."""
     study = optuna.create_study(directions=[objective.goal for objective in sweep.objectives])
     proposals = Proposals(study, sweep, suggest, warm)
@@ -235,7 +237,7 @@ def replay(lines: Iterable[dict[str, Any]], sweep: Sweep, suggest: Suggest, warm
     return found
 
 
-def follow(lines: Iterable[dict[str, Any]], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
+def follow(lines: Iterable[LedgerLine], proposals: Proposals, propose: Callable[[dict[str, Scalar]], int]) -> None:
     """Does to the study of `proposals` what the ledger's lines say; `propose` begins a trial, given what was recorded,
     and returns its number."""
     for line in lines:

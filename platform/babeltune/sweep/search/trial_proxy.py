@@ -10,17 +10,38 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypedDict
 
 from ray import tune
 from ray.air.execution._internal.tracked_actor import TrackedActor
 
+from babeltune.schema.records import Report
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialEnd
 from babeltune.sweep.workers.pool import WorkerPool
 
-Result = dict[str, Any]
-"""What Tune calls a result: figures by name. Its own keys are `done` and `training_iteration`."""
+
+class Result(TypedDict, total=False):
+    """What Tune calls a result: figures by name. Its own keys are `done` and `training_iteration`."""
+
+    done: bool
+    training_iteration: int
+    reports: int
+    """The report's number."""
+    objective: float
+    report: Report
+    last: bool
+    """Whether the trial has no report to come."""
+    end: TrialEnd
+    """How the trial ended, if it did."""
+
+
+class TrialConfig(TypedDict):
+    """A trial's configuration as Tune has it."""
+
+    trial: str
+    number: int
+    objectives: list[str]
 
 
 class TrialProxy(tune.Trainable):  # type: ignore[misc]
@@ -59,10 +80,10 @@ class Follower:
         if not finite(values.values()):
             bad = ", ".join(f"{name} is {value}" for name, value in values.items() if not finite([value]))
             return {"done": True, "end": TrialEnd("objective", text=f"objective {bad} at report {report.index}")}
-        result = {"reports": report.index, "objective": values[self._objectives[0]], "report": report}
+        result = Result(reports=report.index, objective=report.metrics[self._objectives[0]], report=report)
         if collapsed := report.facts.get("collapsed"):
-            return result | {"done": True, "end": TrialEnd("collapsed", text=str(collapsed))}
-        return result | ({"last": True} if report.last else {})
+            return {**result, "done": True, "end": TrialEnd("collapsed", text=str(collapsed))}
+        return {**result, "last": True} if report.last else result
 
     def _numbered(self, result: Result) -> Result:
         return {"done": False, "training_iteration": self._seen, **result}
@@ -106,7 +127,9 @@ class LocalActors:
                 return True
         return False
 
-    def add_actor(self, cls: Any, kwargs: dict[str, Any], resource_request: Any, **callbacks: Any) -> TrackedActor:
+    def add_actor(
+        self, cls: type, kwargs: Mapping[str, TrialConfig], resource_request: object, **callbacks: Callable[..., object]
+    ) -> TrackedActor:
         """Begins to follow the trial of a configuration."""
         tracked = TrackedActor(uuid.uuid4().int, **callbacks)
         config = kwargs["config"]
@@ -120,7 +143,7 @@ class LocalActors:
         if callback is not None:
             callback(tracked)
 
-    def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
+    def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: object = None) -> bool:
         """Ends to follow a trial. True says that Tune gets a call."""
         if self._followers.pop(tracked_actor, None) is None:
             return False
@@ -131,7 +154,12 @@ class LocalActors:
         return True
 
     def schedule_actor_task(
-        self, tracked_actor: TrackedActor, method_name: str, *, on_result: Any = None, **_: Any
+        self,
+        tracked_actor: TrackedActor,
+        method_name: str,
+        *,
+        on_result: Callable[[TrackedActor, Result], None],
+        **_: object,
     ) -> None:
         """Lets a trial train to its next report. Of Tune's other tasks, followers have no use."""
         if method_name == "train":
@@ -174,6 +202,6 @@ class LocalActors:
         self._events.clear()
 
 
-def finite(values: Iterable[Any]) -> bool:
+def finite(values: Iterable[object]) -> bool:
     """Whether every value is a finite number."""
     return all(isinstance(v, int | float) and math.isfinite(v) for v in values)

@@ -11,10 +11,10 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import optuna
 import ray
@@ -29,10 +29,10 @@ from babeltune.signals import StopSignal
 from babeltune.sweep.search.recovery import catch_up, sound_study
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Ledger, Proposals
-from babeltune.sweep.search.trial_proxy import LocalActors, TrialProxy
+from babeltune.sweep.search.trial_proxy import LocalActors, Result, TrialConfig, TrialProxy
 from babeltune.sweep.search.tune_searcher import ENDED, OnEvent, OptunaSearcher
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
-from babeltune.sweep.state.messages import TrialAssignment
+from babeltune.sweep.state.messages import LedgerLine, TrialAssignment
 from babeltune.sweep.workers.pool import WorkerPool
 
 ENVIRONMENT = {
@@ -51,20 +51,20 @@ class Standalone(tune.Trainable):  # type: ignore[misc]
 
     method = ""
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: Mapping[str, object]) -> None:
         self._reports = _standalone(self.method, config)
 
     def cleanup(self) -> None:
         self._reports.close()
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> dict[str, float]:
         report = next(self._reports, None)
         if report is None:
             return {"done": True}
         return {**report.metrics, "reports": report.index, "done": report.last}
 
 
-def _standalone(method: str, config: dict[str, Any]) -> Generator[Report, None, None]:
+def _standalone(method: str, config: Mapping[str, object]) -> Generator[Report, None, None]:
     from babeltune.sweep.workers.standalone import standalone, standalone_assignment
 
     yield from standalone(standalone_assignment(method, config))
@@ -85,7 +85,29 @@ class _Numbered:
     trial_id: str
 
 
-def _numbered(trial: Any) -> _Numbered:
+class _TuneTrial(Protocol):
+    """What is used of a trial of Tune's."""
+
+    trial_id: str
+    config: TrialConfig
+    metric_analysis: dict[str, object]
+    metric_n_steps: dict[str, object]
+    last_result: Result
+
+
+class _TuneController(Protocol):
+    """What is used of the object that runs Tune's loop."""
+
+    _actor_manager: object
+
+
+class _Runner(Protocol):
+    """What schedulers are given to know the controller."""
+
+    _tune_controller: _TuneController
+
+
+def _numbered(trial: _TuneTrial | _Numbered) -> _Numbered:
     return trial if isinstance(trial, _Numbered) else _Numbered(str(trial.config["number"]))
 
 
@@ -95,10 +117,10 @@ class _Brakes(tune.Stopper):  # type: ignore[misc]
     def __init__(self, stop: Callable[[], bool], poll: Callable[[], bool]) -> None:
         self._stop, self._poll = stop, poll
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {}
 
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+    def __call__(self, trial_id: str, result: Result) -> bool:
         return self._stop() and not result.get("done")
 
     def stop_all(self) -> bool:
@@ -110,7 +132,7 @@ class _Forget(tune.Callback):  # type: ignore[misc]
     """Of a trial that has ended, Tune keeps averages of each figure in its reports, which are more than half of the
     memory that it costs. Nobody asks for them."""
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[_TuneTrial], trial: _TuneTrial, **_: object) -> None:
         """Called after scheduler and searcher."""
         trial.metric_analysis.clear()
         trial.metric_n_steps.clear()
@@ -125,14 +147,14 @@ class _FollowsLocally:
     Tune tells its scheduler of the first trial before it starts an actor for it, so that is the time to put
     `LocalActors` in the place of its actor manager."""
 
-    def __init__(self, pool: WorkerPool | None, **settings: Any) -> None:
+    def __init__(self, pool: WorkerPool | None, **settings: str | int | float) -> None:
         super().__init__(**settings)
         self._pool = pool
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_pool": None}
 
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
+    def on_trial_add(self, controller: _Runner | None, trial: _TuneTrial) -> None:
         """Called for every new trial."""
         if controller is not None and self._pool is not None:
             tune_controller = controller._tune_controller
@@ -148,17 +170,17 @@ class _Fifo(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
 class _Asha(_FollowsLocally, AsyncHyperBandScheduler):  # type: ignore[misc]
     """Stops, at its rungs, those that are not among the best. It knows each trial by its number."""
 
-    def on_trial_add(self, controller: Any, trial: Any) -> None:
+    def on_trial_add(self, controller: _Runner | None, trial: _TuneTrial) -> None:
         super().on_trial_add(controller, trial)
         self._trial_info[_numbered(trial).trial_id] = self._trial_info.pop(trial.trial_id)
 
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> str:
         return str(super().on_trial_result(controller, _numbered(trial), result))
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_complete(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> None:
         super().on_trial_complete(controller, _numbered(trial), result)
 
-    def on_trial_remove(self, controller: Any, trial: Any) -> None:
+    def on_trial_remove(self, controller: _Runner | None, trial: _TuneTrial) -> None:
         super().on_trial_remove(controller, _numbered(trial))
 
 
@@ -169,12 +191,12 @@ class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
         super().__init__(pool)
         self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
 
-    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> str:
         number, value = int(_numbered(trial).trial_id), self._sign * result["objective"]
         stops = self._rule.stops(number, result["reports"], value)
         return str(TrialScheduler.STOP if stops else TrialScheduler.CONTINUE)
 
-    def on_trial_complete(self, controller: Any, trial: Any, result: dict[str, Any]) -> None:
+    def on_trial_complete(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> None:
         """Tune brings a trial's last report here alone."""
         if "objective" in result:
             self.on_trial_result(controller, trial, result)
@@ -199,7 +221,7 @@ def scheduler_for(sweep: Sweep, pool: WorkerPool | None = None) -> TrialSchedule
     )
 
 
-def prime(scheduler: TrialScheduler, lines: Iterable[dict[str, Any]]) -> set[int]:
+def prime(scheduler: TrialScheduler, lines: Iterable[LedgerLine]) -> set[int]:
     """Shows the scheduler the ledger's reports in their order, as if they were made now; returns the trials that it
     stops at their last one."""
     stopped: set[int] = set()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import ray
 from optuna.trial import FrozenTrial, TrialState
@@ -16,6 +16,7 @@ from babeltune.errors import BabeltuneError, DamagedError, MethodError, StorageE
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals
+from babeltune.sweep.search.trial_proxy import Result
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd, TrialOutcome
 from babeltune.sweep.state.rebuild import ENDS
 from babeltune.sweep.workers.pool import WorkerPool
@@ -25,6 +26,8 @@ Event = TrialAssignment | Report | TrialOutcome | None
 """An event of a trial: its assignment at its start (None if it ends at once), a report, or how it ended."""
 OnEvent = Callable[[Literal["start", "report", "end"], int, Event], Mapping[str, Scalar] | None]
 """Called for each event of a trial, with its number. What it returns becomes the Optuna trial's user attributes."""
+Proposal = dict[str, str | int]
+"""A trial's configuration for Tune, which adds the objectives (`trial_proxy.TrialConfig`)."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 ENOUGH = 5
 """Trials that must have ended before a sweep gives up with others to come."""
@@ -62,7 +65,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._numbers: dict[str, int] = {}
         self.trouble: BaseException | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Nothing: Tune pickles its searcher now and then, and babeltune never reads a pickle."""
         return {}
 
@@ -76,11 +79,13 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Refuses: a sweep resumes from its study."""
         raise SweepError("a sweep resumes from its study, not from Tune's files; use `babeltune resume`")
 
-    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **_: Any) -> bool:
+    def set_search_properties(
+        self, metric: str | None, mode: str | None, config: Mapping[str, object], **_: object
+    ) -> bool:
         """Agrees: the sweep says what is searched."""
         return True
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> Proposal | str | None:
         """The next trial's configuration for Tune, None while no worker group is free, FINISHED when nothing is
         left."""
         try:
@@ -125,12 +130,12 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                 self.trouble = error
         return self.trouble is not None
 
-    def _propose(self, trial_id: str) -> dict[str, Any] | None:
+    def _propose(self, trial_id: str) -> Proposal | None:
         """None where the method refuses what was proposed, which has failed then."""
         with self._stop.guard():
             return self._proposed(trial_id)
 
-    def _proposed(self, trial_id: str) -> dict[str, Any] | None:
+    def _proposed(self, trial_id: str) -> Proposal | None:
         if self._resumed:
             number = self._resumed.pop(0)
             params = self._proposals.again(number)
@@ -155,7 +160,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._proposals.note(number, attributes)
             self._ledger.add("note", number, attributes=attributes)
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Records a report; a listener's exception stops the sweep and is raised by `search`."""
         if self.trouble is None:
             try:
@@ -164,7 +169,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             except Exception as error:
                 self.trouble = error
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(self, trial_id: str, result: Result | None = None, error: bool = False) -> None:
         """Ends a trial: COMPLETE, PRUNED, FAIL, or left running in the study so that it can be resumed."""
         if self.trouble is not None or trial_id not in self._numbers:
             return
@@ -182,8 +187,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Tells the trials that run to stop."""
         self._pool.stop_all(list(self._numbers))
 
-    def _record(self, number: int, result: dict[str, Any]) -> None:
-        report: Report | None = result.get("report")
+    def _record(self, number: int, result: Result) -> None:
+        report = result.get("report")
         if report is None:
             return
         known = self._ledger.reports(number)
@@ -197,11 +202,11 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         self._ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
         self._tell("report", number, report)
 
-    def _end(self, number: int, result: dict[str, Any]) -> None:
+    def _end(self, number: int, result: Result) -> None:
         self._record(number, result)
         reports = self._ledger.reports(number)
         values = reports[-1]["values"] if reports else None
-        end: TrialEnd = result.get("end") or TrialEnd("stopped")
+        end = result.get("end") or TrialEnd("stopped")
         if end.kind == "storage":
             raise StorageError(end.text)  # no fact about the trial, which stays as it is and is resumed
         if end.failed:

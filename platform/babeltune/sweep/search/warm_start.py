@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.distributions import BaseDistribution
+from optuna.trial import BaseTrial, FrozenTrial, TrialState
 from sqlalchemy.exc import OperationalError
 
 from babeltune.errors import SpecError
@@ -18,8 +19,13 @@ from babeltune.schema.paths import sqlite_url
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.sweep.state.folder import SweepFolder
 
-Suggest = Callable[[Any], dict[str, Scalar]]
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
+
+Suggest = Callable[[BaseTrial], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
+Distributions = dict[str, BaseDistribution]
+"""Where each parameter of a trial is drawn from."""
 STUDY = "sweep"
 """The name of every sweep's study."""
 WARM = "warm_start"
@@ -38,7 +44,7 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     name = sweep.sampler.warm_start
     if name is None:
         return []
-    path, of = folder / KEPT, {"from": name, **_judged(plain(sweep))}
+    path, of = folder / KEPT, {"from": name, **_judged(sweep)}
     try:
         kept = json.loads(path.read_bytes())
         if {key: kept[key] for key in of} == of:
@@ -52,12 +58,12 @@ def warm_trials(folder: Path, sweep: Sweep, suggest: Suggest) -> list[FrozenTria
     return found
 
 
-def _judged(sweep: dict[str, Any]) -> dict[str, Any]:
+def _judged(sweep: Sweep) -> JsonObject:
     """What decides whether two sweeps' results compare."""
-    return {"objectives": sweep["objectives"], **{f"data.{key}": sweep["data"][key] for key in ("root", "dev")}}
+    return plain({"objectives": sweep.objectives, "data.root": sweep.data.root, "data.dev": sweep.data.dev})
 
 
-def _taken(distributions: dict[str, Any], *, number: int, params: dict[str, Any], values: list[float]) -> FrozenTrial:
+def _taken(distributions: Distributions, *, number: int, params: dict[str, Scalar], values: list[float]) -> FrozenTrial:
     trial = optuna.create_trial(params=params, distributions=distributions, values=values)
     trial.number = number
     return trial
@@ -70,8 +76,8 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     if len(found) != 1:
         have = sorted(p.parent.name for p in folder.parent.glob("*/study.db") if p.parent != folder)
         raise SpecError(f"sampler.warm_start: {name!r} names {len(found)} sweeps in {folder.parent}; available: {have}")
-    before = _judged(plain(SweepFolder(found[0].parent).sweep()))
-    other = [name for name, value in _judged(plain(sweep)).items() if value != before[name]]
+    before = _judged(SweepFolder(found[0].parent).sweep())
+    other = [name for name, value in _judged(sweep).items() if value != before[name]]
     if other:
         raise SpecError(
             f"sampler.warm_start: sweep {found[0].parent.name} has other {', '.join(other)}, so its results do not "
@@ -96,7 +102,7 @@ def _earlier(name: str, folder: Path, sweep: Sweep, suggest: Suggest) -> list[Fr
     return usable
 
 
-def like(earlier: FrozenTrial, suggest: Suggest) -> dict[str, Any]:
+def like(earlier: FrozenTrial, suggest: Suggest) -> Distributions:
     """Today's distributions of an earlier trial's parameters; empty when its values lie outside of them."""
     try:
         found = fitting(earlier.params, suggest)
@@ -105,7 +111,7 @@ def like(earlier: FrozenTrial, suggest: Suggest) -> dict[str, Any]:
     return found if set(found) == set(earlier.params) else {}
 
 
-def fitting(params: dict[str, Any], suggest: Suggest) -> dict[str, Any]:
+def fitting(params: Mapping[str, Scalar], suggest: Suggest) -> Distributions:
     """The distributions asked for when `params` are given; `SpecError` when a value is outside of its own."""
     scratch = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     scratch.enqueue_trial(params)

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, NotRequired, TypedDict, cast, get_args
 
 from babeltune.files import plain
-from babeltune.schema.records import Report, report_from
+from babeltune.schema.records import Report, Scalar, report_from
 from babeltune.schema.storage_location import StorageLocation
 
 EndKind = Literal[
@@ -39,7 +39,7 @@ class TrialAssignment:
 
     folder: str
     """The trial's folder, relative to the mirror if there is one."""
-    trial: dict[str, Any] = field(default_factory=dict)
+    trial: Mapping[str, object] = field(default_factory=dict)
     """The trial function's input: a plain `Trial` for `run_trial.run`."""
     prepared: str = ""
     """The record of the prepared data, relative to the mirror if there is one."""
@@ -142,15 +142,67 @@ class TrialOutcome:
     """The objectives at its last report."""
 
 
-def end_of(record: Mapping[str, Any]) -> TrialEnd:
+class ProposeLine(TypedDict):
+    """A line of the ledger, `results.jsonl`: a trial begins."""
+
+    event: Literal["propose"]
+    number: int
+    params: dict[str, Scalar]
+
+
+class ReportLine(TypedDict):
+    """A line of the ledger: a report of a trial."""
+
+    event: Literal["report"]
+    number: int
+    index: int
+    values: list[float]
+    """The objectives, in the order of the sweep file."""
+    checkpoint: NotRequired[str]
+    """Absent where the report was only found in the study."""
+
+
+class NoteLine(TypedDict):
+    """A line of the ledger: attributes that a listener gave a trial."""
+
+    event: Literal["note"]
+    number: int
+    attributes: dict[str, Scalar]
+
+
+class EndLine(TypedDict):
+    """A line of the ledger: a trial ended. `end_of` reads how."""
+
+    event: Literal["end"]
+    number: int
+    state: str
+    """Optuna's word: COMPLETE, PRUNED or FAIL."""
+    values: list[float] | None
+    kind: NotRequired[str]
+    error_type: NotRequired[str]
+    reason: NotRequired[str]
+
+
+class GiveUpLine(TypedDict):
+    """A line of the ledger: the sweep ended for the failures of these trials."""
+
+    event: Literal["give_up"]
+    number: int
+    trials: list[int]
+
+
+LedgerLine = ProposeLine | ReportLine | NoteLine | EndLine | GiveUpLine
+
+
+def end_of(record: Mapping[str, object]) -> TrialEnd:
     """The end in a record on disk: a line of the ledger, `outcome.json`, or a study's attributes.
 
     A record of version 0.1 has no `kind`. This function alone derives one from its `state` and `reason`.
     """
     text = str(record.get("reason") or "")
-    kind: Any = record.get("kind")
+    kind = record.get("kind")
     if kind in get_args(EndKind):
-        return TrialEnd(kind, str(record.get("error_type", "")), text)
+        return TrialEnd(cast("EndKind", kind), str(record.get("error_type", "")), text)
     state = str(record.get("state", "")).lower()
     if state == "pruned":
         return TrialEnd("pruned" if text.startswith(STOPPED_BY) else "collapsed", text=text)

@@ -1,0 +1,101 @@
+"""`make test-fast` runs tests that start nothing. Their code says so, and a test that starts Ray all the same fails."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from selection import FAST, LEFT_OUT
+from waiting import PATIENCE_S
+
+HERE = Path(__file__).parent
+PLANTED = """
+import pytest
+
+from babeltune.sweep.workers import connection
+from toy_trials import a_report
+
+
+def starts():
+    import subprocess
+    subprocess.run(["true"], check=True)
+
+
+def test_that_computes():
+    assert a_report(1).index == 1
+
+
+def test_that_asks_for_ray(ray_cluster):
+    pass
+
+
+def test_that_starts_a_process_in_a_helper():
+    starts()
+
+
+@pytest.mark.long
+def test_that_takes_long():
+    pass
+
+
+def test_that_leaves_what_ray_leaves():
+    (Path(os.environ["RAY_TMPDIR"]) / "ray" / "session_1").mkdir(parents=True)
+
+
+def test_that_hides_how_it_starts_ray():
+    with getattr(connection, "local" + "_ray")(num_cpus=1):
+        pass
+"""
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A test file among the others, as pytest sees it."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "test_planted.py").write_text(PLANTED)
+    names = "".join(f"    {name}: {name}\n" for name in (FAST, *LEFT_OUT))
+    (folder / "pytest.ini").write_text(f"[pytest]\naddopts = --strict-markers\nmarkers =\n{names}")
+    return folder
+
+
+def fast_tests(folder, *options):
+    """pytest's run of the planted tests that are fast."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "conftest",
+            "-m",
+            FAST,
+            *options,
+            str(folder),
+        ],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(HERE), "HOME": str(folder), "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_what_the_code_of_a_test_names_decides_whether_it_is_fast(planted):
+    listed = fast_tests(planted, "--collect-only").stdout
+    assert [line.partition("::")[2] for line in listed.splitlines() if "::" in line] == [
+        "test_that_computes",
+        "test_that_leaves_what_ray_leaves",
+        "test_that_hides_how_it_starts_ray",
+    ]
+
+
+@pytest.mark.parametrize("how", ["leaves", pytest.param("hides", marks=pytest.mark.long)])
+def test_a_fast_test_that_starts_ray_all_the_same_fails(planted, how):
+    done = fast_tests(planted, "-k", f"computes or {how}")
+    assert "this test is marked as fast and has started Ray" in done.stdout, done.stdout[-3000:]
+    assert re.search(r"2 passed.*1 error", done.stdout), done.stdout[-3000:]
