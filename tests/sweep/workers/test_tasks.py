@@ -44,12 +44,14 @@ def stop_once(number, times, folder):
     return number
 
 
+@pytest.mark.long
 def test_tasks_that_hang_are_killed_and_started_again(ray_cluster, tmp_path):
     arguments = [(number, int(number == 1), tmp_path) for number in range(3)]
-    assert sorted(ray_shards(stop_once, arguments, progress_timeout=3.0)) == [0, 1, 2]
+    assert sorted(ray_shards(stop_once, arguments, progress_timeout=30.0)) == [0, 1, 2]
     assert len(list(tmp_path.glob("1-*"))) == 2
 
 
+@pytest.mark.long
 def test_tasks_that_hang_again_end_the_sweep_with_a_line_on_how_to_go_on(ray_cluster, tmp_path):
-    with pytest.raises(ClusterError, match=r"no process of stop_once has made progress for 2 s.*`babeltune resume`"):
-        list(ray_shards(stop_once, [(0, 2, tmp_path)], progress_timeout=2.0))
+    with pytest.raises(ClusterError, match=r"no process of stop_once has made progress for 20 s.*`babeltune resume`"):
+        list(ray_shards(stop_once, [(0, 2, tmp_path)], progress_timeout=20.0))
