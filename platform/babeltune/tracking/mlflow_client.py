@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -9,8 +10,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from babeltune.errors import from_network
 from babeltune.redaction import without_password
@@ -32,6 +35,7 @@ PARAM_CHARACTERS, TAG_CHARACTERS, NAME_CHARACTERS = 6000, 8000, 250
 """MLflow's limits."""
 DAMAGED = ("file is not a database", "disk image is malformed")
 """Parts of SQLite's errors for a damaged file."""
+log = logging.getLogger(__name__)
 HTTP = {"MAX_RETRIES": "1", "BACKOFF_FACTOR": "1", "TIMEOUT": "30"}
 """Environment of MLflow's HTTP client. Its own retries would take minutes; ours never end. Variables that are set
 already are kept."""
@@ -44,11 +48,47 @@ def open_client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow import MlflowClient
 
+    _warn_once(uri)
     for name in ("mlflow", "alembic", "urllib3.connectionpool"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if (root := artifact_folder(uri)) is not None:
         root.mkdir(parents=True, exist_ok=True)
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+@functools.cache
+def _warn_once(uri: str) -> None:
+    if words := about_plain_http(uri):
+        log.warning(words)
+
+
+def about_plain_http(uri: str) -> str:
+    """What to do if this machine's MLflow credentials would go over a network unencrypted; empty if they would not."""
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    address = urlsplit(uri)
+    if address.scheme != "http" or is_loopback(host := address.hostname or ""):
+        return ""
+    found = read_mlflow_creds()  # from the environment, or from ~/.mlflow/credentials
+    named = {
+        "a user and a password": address.password or (found.username and found.password),
+        "a token": os.environ.get("MLFLOW_TRACKING_TOKEN"),
+    }
+    secrets = " and ".join(name for name, value in named.items() if value)
+    if not secrets:
+        return ""
+    return (
+        f"MLflow at http://{host} gets {secrets} unencrypted, which anyone on the way can read; use an https address, "
+        "or a tunnel to 127.0.0.1"
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether the host is this machine, by its name or address alone."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def artifact_folder(uri: str) -> Path | None:
