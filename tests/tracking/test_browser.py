@@ -122,6 +122,7 @@ def test_charts_begin_with_the_objective(logged, server, page):
     sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
     sections.nth(2).wait_for()
     page.get_by_text("t0001 (best/objective)").first.wait_for()
+    page.get_by_text("Step", exact=True).first.wait_for()  # the chart is drawn
     kept(page, "charts")
     assert [text.split()[0] for text in sections.all_inner_texts()][:3] == ["best", "dev/everyday", "train"]
 
@@ -131,7 +132,7 @@ def test_the_sweeps_run_expands_to_its_trials(server, page):
     page.get_by_role("link", name="quick-1a2b").wait_for()
     assert page.get_by_role("link", name="t0001").count() == 0
     page.locator("[role=gridcell] button").first.click()
-    page.get_by_role("link", name="t0001").wait_for()
+    page.get_by_role("link", name="t0001", exact=True).wait_for()
     kept(page, "expanded")
 
 
