@@ -122,6 +122,7 @@ def test_charts_begin_with_the_objective(logged, server, page):
     sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
     sections.nth(2).wait_for()
     page.get_by_text("t0001 (best/objective)").first.wait_for()
+    page.get_by_text("Step", exact=True).first.wait_for()  # the chart is drawn
     kept(page, "charts")
     assert [text.split()[0] for text in sections.all_inner_texts()][:3] == ["best", "dev/everyday", "train"]
 
@@ -131,7 +132,7 @@ def test_the_sweeps_run_expands_to_its_trials(server, page):
     page.get_by_role("link", name="quick-1a2b").wait_for()
     assert page.get_by_role("link", name="t0001").count() == 0
     page.locator("[role=gridcell] button").first.click()
-    page.get_by_role("link", name="t0001").wait_for()
+    page.get_by_role("link", name="t0001", exact=True).wait_for()
     kept(page, "expanded")
 
 
@@ -151,7 +152,8 @@ def test_two_trials_are_chosen_and_compared(logged, server, page):
 def test_the_page_of_a_checkpoint_shows_scores_by_data_set_and_where_the_weights_are(logged, server, page):
     page.goto(f"{server}/#/experiments/1/runs/{logged[2][1]}?workflowType=machine_learning")
     page.get_by_text("Logged models (1)").wait_for()
-    page.get_by_role("link", name="quick-1a2b-t0001").first.click()
+    place = page.get_by_role("link", name="quick-1a2b-t0001").first.get_attribute("href")  # it opens another window
+    page.goto(f"{server}/#{place.rpartition('#')[2]}")
     page.get_by_text("Its weights:").wait_for()
     page.get_by_text("dev/everyday (#aaaa").first.wait_for()
     kept(page, "checkpoint")
