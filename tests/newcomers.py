@@ -29,31 +29,21 @@ class Mistake:
     @property
     def row(self) -> str:
         """The line of the page's table."""
-        said = " … ".join(dict.fromkeys((self.value, self.rule, self.step)))
+        parts = [part.strip() for part in dict.fromkeys((self.value, self.rule, self.step))]
+        said = " … ".join(part for part in parts if not any(part != each and part in each for each in parts))
         words = re.sub(r"\{(\w+)\}", lambda name: SHOWN[name[1]], said).replace("|", r"\|")
         return f"| {self.did} | {words} |"
 
 
-SHOWN = {
-    "tiny": "my.yaml",
-    "cluster": "my_cluster.yaml",
-    "data": "data",
-    "port": "5001",
-    "begun": "tiny",
-    "typo": "my.yaml",
-}
+SHOWN = {"cluster": "my_cluster.yaml", "data": "data", "port": "5001", "begun": "tiny"}
 """What the page shows for a name that a test fills in."""
 
 
 def read(path: str, columns: str = "{{eng: eng, fra: fra}}") -> tuple[str, ...]:
     """A plan whose training text is this file."""
     dev = "{{name: everyday, source: {{name: d, path: dev.tsv, columns: {{eng: eng, fra: fra}}}}}}"
-    given = (
-        "data.root={data}",
-        f"data.train=[{{{{name: mine, path: {path}, columns: {columns}}}}}]",
-        f"data.dev=[{dev}]",
-    )
-    return (*PLAN, *(word for each in (*given, "data.test=[]") for word in ("--set", each)))
+    train = f"{{{{name: mine, path: {path}, columns: {columns}}}}}"
+    return with_("data.root={data}", f"data.train=[{train}]", f"data.dev=[{dev}]", "data.test=[]")
 
 
 def with_(*assignments: str) -> tuple[str, ...]:
@@ -196,7 +186,7 @@ MISTAKES = (
         ("promote", "{begun}"),
         "{begun} has no finished trial",
         "states: t0000 stopped",
-        "`babeltune resume",
+        "goes on",
         code=1,
     ),
     Mistake(

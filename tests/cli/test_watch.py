@@ -1,4 +1,4 @@
-"""The live page of a sweep: served on this machine, sent of changes by events, frozen at the end."""
+"""The live page of a sweep: served on this machine, refreshed by events, frozen at the end."""
 
 import json
 import os

@@ -215,9 +215,22 @@ def test_a_teacher_store_holds_each_sentence_once_in_order(tiny, tmp_path, small
     assert vectors.dtype == np.float16
     assert np.abs(vectors - load_teacher(tiny_teacher(tiny)).encode(TEXTS)).max() < 1e-3
     assert facts_of(folder) == {"forwarded": len(TEXTS), "truncated": 1, "dim": 16}
-    assert steps == [(done, 67) for done in (0, 16, 32, 48, 64, 67)]
-    assert len(list(folder.glob("rows-*.bin"))) == 5
+    shards = len(list(folder.glob("rows-*.bin")))
+    assert shards >= 5
+    assert [steps[0], steps[-1], len(steps)] == [(0, 67), (67, 67), shards + 1]
+    assert steps == sorted(steps)
     assert not list(folder.glob("texts-*"))
+
+
+def test_the_count_moves_evenly_although_some_sentences_are_long(monkeypatch):
+    monkeypatch.setattr(module, "SHARD_ROWS", (100, 400))
+    lengths = np.sort(np.random.default_rng(0).lognormal(4, 1, 6400).astype(np.int64))[::-1]
+    parts = module._of_equal_cost(np.arange(6400), lengths)
+    assert np.array_equal(np.concatenate(parts), np.arange(6400))
+    costs = [int((lengths[part] + module.SENTENCE_COST).sum()) for part in parts]
+    assert max(costs) < 1.5 * sum(costs) / len(costs), "no shard holds up the count"
+    assert max(map(len, parts)) <= 400
+    assert module._of_equal_cost(np.empty(0, np.intp), np.empty(0, np.int64)) == []
 
 
 def test_teacher_forwards_equal_the_unique_sentences(tiny, tmp_path, small_shards, monkeypatch):
@@ -248,7 +261,7 @@ def test_shards_may_finish_in_any_order_anywhere(tiny, tmp_path, small_shards):
     inline = build_teacher_store(tmp_path / "b", TEXTS, tiny_teacher(tiny))
     ids = np.arange(len(TEXTS))
     assert np.array_equal(open_matrix(folder).rows(ids), open_matrix(inline).rows(ids))
-    assert len(calls) == 5
+    assert len(calls) >= 5
 
 
 def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
@@ -256,7 +269,7 @@ def test_a_shard_that_never_came_is_not_published(tiny, tmp_path, small_shards):
         for each in arguments[1:]:
             yield function(*each)
 
-    with pytest.raises(StoreError, match="encoded 51 of 67 sentences"):
+    with pytest.raises(StoreError, match=r"encoded \d\d of 67 sentences"):
         build_teacher_store(tmp_path, TEXTS, tiny_teacher(tiny), run_shards=lazy)
     assert not [p for p in tmp_path.iterdir() if p.is_dir()]
 

@@ -8,16 +8,18 @@ are read for the comparison only."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
 from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.prepared import IdTask, TextTask
+from babeltune.data.shards import Count, uncounted
 from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
 from babeltune.data.translation import Translate
@@ -26,6 +28,9 @@ from babeltune.schema.records import Data, Source
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +70,25 @@ class Corpus:
 
 
 def build_corpus(
-    data: Data, root: Path, seed: int, translate: Translate | None = None, near: MakeFindNear | None = None
+    data: Data,
+    root: Path,
+    seed: int,
+    translate: Translate | None = None,
+    near: MakeFindNear | None = None,
+    *,
+    progress: Count = uncounted,
 ) -> Corpus:
     """Reads and cleans all training sources and dev sets; relative paths start at `root`.
 
     `translate` makes the sources that are translations. `near`, given the sets' digests, finds near-duplicates of the
-    sets' texts. Without it they are searched for only if the data section removes them.
+    sets' texts. Without it they are searched for only if the data section removes them. `progress` counts the steps:
+    the dev sets, the test sets, and for each source its reading and its cleaning.
 
     The result depends on the data, the records and the seed only. Raises `DataError` for text that cannot be read as
     its source says, and, when no pair is left, with the step that removed what.
     """
-    dev, test = (read_eval(tasks, root, data.max_line_bytes) for tasks in (data.dev, data.test))
+    step = steps_of(progress, 2 + 2 * len(data.train))
+    dev, test = (step(read_eval(tasks, root, data.max_line_bytes)) for tasks in (data.dev, data.test))
     evals = {label: rows for kind, found in (("dev", dev), ("test", test)) for label, rows in labelled(kind, found)}
     sealed = {name: np.unique(sentence_keys(rows.texts())) for name, rows in evals.items()}
     near = near or (find_near_anew if data.overlap == "near" else None)
@@ -87,18 +100,14 @@ def build_corpus(
     for made in (None, "translate", "pivot"):  # what is made of others comes after them
         for source in data.train:
             if made == (source.format if source.format in ("translate", "pivot") else None):
-                read[source.name] = read_source(
-                    source, root, others=read, translate=translate, longest=data.max_line_bytes
-                )
+                rows = read_source(source, root, others=read, translate=translate, longest=data.max_line_bytes)
+                read[source.name] = step(rows)
     for source in data.train:
         rows = read[source.name]
-        cleaning.digests[source.name] = rows.digest
-        cleaning.count_dropped(source.name, rows.dropped)
-        if source.train:
-            blocks += cleaning.clean(source, rows)
+        cleaning.note_set(source.name, rows.digest, rows.dropped)
+        blocks += step(cleaning.clean(source, rows) if source.train else [])
     for name, eval_rows in evals.items():
-        cleaning.digests[name] = eval_rows.digest
-        cleaning.count_dropped(name, eval_rows.dropped)
+        cleaning.note_set(name, eval_rows.digest, eval_rows.dropped)
     blocks = [block for block in blocks if len(block.rows)]
     if not blocks:
         raise DataError(f"no pairs are left to train on; {words_of(cleaning.counts)}")
@@ -120,6 +129,18 @@ def build_corpus(
     heldout_sets = heldout_tasks(kept_back, data.split.right_model if data.split else "student")
     dev_sets = [task for rows in dev for task in subsets(rows, data.anchor_priority)]
     return numbered(train, [*dev_sets, *heldout_sets], cleaning)
+
+
+def steps_of(progress: Count, of: int) -> Callable[[Done], Done]:
+    """A function that counts a step as done and passes on what the step has made."""
+    done = itertools.count(1)
+    progress(0, of)
+
+    def step(made: Done) -> Done:
+        progress(next(done), of)
+        return made
+
+    return step
 
 
 def check_corpus(corpus: Corpus) -> None:
@@ -160,6 +181,11 @@ class Cleaning:
         """Adds pairs to what a source has left after a step."""
         steps = self.counts.setdefault(source.name, {})
         steps[step] = steps.get(step, 0) + pairs
+
+    def note_set(self, name: str, digest: str, dropped: Mapping[str, int]) -> None:
+        """Records the digest of a source or eval set, and the rows that were left out when it was read."""
+        self.digests[name] = digest
+        self.count_dropped(name, dropped)
 
     def count_dropped(self, name: str, dropped: Mapping[str, int]) -> None:
         """Counts the rows that were left out when a source or eval set was read, where there were any."""

@@ -86,12 +86,12 @@ def read_corpus(inputs: PreparationInputs, storage: Path, progress: Progress = n
     What a model has to translate is translated here, once for all sweeps of this storage.
     """
     sweep = inputs.sweep
-    progress("reading and cleaning the corpus", 0, 1)
+    stage = "reading and cleaning the corpus"
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
-    corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near)
+    counted = functools.partial(progress, stage)
+    corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted)
     check_corpus(corpus)
-    progress("reading and cleaning the corpus", 1, 1)
     return corpus
 
 

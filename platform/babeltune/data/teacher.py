@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 BATCH_TOKENS = 2048
 """Tokens per forward pass: activations of this many stay in a CPU core's cache."""
 SHARD_ROWS = (2_048, 16_384)
-"""Fewest and most sentences of a shard: loading the teacher costs as much as encoding some thousand."""
+"""Fewest and most sentences of a shard on average: loading the teacher costs as much as encoding some thousand."""
+SENTENCE_COST = 16
+"""What a sentence costs besides its characters, in characters."""
 
 
 class TeacherModel:
@@ -193,9 +195,9 @@ def build_teacher_store(
     """The folder of the teacher's vectors: fp16 (`exact`: fp32), row i belongs to `texts[i]`; open it with
     `store.open_matrix`.
 
-    The texts are unique. Shards hold sentences of similar length, the longest first so that parallel tasks end
-    together. The fact `forwarded` counts the sentences that went through the teacher, `truncated` those that
-    were cut at its `max_tokens`.
+    The texts are unique. Shards hold sentences of similar length and cost about the same each. They are encoded in a
+    drawn order, so that the count of sentences moves evenly and gives a rate. The fact `forwarded` counts the sentences
+    that went through the teacher, `truncated` those that were cut at its `max_tokens`.
 
     Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
     """
@@ -231,15 +233,14 @@ def _write(
 ) -> Contents:
     lengths = np.fromiter(map(len, texts), np.int64, len(texts))
     sequence = np.argsort(-lengths, kind="stable")
-    rows = int(np.clip(len(texts) // 64, *SHARD_ROWS))
     arguments, shards = [], []
-    for number, start in enumerate(range(0, len(texts), rows)):
-        members = sequence[start : start + rows]
+    for number, members in enumerate(_of_equal_cost(sequence, lengths)):
         name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
         write_texts(work, [texts[i] for i in members])
         arguments.append((teacher, str(work), str(folder / name), dtype))
         shards.append((name, len(members)))
-    forwarded = count_all(run_shards(encode_shard, arguments, gpu=True), len(texts), progress, "the teacher encoded")
+    drawn = [arguments[place] for place in np.random.default_rng(0).permutation(len(arguments))]
+    forwarded = count_all(run_shards(encode_shard, drawn, gpu=True), len(texts), progress, "the teacher encoded")
     truncated = 0
     for _, work_file, out, _ in arguments:
         cut = Path(f"{out}.truncated")
@@ -257,6 +258,18 @@ def _write(
         },
         facts={"forwarded": forwarded, "truncated": truncated, "dim": width},
     )
+
+
+def _of_equal_cost(sequence: NDArray[np.intp], lengths: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+    """The sentences, ordered by length, in shards of about the same cost. None has more than the most sentences."""
+    if not len(sequence):
+        return []
+    rows = int(np.clip(len(sequence) // 64, *SHARD_ROWS))
+    count = -(-len(sequence) // rows)
+    cost = np.cumsum(lengths[sequence] + SENTENCE_COST)
+    ends = np.searchsorted(cost, cost[-1] * np.arange(1, count) / count)
+    parts = [part for part in np.split(sequence, ends) if len(part)]
+    return [piece for part in parts for piece in np.array_split(part, -(-len(part) // SHARD_ROWS[1]))]
 
 
 def _width(folder: Path, shards: Sequence[tuple[str, int]], dtype: str) -> int:

@@ -373,10 +373,13 @@ def score_own(
     gpus: float,
 ) -> dict[str, dict[str, float]]:
     """The scores of the untrained student and the raw teacher."""
-    progress("scoring the untrained student and the teacher", 0, 1)
+    stage = "scoring the untrained student and the teacher"
+    progress(stage, 0, 2)
     trial = make_trial(sweep, 0, default_params(sweep))
     untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
     teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
-    scores = {"untrained": fetched(untrained, poll), "teacher": fetched(teacher, poll)}
-    progress("scoring the untrained student and the teacher", 1, 1)
+    scores = {"untrained": fetched(untrained, poll)}
+    progress(stage, 1, 2)
+    scores["teacher"] = fetched(teacher, poll)
+    progress(stage, 2, 2)
     return scores
