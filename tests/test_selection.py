@@ -12,6 +12,9 @@ from waiting import PATIENCE_S
 
 HERE = Path(__file__).parent
 PLANTED = """
+import os
+from pathlib import Path
+
 import pytest
 
 from babeltune.sweep.workers import connection

@@ -61,7 +61,7 @@ class TrialView:
     method: str
     settings: dict[str, Scalar]
     """The searched settings."""
-    config: dict[str, Any]
+    config: dict[str, object]
     """All settings of the method."""
     metrics: dict[str, float]
     """Dev scores of its best report by the sweep's first objective."""

@@ -17,7 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from babeltune import __version__
 from babeltune.errors import REFUSALS, BabeltuneError
@@ -88,7 +88,7 @@ def _show(message: str) -> None:
     print(f"error: {message}", file=sys.stderr)
 
 
-def send_again(unraisable: Any) -> None:
+def send_again(unraisable: sys.UnraisableHookArgs) -> None:
     """Sends a Ctrl-C again if it came within a callback, in which Python would print and forget it."""
     if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.01, signal.raise_signal, [signal.SIGINT]).start()

@@ -355,10 +355,11 @@ def check_ranks(cases: Sequence[Case], folder: Path, worlds: Sequence[int] = WOR
     It starts as many processes with gloo as the largest of `worlds`. They find each case's class by its module, and
     write into `folder`.
     """
-    named = [{"method": _reference(case), "settings": dict(case.settings)} for case in cases]
-    (folder / "ranks.json").write_text(json.dumps({"cases": named, "worlds": list(worlds)}), encoding="utf-8")
+    asked = {"settings": [dict(case.settings) for case in cases], "worlds": list(worlds)}
+    (folder / "ranks.json").write_text(json.dumps(asked), encoding="utf-8")
+    methods = [_reference(case) for case in cases]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    commands = [[sys.executable, "-m", __name__, str(rank), str(folder)] for rank in range(max(worlds))]
+    commands = [[sys.executable, "-m", __name__, str(rank), str(folder), *methods] for rank in range(max(worlds))]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
     try:
         codes = [process.wait(RANKS_TIMEOUT_S) for process in processes]
@@ -426,10 +427,10 @@ def _figures_of(case: Case, total: int, ranks: ProcessGroup) -> dict[str, Tensor
     return {name: torch.tensor(value) for name, value in sums.items()} | gradients | buffers
 
 
-def _run_rank(rank: int, folder: Path) -> None:
+def _run_rank(rank: int, folder: Path, methods: Sequence[str]) -> None:
     """One of the processes of `check_ranks`: it takes part in each group that has its rank."""
     asked = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    cases = [Case(_referenced(one["method"]), one["settings"]) for one in asked["cases"]]
+    cases = [Case(_referenced(name), settings) for name, settings in zip(methods, asked["settings"], strict=True)]
     for world in asked["worlds"]:
         if rank < world:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store-{world}", rank=rank, world_size=world)
@@ -439,4 +440,4 @@ def _run_rank(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    _run_rank(int(sys.argv[1]), Path(sys.argv[2]))
+    _run_rank(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

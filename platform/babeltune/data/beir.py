@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from babeltune.data.file_readers import (
     BLANK,
@@ -185,7 +184,7 @@ def _rows(task: Task, path: Path, content: Digest, longest: int, *, title: bool)
         yield line, [row[0], row[1], language or row[2]]
 
 
-def _joined(title: Any, text: Any) -> Any:
+def _joined(title: object, text: object) -> object:
     """A document's title, a blank and its text, as BEIR joins them; what is no text stays for `cells` to refuse."""
     if title is None or (isinstance(title, str) and BLANK.fullmatch(title)):
         return text

@@ -16,16 +16,17 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from babeltune.errors import UTF_16, DataError, nearest, to_utf8
 from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
 from babeltune.schema.records import Source
 
 if TYPE_CHECKING:
+    import datasets
     import pyarrow as pa
 
 TAB = "\t"
@@ -123,7 +124,7 @@ def lines_of(path: Path, content: Digest, longest: int = MAX_LINE_BYTES) -> Iter
         raise DataError(f"{path}:{number + 1}: cannot be read: {error}; fetch or pack the file again") from error
 
 
-def skip_line(stream: io.BufferedReader[Any], content: Digest) -> int:
+def skip_line(stream: IO[bytes], content: Digest) -> int:
     """Reads to the end of the line, and returns its bytes."""
     skipped = 0
     while part := stream.readline(SKIPPED_BYTES):
@@ -312,7 +313,7 @@ def jsonl_rows(
         yield line, faults[0] if faults else cells(values, names, id_name, surrogates=escaped)
 
 
-def json_object(raw: bytes) -> dict[str, Any] | Fault:
+def json_object(raw: bytes) -> dict[str, object] | Fault:
     """The JSON object of a line, or why there is none."""
     try:
         record = json.loads(raw.decode(), object_pairs_hook=unique_keys)
@@ -333,7 +334,7 @@ class _RepeatedKeyError(Exception):
     """A key that an object has twice."""
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """The object of these keys and values."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -342,7 +343,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def reached(record: dict[str, Any], name: str) -> Any:
+def reached(record: Mapping[str, object], name: str) -> object:
     """The value under a key, or under a path of keys joined by dots."""
     if name in record:
         return record[name]
@@ -392,7 +393,7 @@ def dataset_rows(
         yield line, values
 
 
-def load_dataset(source: Source, root: Path) -> Any:
+def load_dataset(source: Source, root: Path) -> datasets.Dataset:
     """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
 
     Raises `DataError` when it cannot be found, reached or loaded.
@@ -468,7 +469,7 @@ def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str
 
     leaves: list[str] = []
 
-    def collect(prefix: str, fields: Iterable[Any]) -> None:
+    def collect(prefix: str, fields: Iterable[pa.Field]) -> None:
         for column in fields:
             if pa.types.is_struct(column.type):
                 collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
@@ -496,7 +497,9 @@ def is_text(schema: pa.Schema, name: str) -> bool:
     return found in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
-def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None, longest: int) -> Iterator[Row]:
+def arrow_rows(
+    tables: Iterable[pa.Table | pa.RecordBatch], names: Sequence[str], id_name: str | None, longest: int
+) -> Iterator[Row]:
     """The named columns of record batches or tables, row by row."""
     line = 0
     for table in tables:
@@ -506,7 +509,7 @@ def arrow_rows(tables: Iterable[Any], names: Sequence[str], id_name: str | None,
             yield line, too_long(length, longest) if length > longest else cells(values, names, id_name)
 
 
-def arrow_values(table: Any, name: str) -> list[Any]:
+def arrow_values(table: pa.Table | pa.RecordBatch, name: str) -> list[object]:
     """The values of a column, one after another."""
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -520,7 +523,7 @@ def arrow_values(table: Any, name: str) -> list[Any]:
     return [value for chunk in chunks for value in chunk_values(chunk)]
 
 
-def chunk_values(chunk: pa.Array[Any]) -> list[Any]:
+def chunk_values(chunk: pa.Array) -> list[object]:
     """An array as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
     import pyarrow as pa
 
@@ -528,13 +531,13 @@ def chunk_values(chunk: pa.Array[Any]) -> list[Any]:
         different = chunk_values(chunk.dictionary)
         return [None if index is None else different[index] for index in chunk.indices.to_pylist()]
     try:
-        values: list[Any] = chunk.to_pylist()
+        values: list[object] = chunk.to_pylist()
     except UnicodeDecodeError:
         values = chunk.cast(pa.binary()).to_pylist()
     return values
 
 
-def size_of(value: Any) -> int:
+def size_of(value: object) -> int:
     """The bytes of a text; 0 of anything else."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
@@ -545,7 +548,7 @@ def size_of(value: Any) -> int:
 
 
 def cells(
-    values: Sequence[Any], names: Sequence[str], id_name: str | None = None, *, surrogates: bool = False
+    values: Sequence[object], names: Sequence[str], id_name: str | None = None, *, surrogates: bool = False
 ) -> list[str] | Fault:
     """The row's values as stripped text, or what is wrong with the first broken one. An id may be a number."""
     texts = []
@@ -559,7 +562,7 @@ def cells(
             elif surrogates and isinstance(text, str):
                 text.encode()
         except UnicodeDecodeError as error:
-            return not_utf8(value, error)
+            return not_utf8(error.object, error)
         except UnicodeEncodeError as error:
             return Fault("not UTF-8", f"{name!r} holds half a surrogate pair at character {error.start}")
         if not isinstance(text, str):

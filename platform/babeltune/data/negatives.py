@@ -7,7 +7,7 @@ anchors. A candidate at or above a cosine limit counts as an unlabelled translat
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,10 +20,10 @@ TILE = 8 * 1024 * 1024
 
 
 def mine_negatives(
-    vectors: NDArray[Any],
-    anchor_ids: NDArray[Any],
-    target_ids: NDArray[Any],
-    groups: NDArray[Any],
+    vectors: NDArray[np.generic],
+    anchor_ids: NDArray[np.integer],
+    target_ids: NDArray[np.integer],
+    groups: NDArray[np.integer],
     *,
     k: int,
     below: float = 1.0,
@@ -46,7 +46,7 @@ def mine_negatives(
 
 
 def _pools(
-    anchor_ids: NDArray[Any], groups: NDArray[Any], pool: int, rng: np.random.Generator
+    anchor_ids: NDArray[np.integer], groups: NDArray[np.integer], pool: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.intp]]:
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
@@ -61,7 +61,7 @@ def _pools(
 
 
 def _mine_pool(
-    vectors: NDArray[Any], anchor_ids: NDArray[Any], target_ids: NDArray[Any], k: int, below: float
+    vectors: NDArray[np.generic], anchor_ids: NDArray[np.integer], target_ids: NDArray[np.integer], k: int, below: float
 ) -> NDArray[np.int32]:
     x = torch.nn.functional.normalize(torch.from_numpy(np.ascontiguousarray(vectors)).float(), dim=-1)
     anchors = torch.from_numpy(np.asarray(anchor_ids, np.int64))

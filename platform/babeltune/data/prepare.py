@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -180,7 +180,7 @@ def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progres
     return words
 
 
-def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.int32]) -> dict[str, Any]:
+def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDArray[np.int32]) -> dict[str, object]:
     """What of the corpus and of the teacher's settings a `Prepared` depends on."""
     return {
         "data": corpus.digests,
@@ -202,7 +202,7 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], 
     (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
 
 
-def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[Any], seed: int) -> None:
+def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
     """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
     for key, k, below in wanted.negatives:
         mined = mine_negatives(
@@ -211,7 +211,7 @@ def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArr
         np.save(folder / f"negatives-{key}.npy", mined)
 
 
-def digest_of(array: NDArray[Any]) -> str:
+def digest_of(array: NDArray[np.generic]) -> str:
     """SHA-256 of an array's bytes."""
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -147,7 +147,7 @@ def tokenizer_key(student: Student, corpus_digest: str) -> str:
     All students of a sweep have the same teacher, so `teacher` names one vocabulary among the keys of a `Prepared`.
     """
     if (start := start_name(student)) is not None:
-        tokenizer: dict[str, Any] = {"start": split_pin(start)[1] or start}
+        tokenizer: dict[str, object] = {"start": split_pin(start)[1] or start}
     elif student.model is None:
         tokenizer = {"vocabulary": student.vocabulary, "corpus": corpus_digest}
         tokenizer |= {"lowercase": True} if student.lowercase else {}
@@ -241,7 +241,7 @@ def _write_tokens(
     backend: Tokenizer,
     prompt: str,
     special: bool,
-    dtype: np.dtype[Any],
+    dtype: np.dtype[np.generic],
     run_shards: RunShards,
     progress: Count,
 ) -> Contents:

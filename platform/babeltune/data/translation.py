@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from babeltune.errors import DataError, nearest
 from babeltune.schema.text import Translation
@@ -33,7 +33,7 @@ class Translated:
 
     originals: list[str]
     translations: list[str]
-    description: dict[str, Any] = field(default_factory=dict)
+    description: dict[str, object] = field(default_factory=dict)
     """The model and the settings."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Texts left out by reason."""

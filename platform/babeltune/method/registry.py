@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from babeltune.errors import MethodError, nearest
 from babeltune.method.base import Method, Needs
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 GROUP = "babeltune.methods"
 
@@ -57,7 +61,7 @@ def trial_context(method: str, values: Mapping[str, object]) -> TrialContext:
     return TrialContext(method_class, config, method_class.needs(config))
 
 
-def make_config(method: type[Method], values: Mapping[str, object]) -> object:
+def make_config(method: type[Method], values: Mapping[str, object]) -> DataclassInstance:
     """The method's `Config` with these fields; unknown fields and wrong values raise `MethodError`."""
     known = {f.name for f in dataclasses.fields(method.Config)}
     for key in values:
@@ -67,7 +71,8 @@ def make_config(method: type[Method], values: Mapping[str, object]) -> object:
                 f"available: {', '.join(sorted(known))}{nearest(key, known)}"
             )
     try:
-        return method.Config(**values)
+        config: DataclassInstance = method.Config(**values)
+        return config
     except (TypeError, ValueError) as error:
         raise MethodError(f"method {method.name!r}: {error}") from error
 

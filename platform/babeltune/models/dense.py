@@ -9,15 +9,16 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from babeltune.errors import TeacherError
-from babeltune.models.hub import model_folder, pooling_of
+from babeltune.models.hub import ModuleJson, model_folder, pooling_of
 from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
@@ -43,14 +44,15 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
                     "(a dense layer after it, with tanh or not, comes with the model)"
                 )
         if kind == "Dense":
-            settings = _saved_json(student, f"{path}/config.json") or {}
+            found = _saved_json(student, f"{path}/config.json")
+            settings: DenseJson = {} if found is None else found
             return read_dense(_folder(student) / path, settings, config.hidden_size, str(student.model))
     if student.pooling == "pooler":
         return trained_pooler(_folder(student), config, f"student.model {student.model!r}"), True
     return None
 
 
-def check_modules(modules: list[dict[str, Any]], name: str) -> None:
+def check_modules(modules: Sequence[ModuleJson], name: str) -> None:
     """`TeacherError` where a sentence-transformers model has modules that a student cannot have."""
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     for usual in ("Transformer", "Pooling", "Dense", "Normalize"):
@@ -92,7 +94,17 @@ def trained_pooler(folder: Path, config: PretrainedConfig, name: str) -> nn.Line
     return linear
 
 
-def read_dense(folder: Path, settings: dict[str, Any], width: int, name: str) -> tuple[nn.Linear, bool]:
+class DenseJson(TypedDict, total=False):
+    """The `config.json` of a `Dense` module."""
+
+    in_features: int
+    out_features: int
+    bias: bool
+    activation_function: str
+    use_residual: bool
+
+
+def read_dense(folder: Path, settings: DenseJson, width: int, name: str) -> tuple[nn.Linear, bool]:
     """The layer of a `Dense` module's folder on vectors of this width, and whether tanh follows.
 
     Raises:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from babeltune.errors import TeacherError
 
@@ -141,10 +141,19 @@ def model_files(folder: Path, patterns: Iterable[str] = PARTS) -> Iterator[Path]
             yield path
 
 
-def listed_modules(folder: Path) -> list[dict[str, Any]]:
+class ModuleJson(TypedDict):
+    """An entry of `modules.json`."""
+
+    type: str
+    """The class, with its module."""
+    path: str
+    """The module's folder in that of the model."""
+
+
+def listed_modules(folder: Path) -> list[ModuleJson]:
     """The modules of a sentence-transformers model; none where the folder is not one."""
     listed = folder / "modules.json"
-    modules: list[dict[str, Any]] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    modules: list[ModuleJson] = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
     return modules
 
 
@@ -220,11 +229,11 @@ def open_model(folder: str) -> SentenceTransformer:
         raise TeacherError(f"{folder!r} cannot be loaded as a sentence-transformers model: {reason}") from error
 
 
-def pooling_of(settings: dict[str, Any]) -> Pooling:
+def pooling_of(settings: Mapping[str, object]) -> Pooling:
     """The pooling that a sentence-transformers `Pooling` config names, in today's or the older form."""
     if "pooling_mode" in settings:
         mode = settings["pooling_mode"]
-        modes = [mode] if isinstance(mode, str) else list(mode)
+        modes = [mode] if isinstance(mode, str) else list(cast("list[str]", mode))
     else:
         modes = [
             key.removeprefix("pooling_mode_") for key, on in settings.items() if key.startswith("pooling_mode_") and on

@@ -55,7 +55,7 @@ class StartShape:
     """At which it was exported to cut sentences."""
     positions: int | None = None
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, bool | int | str]:
         """The values by the names of a student's fields, without what is unknown, tokens and positions."""
         named = {"kind", "width", "layers", "heads", "feed_forward", "pooling", "projection", "normalize"}
         return {name: value for name, value in vars(self).items() if name in named and value is not None}

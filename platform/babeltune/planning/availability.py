@@ -11,17 +11,20 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 
 from babeltune.data.beir import find_files
 from babeltune.data.file_readers import below, located
 from babeltune.errors import DataError, TeacherError
-from babeltune.models.hub import pooling_of, split_revision
+from babeltune.models.hub import ModuleJson, pooling_of, split_revision
 from babeltune.planning.space import values_of
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.records import Source, Sweep, Task
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 BUNDLED = "bundled:"
 BUNDLED_WIDTHS = {"bundled:all-MiniLM-L6-v2": 384}
@@ -210,8 +213,8 @@ def model_width(name: str, revision: str | None = None) -> int | None:
 
 def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
     """Tokens and width of a static model's table; None where it is none, or its file is not at hand."""
-    first = next(iter(_modules(name, revision)), {})
-    if not str(first.get("type", "")).endswith(".StaticEmbedding"):
+    first = next(iter(_modules(name, revision)), None)
+    if first is None or not str(first.get("type", "")).endswith(".StaticEmbedding"):
         return None
     path = _saved(name, f"{first.get('path') or '.'}/model.safetensors".removeprefix("./"), revision)
     if path is None:
@@ -225,7 +228,8 @@ def _static_table(name: str, revision: str | None) -> tuple[int, int] | None:
 def model_dense(name: str, revision: str | None = None) -> int | None:
     """The width that a sentence-transformers model's dense layer gives; None where it has none, or no file is there."""
     settings = _module_settings(name, "Dense", revision)
-    return int(settings["out_features"]) if "out_features" in settings else None
+    width = settings.get("out_features")
+    return width if isinstance(width, int) else None
 
 
 def model_pooling(name: str, revision: str | None = None) -> str | None:
@@ -260,12 +264,12 @@ def model_modules(name: str, revision: str | None = None) -> tuple[str, ...]:
     return tuple(str(module.get("type", "")).rpartition(".")[2] for module in _modules(name, revision))
 
 
-def _modules(name: str, revision: str | None) -> list[dict[str, Any]]:
+def _modules(name: str, revision: str | None) -> list[ModuleJson]:
     modules = _saved_json(name, "modules.json", revision)
     return modules if isinstance(modules, list) else []
 
 
-def _module_settings(name: str, kind: str, revision: str | None) -> dict[str, Any]:
+def _module_settings(name: str, kind: str, revision: str | None) -> JsonObject:
     """The settings of a sentence-transformers model's last module of this kind; empty where there is none."""
     for module in reversed(_modules(name, revision)):
         if str(module.get("type", "")).endswith(f".{kind}"):

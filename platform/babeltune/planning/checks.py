@@ -6,6 +6,7 @@ Pure but for reading a model's configuration file: a sweep goes in, `(key, probl
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -48,10 +49,11 @@ from babeltune.planning.space import (
     split_name,
     values_of,
 )
+from babeltune.schema.base import record_from
 from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
 from babeltune.schema.document import describe, refusal
 from babeltune.schema.languages import known_by, script_of
-from babeltune.schema.records import Parameter, Student, Sweep, Task, Teacher
+from babeltune.schema.records import Parameter, Scalar, Student, Sweep, Task, Teacher
 
 JUDGED_TOGETHER = ("pooling", "kind")
 """Fields of a student whose searched values are judged in `_config_combinations`, beside the others."""
@@ -129,7 +131,7 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
         )
 
 
-def _both_ends(parameter: Parameter) -> list[Any]:
+def _both_ends(parameter: Parameter) -> list[object]:
     return [*values_of(parameter, 0), *values_of(parameter, 1)]
 
 
@@ -234,14 +236,14 @@ def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
                 )
 
 
-def _blamed(values: Mapping[str, Any], section: str, message: str) -> Key:
+def _blamed(values: Mapping[str, object], section: str, message: str) -> Key:
     """The key of the setting that a method's message speaks of first, or the section."""
     places = {name: re.search(rf"\b{re.escape(name)}\b", message) for name in values}
     named = sorted((found.start(), name) for name, found in places.items() if found)
     return (section, named[0][1]) if named else (section,)
 
 
-def student_with(sweep: Sweep, params: Mapping[str, Any]) -> Student:
+def student_with(sweep: Sweep, params: Mapping[str, Scalar]) -> Student:
     """The student that these proposed parameters ask for."""
     given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
     return sweep.student.changed(**given)
@@ -349,7 +351,9 @@ def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teache
         )
 
 
-def exported_width(method: type[Method], config: Any, student_dim: int | None, teacher_dim: int | None) -> int | None:
+def exported_width(
+    method: type[Method], config: object, student_dim: int | None, teacher_dim: int | None
+) -> int | None:
     """The width of the exported model's vectors, behind the layers that its method keeps. None if it follows the
     teacher's or is not known yet."""
     needs = method.needs(config)
@@ -358,11 +362,11 @@ def exported_width(method: type[Method], config: Any, student_dim: int | None, t
     before = teacher_dim if needs.frozen or student_dim is None else student_dim
     if before is None:
         return None
-    sizes: dict[str, Any] = {"student_dim": before, "teacher_dim": teacher_dim or before}
+    sizes: dict[str, object] = {"student_dim": before, "teacher_dim": teacher_dim or before}
     sizes |= {"languages": ("",)} if needs.per_language else {}
     sizes |= {"width": 1, "vocabulary": 1} if needs.states else {}
     with torch.random.fork_rng(devices=[]):
-        layers = method(config, **sizes).layers()
+        layers = record_from(functools.partial(method, config), sizes).layers()
     linear = [module for layer in layers.values() for module in layer if isinstance(module, torch.nn.Linear)]
     return linear[-1].out_features if linear else student_dim
 
@@ -504,7 +508,7 @@ def _teacher_languages(
         )
 
 
-def _chosen(sweep: Sweep, params: Mapping[str, Any]) -> str:
+def _chosen(sweep: Sweep, params: Mapping[str, Scalar]) -> str:
     """The fixed and chosen settings of a configuration, in words."""
     chosen = ({"config": "paper"} if sweep.config == "paper" else sweep.fixed) | {
         name: value for name, value in params.items() if is_bare(name) and kind_of(sweep.parameters[name]) not in RANGES

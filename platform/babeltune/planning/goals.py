@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
@@ -94,7 +93,7 @@ def loss_words(sweep: Sweep, metric: str, metrics: tuple[str, ...]) -> str:
     )
 
 
-def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+def _equal(a: Mapping[str, object], b: Mapping[str, object]) -> bool:
     return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
 
 

@@ -11,17 +11,21 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from babeltune.errors import SpecError, nearest
 from babeltune.files import plain
 from babeltune.method import Method, Needs, load_method, make_config
 from babeltune.planning.rules import RANGES, kind_of
+from babeltune.schema.base import record_from
 from babeltune.schema.records import Average, Parameter, Sampling, Scalar, Student, Sweep, Training, Trial
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Params = dict[str, Scalar]
 
-SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type] = {
     "training": Training,
     "training.average": Average,
     "student": Student,
@@ -135,7 +139,7 @@ def accepted_values(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
     return values if isinstance(values, tuple) else (values,)
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Equal, where true is not 1."""
     return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
@@ -268,9 +272,9 @@ def has_paper(method: type[Method]) -> bool:
     return callable(getattr(method.Config, "paper", None))
 
 
-def as_printed(method: type[Method]) -> dict[str, Any]:
+def as_printed(method: type[Method]) -> dict[str, object]:
     """The fields of `Config.paper()`."""
-    printed: Any = method.Config.paper()  # type: ignore[attr-defined]
+    printed = method.Config.paper()  # type: ignore[attr-defined]
     return {name: getattr(printed, name) for name in fields_of(method)}
 
 
@@ -279,7 +283,7 @@ def is_bare(name: str) -> bool:
     return "." not in name and name not in OTHERS
 
 
-def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar]) -> Any:
+def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar]) -> DataclassInstance:
     """The method's `Config`: its defaults, the sweep's fixed fields or the paper's, the proposal; fields of other
     methods left out.
 
@@ -291,7 +295,7 @@ def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar])
     return make_config(method, {name: value for name, value in values.items() if name in known})
 
 
-def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], Any]]:
+def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Params, type[Method], object]]:
     """Parameters, method and `Config` of every combination of choices, ranges at either end.
 
     `extra` names parameters with a dot that vary too. Raises `MethodError` as `config_for` does.
@@ -303,9 +307,9 @@ def configurations(sweep: Sweep, extra: Iterable[str] = ()) -> Iterator[tuple[Pa
             yield params, method, config_for(sweep, method, params)
 
 
-def possible_needs(sweep: Sweep) -> list[tuple[str, Any, Needs]]:
+def possible_needs(sweep: Sweep) -> list[tuple[str, object, Needs]]:
     """Every distinct need of the configurations that can be proposed and of the default one, with an example."""
-    found: dict[tuple[str, Needs], tuple[str, Any, Needs]] = {}
+    found: dict[tuple[str, Needs], tuple[str, object, Needs]] = {}
     default = default_params(sweep)
     method = load_method(str(default.get("method", sweep.method)))
     first = (default, method, config_for(sweep, method, default))
@@ -328,9 +332,10 @@ def frozen_only(sweep: Sweep) -> bool:
 
 def preparations(sweep: Sweep) -> list[Student]:
     """Every student whose text must be tokenized on its own: combinations of `TOKENIZED`, and the default one."""
-    found = [_section(sweep.student, "student", default_params(sweep))]
+    found = [sweep.student.changed(**_given("student", default_params(sweep)))]
     for params in combinations(sweep.parameters, TOKENIZED):
-        student = _section(sweep.student, "student", {name: params[name] for name in TOKENIZED if name in params})
+        chosen = {name: params[name] for name in TOKENIZED if name in params}
+        student = sweep.student.changed(**_given("student", chosen))
         if student not in found:
             found.append(student)
     return found
@@ -350,8 +355,8 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
         number=number,
         seed=int(cast(int, params.get("seed", sweep.seed))),
         method=method.name,
-        config=plain(config_for(sweep, method, params)),
-        student=_section(sweep.student, "student", params),
+        config={**plain(config_for(sweep, method, params))},
+        student=sweep.student.changed(**_given("student", params)),
         training=_training(sweep.training, params),
         sampling=_section(sweep.data.sampling, "data.sampling", params),
         objectives=sweep.objectives,
@@ -361,10 +366,13 @@ def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial
 
 def _training(training: Training, params: Mapping[str, Scalar]) -> Training:
     """The section with the proposed values, those of its average too."""
-    found: Training = _section(training, "training", params)
+    found = _section(training, "training", params)
     if found.average is None:
         return found
     return replace(found, average=_section(found.average, "training.average", params))
+
+
+Section = TypeVar("Section", Training, Average, Sampling)
 
 
 def section_of(sweep: Sweep, prefix: str) -> Any:
@@ -373,10 +381,14 @@ def section_of(sweep: Sweep, prefix: str) -> Any:
     return {**records, "data.sampling": sweep.data.sampling}[prefix]
 
 
-def _section(record: Any, prefix: str, params: Mapping[str, Scalar]) -> Any:
+def _section(record: Section, prefix: str, params: Mapping[str, Scalar]) -> Section:
     """The record with the values of `prefix.field` parameters."""
-    given = {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
-    return record.changed(**given) if isinstance(record, Student) else replace(record, **given)
+    return record_from(type(record), {**vars(record), **_given(prefix, params)})
+
+
+def _given(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The values of `prefix.field` parameters, by field."""
+    return {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -390,7 +402,7 @@ def default_params(sweep: Sweep) -> Params:
     method_parameter = sweep.parameters.get("method")
     fixed = method_parameter is not None and kind_of(method_parameter) == "const"
     method = load_method(str(method_parameter.const) if method_parameter and fixed else sweep.method)
-    config = plain(config_for(sweep, method, {}))
+    config = cast("dict[str, Scalar]", plain(config_for(sweep, method, {})))
     params: Params = {}
     for name in ordered(sweep.parameters):
         parameter = sweep.parameters[name]

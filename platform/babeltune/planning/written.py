@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import yaml
 
@@ -19,7 +18,7 @@ def spec_yaml(sweep: Sweep) -> str:
     return text
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> object:
     """The record as a file writes it, without the fields that are absent."""
     if isinstance(value, Parameter) and kind_of(value) == "const":
         return {"const": value.const, **({"when": _written(value.when)} if value.when else {})}
@@ -42,7 +41,7 @@ def _decided(student: Student) -> tuple[str, ...]:
     return tuple(name for name, value in vars(shape).items() if getattr(student, name) == value) if shape else ()
 
 
-NO_WHEN: tuple[str, dict[str, Any]] = ("when", {})
+NO_WHEN: tuple[str, dict[str, object]] = ("when", {})
 
 
 class _Quoting(yaml.SafeDumper):

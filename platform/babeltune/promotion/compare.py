@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -253,7 +253,7 @@ def _compared(
     )
 
 
-def _right(found: Mapping[str, Any]) -> NDArray[np.float64]:
+def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:
     """[sentences] 1 where the label was right; the share of the two directions in which a translation was found."""
     share: NDArray[np.float64] = np.mean(list(found.values()), axis=0)
     return share

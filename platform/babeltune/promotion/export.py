@@ -278,7 +278,7 @@ def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def _json(path: Path, values: Any) -> None:
+def _json(path: Path, values: object) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

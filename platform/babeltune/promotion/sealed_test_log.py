@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 from babeltune.data.eval_sets import EvalRows, labelled
 from babeltune.data.store import digest_of_texts, key_of
@@ -99,23 +99,33 @@ def sealed_elsewhere(storage: Path, found: Sequence[EvalRows]) -> list[EvalRows]
     ]
 
 
-def read_openings(storage: Path) -> list[dict[str, Any]]:
+class Opening(TypedDict):
+    """A line of the log, as far as it is read."""
+
+    time: str
+    user: str
+    weights: str
+    digests: dict[str, str]
+    """The digests of the sets by name."""
+
+
+def read_openings(storage: Path) -> list[Opening]:
     """Every opening of this storage, in order. A line that was cut off is passed over."""
     path = storage / OPENED
     found = map(_opening_in, path.read_bytes().splitlines() if path.exists() else ())
     return [opening for opening in found if opening is not None]
 
 
-def _opening_in(line: bytes) -> dict[str, Any] | None:
+def _opening_in(line: bytes) -> Opening | None:
     """The record in a line; None if there is none."""
     with contextlib.suppress(ValueError):
         found = json.loads(whole_record(line))
         if isinstance(found, dict) and isinstance(found.get("digests"), dict) and found.keys() >= KEYS:
-            return found
+            return cast(Opening, found)
     return None
 
 
-def _counted(lines: Sequence[dict[str, Any]], digests: set[str]) -> Openings:
+def _counted(lines: Sequence[Opening], digests: set[str]) -> Openings:
     of_set = [[line for line in lines if digest in line["digests"].values()] for digest in digests]
     most = max(of_set, key=len)
     first, last = ("{time} by {user}".format(**line) for line in (most[0], most[-2:][0]))

@@ -105,7 +105,10 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, 
 
 def test_a_storage_behind_a_uri_is_not_cleaned(command, tmp_path):
     cluster = tmp_path / "cluster.yaml"
-    cluster.write_text("version: 1\nname: far\naddress: local\nstorage: s3://bucket/sweeps\nmlflow: sqlite:////tmp/m.db\n", encoding="utf-8")
+    cluster.write_text(
+        "version: 1\nname: far\naddress: local\nstorage: s3://bucket/sweeps\nmlflow: sqlite:////tmp/m.db\n",
+        encoding="utf-8",
+    )
     code, _, err = command("clean", "--cluster", cluster)
     assert code == 2
     assert "give its bucket a rule that deletes old objects" in " ".join(err.split())

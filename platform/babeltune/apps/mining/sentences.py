@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, overload
+from typing import IO, TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -243,7 +243,7 @@ def refuse_utf16(beginning: bytes, name: object) -> None:
         raise DataError(f"{name} is not UTF-8: {to_utf8(beginning, name)}")
 
 
-def bounded_lines(file: IO[Any] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:
+def bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]:
     """The lines of a file, and whether one is longer than `LONGEST` bytes: it is then cut there, and its rest is read
     and thrown away in parts."""
     while raw := file.readline(LONGEST + 1):
@@ -254,7 +254,7 @@ def bounded_lines(file: IO[Any] | gzip.GzipFile) -> Iterator[tuple[bytes, bool]]
         yield raw[:LONGEST] if cut else raw, cut
 
 
-def _opened(path: Path) -> IO[Any] | gzip.GzipFile:
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 

@@ -9,7 +9,7 @@ import json
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -231,7 +231,7 @@ def _jsonl(given: str, path: Path, lines: Sequence[str]) -> Table:
     return Table(given=given, path=str(path), format="jsonl", columns=columns, sample=sample)
 
 
-def _leaves(value: dict[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
+def _leaves(value: Mapping[str, object], prefix: str) -> Iterable[tuple[str, str]]:
     for key, inner in value.items():
         if isinstance(inner, dict):
             yield from _leaves(inner, f"{prefix}{key}.")

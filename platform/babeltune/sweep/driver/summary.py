@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import write_whole
@@ -88,9 +88,10 @@ def trial_note(sweep: str, row: Row) -> str:
     return f"Trial `{sweep}/{row.name}` {row.state}{f': {row.reason}' if row.reason else ''}.{best}{warning}"
 
 
-def params_once(settings: Mapping[str, Any], searched: Mapping[str, Scalar]) -> dict[str, Any]:
+def params_once(settings: Mapping[str, object], searched: Mapping[str, Scalar]) -> dict[str, object]:
     """The parameters of a trial's run: searched ones by their names in the sweep file, and the others."""
-    config = {name: value for name, value in settings["config"].items() if name not in searched}
+    own = cast("Mapping[str, object]", settings["config"])
+    config = {name: value for name, value in own.items() if name not in searched}
     return {**settings, "config": config, **searched}
 
 

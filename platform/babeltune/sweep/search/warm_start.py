@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Suggest = Callable[[BaseTrial], dict[str, Scalar]]
 """Asks an Optuna trial for every parameter of the sweep, conditional ones where they exist."""
 Distributions = dict[str, BaseDistribution]
-"""Distributions of a trial's parameters, by their names."""
+"""The distribution from which each parameter of a trial is drawn."""
 STUDY = "sweep"
 """The name of every sweep's study."""
 WARM = "warm_start"

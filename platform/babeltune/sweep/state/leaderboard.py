@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from babeltune.errors import DamagedError, SpecError, SweepError, UnknownNameError, nearest
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
@@ -73,7 +72,7 @@ def trial_row(path: Path, *objectives: Objective) -> Row:
     return row
 
 
-_ended_rows: dict[tuple[Path, tuple[Objective, ...]], tuple[tuple[Any, ...], Row]] = {}
+_ended_rows: dict[tuple[Path, tuple[Objective, ...]], tuple[tuple[object, ...], Row]] = {}
 
 
 def _version(path: Path) -> list[int] | None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import babeltune
 from babeltune.errors import SweepError
@@ -27,8 +27,12 @@ from babeltune.files import plain
 from babeltune.method.plugins import OWN, digest_of, plugins
 from babeltune.planning.rules import kind_of
 from babeltune.planning.sweep_file import NEUTRAL, NOT_DECIDING, sweep_id
+from babeltune.schema.base import record_from
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import ENDED, SweepFolder, has_begun, read_outcome
+
+if TYPE_CHECKING:
+    from babeltune.files import JsonObject
 
 TAKEN_AT_THE_START = ("name", "objectives", "sampler.points", "sampler.warm_start")
 """Keys of a spec that a sweep's study was made with."""
@@ -42,8 +46,8 @@ class Change:
     """One value that differs, by its key path; None stands for an absent one."""
 
     key: str
-    before: Any
-    after: Any
+    before: object
+    after: object
 
     def __str__(self) -> str:
         return f"{self.key}: {_words(self.before)} → {_words(self.after)}"
@@ -54,12 +58,12 @@ class Change:
         return self.key.partition(".")[0] not in NOT_DECIDING and self.key not in NEUTRAL
 
 
-def _words(value: Any) -> str:
+def _words(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, key: str) -> Iterator[tuple[str, object]]:
     if not isinstance(value, dict | list) or not value:
         yield key, value
         return
@@ -67,7 +71,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _leaves(item, f"{key}.{part}" if key else str(part))
 
 
-def differences(before: Any, after: Any) -> list[Change]:
+def differences(before: object, after: object) -> list[Change]:
     """The values that differ, in the order of their key paths."""
     old, new = dict(_leaves(before, "")), dict(_leaves(after, ""))
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key, ABSENT) != new.get(key, ABSENT))
@@ -80,7 +84,9 @@ def spec_changes(folder: SweepFolder, sweep: Sweep) -> list[Change]:
     return [] if recorded is None else differences(recorded, plain(sweep))
 
 
-def check_unchanged(folder: SweepFolder, facts: Mapping[str, Any], *, accept: bool, sweep: Sweep | None = None) -> None:
+def check_unchanged(
+    folder: SweepFolder, facts: Mapping[str, object], *, accept: bool, sweep: Sweep | None = None
+) -> None:
     """Refuses to continue a sweep with other code, packages, data or settings, unless the change is accepted.
 
     Raises `SweepError` with the diff; also for changes that a study cannot take, accepted or not.
@@ -99,7 +105,7 @@ def check_unchanged(folder: SweepFolder, facts: Mapping[str, Any], *, accept: bo
             + "\nits finished trials would not compare with new ones; go back to what it began with, submit a new "
             "sweep under another name, or pass --accept-changes"
         )
-    news: dict[str, Any] = dict(facts)
+    news: dict[str, object] = dict(facts)
     if of_spec and sweep is not None:
         news["spec"] = sweep_id(sweep)
     if found:
@@ -111,12 +117,22 @@ def check_unchanged(folder: SweepFolder, facts: Mapping[str, Any], *, accept: bo
     folder.write("facts.json", {**recorded, **news})
 
 
-def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[dict[str, Any]]:
+class _Accepted(TypedDict):
+    """An entry of the history of accepted changes in `facts.json`."""
+
+    time: float
+    changes: list[JsonObject]
+    begun: list[int]
+    """The trials that had begun."""
+    unfinished: list[int]
+
+
+def _extended(folder: SweepFolder, changes: Iterable[Change]) -> list[_Accepted]:
     """The history with these changes; with the latest ones where no trial has begun since."""
-    history = folder.accepted()
+    history = cast("list[_Accepted]", folder.accepted())
     begun = [path for path in folder.trials() if has_begun(path)]
     going = [path for path in begun if read_outcome(path) not in ENDED]
-    entry: dict[str, Any] = {
+    entry: _Accepted = {
         "time": time.time(),
         "changes": [plain(change) for change in changes],
         "begun": [int(path.name[1:]) for path in begun],
@@ -163,9 +179,9 @@ def _refuse_unfit(folder: SweepFolder, sweep: Sweep, changes: Iterable[Change]) 
 
 def accepted_lines(folder: SweepFolder) -> Iterator[str]:
     """What was accepted while the sweep went on, a line each."""
-    for index, entry in enumerate(folder.accepted(), start=2):
+    for index, entry in enumerate(cast("list[_Accepted]", folder.accepted()), start=2):
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["time"]))
-        changes = "; ".join(str(Change(**change)) for change in entry["changes"])
+        changes = "; ".join(str(record_from(Change, change)) for change in entry["changes"])
         across = ", ".join(f"t{number:04d}" for number in entry["unfinished"])
         yield (
             f"mixed conditions: {index} since {when}, accepted: {changes}; {len(entry['begun'])} trials began before"
@@ -210,7 +226,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def deciding_facts(methods: Iterable[str] = ()) -> dict[str, Any]:
+def deciding_facts(methods: Iterable[str] = ()) -> dict[str, object]:
     """What must not change between two submissions of one sweep: the code and the packages that compute.
 
     `code` holds a digest for babeltune and for each other distribution that one of these methods comes from.

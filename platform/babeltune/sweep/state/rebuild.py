@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 from babeltune.errors import BabeltuneError, SweepError
 from babeltune.files import aside, plain, write_json
-from babeltune.sweep.state.messages import end_of
+from babeltune.sweep.state.messages import LedgerLine, end_of
 
 if TYPE_CHECKING:
+    from babeltune.files import JsonObject
     from babeltune.sweep.state.folder import SweepFolder
 
 SPEC, FACTS, ACCEPTED = "babeltune.spec", "babeltune.facts", "babeltune.accepted_changes"
@@ -37,7 +38,7 @@ NEEDED_KEYS = {"rates.json": "rates", "trial.json": "params", "outcome.json": "s
 """A key without which a file is damaged."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """The JSON object in the file. Raises `SweepError` that names a file that was altered or cut off."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -61,7 +62,7 @@ def damage(path: Path) -> str:
     return ""
 
 
-def rebuilt(folder: SweepFolder, name: str) -> dict[str, Any] | None:
+def rebuilt(folder: SweepFolder, name: str) -> JsonObject | None:
     """What the file of that name, relative to the sweep's folder, held; None where no other record has it."""
     place, _, file = name.rpartition("/")
     number = place.rpartition("/")[2].removeprefix("t")
@@ -75,20 +76,20 @@ def rebuilt(folder: SweepFolder, name: str) -> dict[str, Any] | None:
         return _rates(folder)
     if file == "sweep.json":
         tags = spooled_tags(folder, before=int(number) if place else None)
-        spec: dict[str, Any] | None = json.loads(tags.get(SPEC, "null"))
+        spec: JsonObject | None = json.loads(tags.get(SPEC, "null"))
         return spec
     if file == "facts.json" and FACTS in (tags := spooled_tags(folder)):
-        facts: dict[str, Any] = json.loads(tags[FACTS])
+        facts: JsonObject = json.loads(tags[FACTS])
         return facts | ({"accepted": json.loads(tags[ACCEPTED])} if ACCEPTED in tags else {})
     return None
 
 
-def spooled_tags(folder: SweepFolder, *, before: int | None = None) -> Mapping[str, Any]:
+def spooled_tags(folder: SweepFolder, *, before: int | None = None) -> Mapping[str, str]:
     """The tags of the sweep's run that were sent to MLflow last, or last before this accepted change, counted from
     1."""
-    found: Mapping[str, Any] = {}
+    found: Mapping[str, str] = {}
     for event in _lines(folder.path / "spool.jsonl"):
-        tags = event.get("tags", {})
+        tags = cast("dict[str, str]", event.get("tags", {}))
         if SPEC in tags and (before is None or len(json.loads(tags.get(ACCEPTED, "[]"))) < before):
             found = tags
     return found
@@ -129,29 +130,29 @@ def mend(folder: SweepFolder) -> None:
         )
 
 
-def _trial(folder: SweepFolder, number: int) -> dict[str, Any] | None:
+def _trial(folder: SweepFolder, number: int) -> JsonObject | None:
     from babeltune.planning.space import make_trial  # it loads every method
 
-    params = [line["params"] for line in _ledger(folder, number) if line.get("event") == "propose"]
+    params = [line["params"] for line in _ledger(folder, number) if line["event"] == "propose"]
     with suppress(BabeltuneError):
         if params:
             sweep = folder.with_rates(folder.sweep_of(number))
-            values: dict[str, Any] = plain(make_trial(sweep, number, params[-1]))
-            return values
+            return plain(make_trial(sweep, number, params[-1]))
     return None
 
 
-def _rates(folder: SweepFolder) -> dict[str, Any] | None:
+def _rates(folder: SweepFolder) -> JsonObject | None:
     """Those that a trial was given."""
     for place in folder.trials():
         with suppress(OSError, SweepError):
-            if rates := read_json(place / "trial.json").get("training", {}).get("rates"):
+            training = read_json(place / "trial.json").get("training")
+            if isinstance(training, dict) and (rates := training.get("rates")):
                 return {"rates": rates}
     return None
 
 
-def _outcome(folder: SweepFolder, number: int) -> dict[str, Any] | None:
-    ends = [line for line in _ledger(folder, number) if line.get("event") == "end"]
+def _outcome(folder: SweepFolder, number: int) -> JsonObject | None:
+    ends = [line for line in _ledger(folder, number) if line["event"] == "end"]
     if not ends:
         return None
     end = end_of(ends[-1])
@@ -159,18 +160,20 @@ def _outcome(folder: SweepFolder, number: int) -> dict[str, Any] | None:
 
 
 def _is_complete(folder: SweepFolder) -> bool:
-    ended = {line["number"] for line in _ledger(folder) if line.get("event") == "end"}
+    ended = {line["number"] for line in _ledger(folder) if line["event"] == "end"}
     with suppress(SweepError):
         return folder.is_whole() and len(ended) >= folder.sweep().budget.trials
     return False
 
 
-def _ledger(folder: SweepFolder, number: int | None = None) -> Iterator[dict[str, Any]]:
-    lines = _lines(folder.path / "results.jsonl")
-    return (line for line in lines if number is None or line.get("number") == number)
+def _ledger(folder: SweepFolder, number: int | None = None) -> Iterator[LedgerLine]:
+    """The lines of the ledger, of all trials or of one. What is no event of a trial is passed over."""
+    for line in _lines(folder.path / "results.jsonl"):
+        if {"event", "number"} <= line.keys() and number in (None, line["number"]):
+            yield cast("LedgerLine", line)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[JsonObject]:
     """The JSON objects of a file of lines; what is none is passed over."""
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):

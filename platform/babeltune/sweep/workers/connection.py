@@ -6,9 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import psutil
 import ray
@@ -27,13 +26,13 @@ POLL_INTERVAL_S = 1.0
 """Seconds between two checks that they are alive."""
 
 
-def _init(**options: Any) -> None:
+def _init(**options: object) -> None:
     """`ray.init`, with its console output sent to the log."""
     ray._private.worker.print_to_stdstream = _no_result
     ray.init(log_to_driver=False, **options)
 
 
-def _no_result(data: dict[str, Any], *, ignore_prefix: bool) -> None:
+def _no_result(data: Mapping[str, list[str]], *, ignore_prefix: bool) -> None:
     """Logs what Ray would print in colours on stdout, where results go: memory that runs out, or a worker that died.
     The sweep's log has a message of its own for the latter."""
     for words in data["lines"]:

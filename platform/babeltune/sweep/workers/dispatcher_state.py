@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from babeltune.files import plain
+from babeltune.schema.base import record_from
 from babeltune.sweep.state.messages import Order, TrialAssignment, TrialEnd
 
 RESTARTS = 3
@@ -72,6 +74,39 @@ class News:
     end: TrialEnd | None = None
 
 
+class _AttemptJson(TypedDict):
+    """A plain `Attempt`."""
+
+    ends: dict[str, dict[str, object]]
+    go_on: bool | None
+
+
+class RecordJson(TypedDict):
+    """The records within a plain `TrialRecord`."""
+
+    attempt: _AttemptJson
+    end: dict[str, object] | None
+    trouble: dict[str, object] | None
+
+
+class _NewsJson(TypedDict):
+    """The record within plain `News`."""
+
+    end: dict[str, object] | None
+
+
+class StateJson(TypedDict):
+    """What `DispatcherState.snapshot` makes of what JSON cannot hold as it is."""
+
+    trials: dict[str, RecordJson]
+    pending: list[str]
+    ended: list[str]
+    renewed: list[str]
+    retired: list[str]
+    broken: dict[str, tuple[str, str]]
+    news: list[_NewsJson]
+
+
 @dataclass
 class DispatcherState:
     """All that the dispatcher knows."""
@@ -101,27 +136,28 @@ class DispatcherState:
 
     # Persistence
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, object]:
         """The state as JSON can hold it."""
-        values: dict[str, Any] = {name: plain(value) for name, value in vars(self).items() if name != "trials"}
+        values = {name: plain(value) for name, value in vars(self).items() if name != "trials"}
         trials = {name: {**plain(record), "heartbeat": None} for name, record in self.trials.items()}
-        lists = {name: list(values[name]) for name in ("pending", "ended", "renewed", "retired")}
+        lists = {name: list(getattr(self, name)) for name in ("pending", "ended", "renewed", "retired")}
         return {**values, **lists, "news": [plain(each) for each in self.news], "trials": trials}
 
     @classmethod
-    def restore(cls, values: dict[str, Any]) -> DispatcherState:
+    def restore(cls, values: StateJson) -> DispatcherState:
         """The state that `snapshot` wrote."""
-        state = cls(**{**values, "trials": {name: _record(kept) for name, kept in values["trials"].items()}})
+        trials = {name: _record(kept) for name, kept in values["trials"].items()}
+        state = record_from(cls, {**values, "trials": trials})
         state.pending, state.ended = deque(values["pending"]), deque(values["ended"])
         state.renewed, state.retired = set(values["renewed"]), set(values["retired"])
         state.broken = {name: (reason, node) for name, (reason, node) in values["broken"].items()}
-        state.news = deque(News(**{**each, "end": _end(each["end"])}) for each in values["news"])
+        state.news = deque(record_from(News, {**each, "end": _end(each["end"])}) for each in values["news"])
         return state
 
-    def replay(self, change: list[Any]) -> None:
+    def replay(self, change: list[object]) -> None:
         """Makes a journaled change again."""
         name, *arguments = change
-        if name not in CHANGES:
+        if not isinstance(name, str) or name not in CHANGES:
             raise ValueError(f"no change {name!r}")
         getattr(self, name)(*arguments)
 
@@ -294,13 +330,13 @@ class DispatcherState:
         self.news.append(News(self.numbered, trial, report, end))
 
 
-def _end(values: dict[str, Any] | None) -> TrialEnd | None:
-    return None if values is None else TrialEnd(**values)
+def _end(values: Mapping[str, object] | None) -> TrialEnd | None:
+    return None if values is None else record_from(TrialEnd, values)
 
 
-def _record(values: dict[str, Any]) -> TrialRecord:
+def _record(values: RecordJson) -> TrialRecord:
     """The record that a snapshot holds. JSON has text for each rank's number."""
     kept = values["attempt"]
-    attempt = Attempt({int(rank): TrialEnd(**end) for rank, end in kept["ends"].items()}, kept["go_on"])
+    attempt = Attempt({int(rank): record_from(TrialEnd, end) for rank, end in kept["ends"].items()}, kept["go_on"])
     ends = {"trouble": _end(values["trouble"]), "end": _end(values["end"])}
-    return TrialRecord(**{**values, **ends, "attempt": attempt, "heartbeat": math.inf})
+    return record_from(TrialRecord, {**values, **ends, "attempt": attempt, "heartbeat": math.inf})

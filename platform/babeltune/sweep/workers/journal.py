@@ -22,7 +22,7 @@ COMPACT_FACTOR = 4
 class Journal:
     """The file of one owner. `snapshot` returns the owner's whole state as JSON can hold it."""
 
-    def __init__(self, path: Path, snapshot: Callable[[], Any]) -> None:
+    def __init__(self, path: Path, snapshot: Callable[[], object]) -> None:
         self._path, self._snapshot = path, snapshot
         self._file: IO[bytes] | None = None
         self._begun = self._added = 0
@@ -37,7 +37,7 @@ class Journal:
             for line in lines:
                 yield json.loads(line)
 
-    def add(self, change: list[Any]) -> None:
+    def add(self, change: list[object]) -> None:
         """Appends a change, which the owner has already made.
 
         If the disk refuses, the file is removed: an old one would mislead. The next change then tries a new one.

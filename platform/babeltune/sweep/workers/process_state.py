@@ -25,18 +25,22 @@ FIRST = 2 * 2**30
 """Bytes of the machine's memory that the first trial may keep besides, for what all trials import and read."""
 
 
-def _flag(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+Switch = tuple[Callable[[], object], Callable[[Any], object]]
+"""How a global switch is read, and how it is put back."""
+
+
+def _flag(owner: object, name: str) -> Switch:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-def _autocast(device: str) -> tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...]:
+def _autocast(device: str) -> tuple[Switch, ...]:
     return (
         (lambda: torch.is_autocast_enabled(device), lambda value: torch.set_autocast_enabled(device, value)),
         (lambda: torch.get_autocast_dtype(device), lambda value: torch.set_autocast_dtype(device, value)),
     )
 
 
-SWITCHES: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+SWITCHES: tuple[Switch, ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
     (lambda: None, torch.set_default_device),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Literal, TypedDict
 
 import ray
 import ray.train
@@ -53,18 +53,31 @@ POLL_INTERVAL_S = 0.5
 """Seconds between two checks for room."""
 
 
+class WorkerSettings(TypedDict):
+    """What each rank of a worker group is given."""
+
+    worker_group: str
+    dispatcher: str
+    """The name of the dispatcher's actor."""
+    run_trial: str
+    """The import path of the function that trains a trial."""
+    threads: int
+    isolation: Literal["worker_group", "process"]
+    """`process`: a new process for every trial."""
+
+
 class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
     """A Ray Train run whose `fit` starts the controller on the driver's node and does not wait for its end."""
 
-    controller: Any
+    controller: ray.actor.ActorHandle
     """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
 
     def __init__(
         self,
-        loop: Callable[[dict[str, Any]], None],
+        loop: Callable[[WorkerSettings], None],
         *,
         name: str,
-        settings: dict[str, Any],
+        settings: Mapping[str, object],
         workers: int,
         least_workers: int,
         resources: dict[str, float],
@@ -73,7 +86,7 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
         """`least_workers` are enough if the cluster has no room for `workers`. `resources` are those of each worker."""
         super().__init__(
             loop,
-            train_loop_config=settings,
+            train_loop_config=dict(settings),
             backend_config=_Joined(),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources
@@ -84,10 +97,10 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
         )
         self._least = least_workers
 
-    def _create_default_callbacks(self) -> list[Any]:
+    def _create_default_callbacks(self) -> list[object]:
         return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
 
-    def _initialize_and_run_controller(self, **parts: Any) -> ray.train.Result:
+    def _initialize_and_run_controller(self, **parts: object) -> ray.train.Result:
         elastic = self._least < self.scaling_config.num_workers
         parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
         kind = ray.remote(num_cpus=0)(_Controller)
@@ -99,7 +112,7 @@ class _Controller(TrainController):  # type: ignore[misc]
     """Ray Train's controller, with settings of its own. An actor with another environment would need a new process, and
     Ray keeps some that wait."""
 
-    def __init__(self, environment: dict[str, str], **parts: Any) -> None:
+    def __init__(self, environment: dict[str, str], **parts: object) -> None:
         os.environ.update(environment)
         worker_group.SynchronizationActor = _NoBarrier()
         state._shutdown_sync_actor = lambda _: None
@@ -110,10 +123,10 @@ class _NoBarrier:
     """Replaces the actor at which Ray Train's ranks wait for one another when they report. It is one more process per
     group, and our ranks report to the dispatcher."""
 
-    def options(self, **_: Any) -> _NoBarrier:
+    def options(self, **_: object) -> _NoBarrier:
         return self
 
-    def remote(self, **_: Any) -> str:
+    def remote(self, **_: object) -> str:
         return "no actor"
 
 
@@ -121,7 +134,7 @@ class _Fixed(FixedScalingPolicy):  # type: ignore[misc]
     """Requests no resources: the placement group does, or `autoscaling.py`. Ray's coordinator of such requests is one
     more process, for which the first worker group of a cluster would wait."""
 
-    def after_controller_start(self, train_run_context: Any) -> None:
+    def after_controller_start(self, train_run_context: object) -> None:
         """Nothing."""
 
     def _maybe_send_resource_request(self) -> None:
@@ -162,7 +175,7 @@ class _ProcessGroup(Backend):  # type: ignore[misc]
     share_cuda_visible_devices = True
     """NCCL connects the GPUs of a node directly if every rank there sees all of them."""
 
-    def on_start(self, worker_group: Any, _: BackendConfig) -> None:
+    def on_start(self, worker_group: worker_group.WorkerGroup, _: BackendConfig) -> None:
         kind = "nccl" if all(worker_group.execute(_sees_gpu)) else "gloo"
         address = "tcp://" + build_address(*worker_group.execute_single(0, get_address_and_port))
         world = len(worker_group)

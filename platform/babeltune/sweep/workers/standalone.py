@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -18,7 +18,7 @@ from babeltune.files import plain, write_json
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.schema.records import Report, Sweep
+from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.run_trial import run
 from babeltune.training.compute import measured_rates
@@ -68,16 +68,16 @@ def standalone(assignment: TrialAssignment, device: str = "cpu") -> Iterator[Rep
         thread.join()
 
 
-def standalone_assignment(method: str, settings: Mapping[str, Any]) -> TrialAssignment:
+def standalone_assignment(method: str, settings: Mapping[str, object]) -> TrialAssignment:
     """What `trial.run` trains for one of Tune's configurations.
 
     `sweep` names the file, `out` a folder (`.babeltune/tune` when absent), and every other key is a parameter by its
     name in sweep files, such as `training.learning_rate`.
     """
-    params = {key: value for key, value in settings.items() if key not in ("sweep", "out")}
-    sweep = read_sweep(settings["sweep"], assignments=[f"method={method}"], check=False)
+    params = {key: cast("Scalar", value) for key, value in settings.items() if key not in ("sweep", "out")}
+    sweep = read_sweep(str(settings["sweep"]), assignments=[f"method={method}"], check=False)
     sweep = replace(sweep, parameters={})
-    out = Path(settings.get("out") or ".babeltune/tune").absolute()
+    out = Path(str(settings.get("out") or ".babeltune/tune")).absolute()
     prepared = prepare(sweep, out)
     trial = make_trial(with_rates(sweep, out, "cpu"), 0, params)
     folder = out / "trials" / key_of(plain(trial))[:16]

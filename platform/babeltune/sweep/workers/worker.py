@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import ray
 import ray.train
@@ -27,6 +27,7 @@ from babeltune.sweep.workers.dispatcher import StopReply
 from babeltune.sweep.workers.dispatcher_state import DIED
 from babeltune.sweep.workers.nodes import named
 from babeltune.sweep.workers.process_state import ProcessState
+from babeltune.sweep.workers.ray_train import WorkerSettings
 from babeltune.sweep.workers.system_metrics import SystemMetrics
 
 NO_CUDA = (
@@ -52,7 +53,7 @@ class RunTrial(Protocol):
 class Reporter:
     """A trial's connection to the dispatcher. Every rank calls `report` for every report."""
 
-    def __init__(self, dispatcher: Any, trial: str, rank: int, world: int, device: str) -> None:
+    def __init__(self, dispatcher: ray.actor.ActorHandle, trial: str, rank: int, world: int, device: str) -> None:
         self._dispatcher, self._trial, self._rank, self._world, self._device = dispatcher, trial, rank, world, device
         self._system = SystemMetrics()
         self._reply, self._asked = StopReply(stopped=False, ask_again_s=0.0), -math.inf
@@ -126,14 +127,14 @@ def _reason(error: Exception) -> str:
     return words + "".join(f"\n  {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames)
 
 
-def load(path: str) -> Callable[..., Any]:
+def load(path: str) -> Callable[..., None]:
     """The function that an import path such as `babeltune.sweep.workers.run_trial:run` names."""
     module, _, name = path.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    found: Callable[..., None] = getattr(importlib.import_module(module), name)
     return found
 
 
-def worker_loop(settings: dict[str, Any]) -> None:
+def worker_loop(settings: WorkerSettings) -> None:
     """One rank of one worker group, as Ray Train runs it: takes trials until the dispatcher closes."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
