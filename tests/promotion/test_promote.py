@@ -261,8 +261,8 @@ def test_the_card_compares_with_models_that_cost_no_training_and_shows_three_sen
     assert f"| {metric} | {' | '.join(f'{score:.4f}' for score in scores)} |" in lines
     size = json.loads(reports_of(folder, decision)[decision.report - 1])["metrics"]["model/parameters"]
     assert f"It has {size:,.0f} parameters, {4 * size / 1e6:.1f} MB in fp32. Its vectors have 384 dimensions." in lines
-    shown = [line.split(" | ") for line in card.partition("## Three sentences")[2].splitlines() if line.endswith("o |")]
-    shown += [line.split(" | ") for line in card.partition("## Three sentences")[2].splitlines() if "yes |" in line]
+    section = card.partition("## Three sentences")[2].partition("## ")[0]
+    shown = [line.split(" | ") for line in section.splitlines() if line.endswith(("| yes |", "| no |"))]
     assert len(shown) == 3
     model = SentenceTransformer(str(out), device="cpu")
     tasks = {task.left_languages[0] or task.subset[:3]: task for task in bitexts_of(folder)}
