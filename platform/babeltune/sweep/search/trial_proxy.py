@@ -158,11 +158,11 @@ class LocalActors:
         tracked_actor: TrackedActor,
         method_name: str,
         *,
-        on_result: Callable[[TrackedActor, Result], None],
+        on_result: Callable[[TrackedActor, Result], None] | None = None,
         **_: object,
     ) -> None:
         """Lets a trial train to its next report. Of Tune's other tasks, followers have no use."""
-        if method_name == "train":
+        if method_name == "train" and on_result is not None:
             self._training[self._trials[tracked_actor]] = tracked_actor, on_result
             self._followers[tracked_actor].go_on()
 
