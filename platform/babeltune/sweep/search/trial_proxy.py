@@ -162,8 +162,7 @@ class LocalActors:
         **_: object,
     ) -> None:
         """Lets a trial train to its next report. Of Tune's other tasks, followers have no use."""
-        if method_name == "train":
-            assert on_result is not None
+        if method_name == "train" and on_result is not None:
             self._training[self._trials[tracked_actor]] = tracked_actor, on_result
             self._followers[tracked_actor].go_on()
 
