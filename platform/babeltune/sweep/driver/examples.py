@@ -26,6 +26,7 @@ from babeltune.storage.mirror import Mirror
 from babeltune.sweep.state.examples import EXAMPLES, Examples, ExampleSentence, LanguageAlignment, Similarities
 from babeltune.sweep.state.folder import SweepFolder, read_of_trial
 from babeltune.sweep.state.leaderboard import winner
+from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.training.checkpoint import checkpoint_folder
 
@@ -130,7 +131,7 @@ def make_examples(where: StorageLocation | None, asked: Asked, prepared: Prepare
     if where is not None:
         mirror = Mirror(where)
         place = mirror.path(asked.place)
-        mirror.pull_package(mirror.key(checkpoint_folder(place, asked.report)))
+        bring_checkpoint(mirror, checkpoint_folder(place, asked.report))
     languages, rows = aligned_rows(prepared, asked.dev_set)
     before, after = _vectors(asked.trial, checkpoint_folder(place, asked.report), prepared, rows)
     texts = prepared.texts_of(rows.ravel())
