@@ -46,7 +46,7 @@ def test_a_report_goes_into_the_file_that_is_named(command, home, tmp_path):
         (["searched", "--out", "{tmp}/none/report.html"], 2, "there is no folder {tmp}/none; make it, or name"),
         (["searched", "--out", "{tmp}"], 2, "--out {tmp} is a folder; name a file, such as {tmp}/report.html"),
         (["searched", "--out", "/proc/report.html"], 1, "/proc/report.html cannot be written ("),
-        (["searched", "--format", "png"], 2, "'png' is not one of"),
+        (["searched", "--format", "pdf"], 2, "'pdf' is not one of"),
     ],
     ids=["unknown sweep", "no folder", "a folder", "unwritable", "unknown format"],
 )

@@ -125,7 +125,8 @@ def test_the_live_view_fits_its_height_with_running_trials_first(folder):
     lines = shown(picture(progress, 24), 80).splitlines()
     assert len(lines) <= 24
     assert lines[0].startswith(f"{folder.id} · searching 1/2")
-    titles = next(place for place, line in enumerate(lines) if "settings" in line)
+    titles = next(place for place, line in enumerate(lines) if line.startswith("trial"))
+    assert titles == 2, "the bar has a line of its own"
     assert [line.split()[0] for line in lines[titles + 1 : titles + 4]] == ["t0001", "t0000", "teacher"]
 
 

@@ -107,6 +107,7 @@ def test_blocks_change_nothing(monkeypatch):
 
 def test_no_square_matrix_is_built(monkeypatch):
     monkeypatch.setattr(knn, "BLOCK", 1 << 16)
+    monkeypatch.setattr(knn, "TILE", (32, 2048))
     n, largest = 3000, 0
 
     class Watch(torch.overrides.TorchFunctionMode):

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -54,11 +53,17 @@ def picture(progress: SweepProgress, height: int | None = None) -> RenderableTyp
     left = time_left(progress, rows)
     stage = progress.now()
     head = Text(f"{progress.folder.id} · {stage_words(stage)} · {gone} gone{left}")
-    bar = ProgressBar(total=max(progress.of, 1), completed=progress.done, width=BAR)
+    bar = bar_of(progress.done / max(progress.of, 1))
     latest = [Text(progress.latest, style="yellow")] if progress.latest else []
     room = None if height is None else height - 2 - len(latest)
     table = TrialsTable(running_first(rows), progress.sweep, height=room)
     return Group(head, bar, *latest, *([table] if rows else []))
+
+
+def bar_of(share: float) -> Text:
+    """A line of `BAR` columns, bright as far as the work is done. rich's own bar does not end its line in a group."""
+    done = round(BAR * min(max(share, 0.0), 1.0))
+    return Text.assemble(("━" * done, "cyan"), ("━" * (BAR - done), "bright_black"))
 
 
 def stage_words(stage: Stage) -> str:
