@@ -26,13 +26,13 @@ def paths(found, storage):
     return {removal.path.relative_to(storage).as_posix() for removal in found}
 
 
-def test_a_finished_sweep_loses_optimizers_and_scratch_and_can_still_be_promoted_and_extended(copied):
+def test_a_cleaned_sweep_keeps_its_scores_and_can_be_promoted(copied):
     _, folder, cluster = copied
     storage = folder.path.parents[1]
     scores = [(row.name, row.metrics) for row in leaderboard(folder)]
     kept = set(storage.rglob("student.safetensors"))
     found = cleaned(storage)
-    assert {removal.path.name for removal in found} >= {OPTIMIZER, "tune"}
+    assert {removal.path.name for removal in found} >= {OPTIMIZER, "train"}
     assert all(removal.size >= 0 and removal.reason for removal in found)
     assert not list(storage.rglob(OPTIMIZER))
     assert set(storage.rglob("student.safetensors")) == kept
