@@ -281,7 +281,7 @@ def test_shards_that_carry_their_files_make_the_same_stores(tiny, tmp_path):
         build_token_store(place, texts, tokenizer, "", 8, run_shards=run_shards)
         build_teacher_store(place, texts, sweep.teacher, run_shards=run_shards)
     here, there = (
-        {store.name: read_store(store, verify=True)["files"] for store in (tmp_path / name).glob("t*")}
+        {store.name: read_store(store, verify=True).files for store in (tmp_path / name).glob("t*")}
         for name in ("here", "carried")
     )
     assert len(here) == 2
