@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from babeltune.errors import SweepError
 from babeltune.sweep.state.folder import SweepFolder
