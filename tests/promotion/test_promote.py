@@ -252,7 +252,7 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {group} | {rows} |" in card
 
 
-def test_the_card_compares_with_models_that_cost_no_training_and_shows_three_sentences(promoted):
+def test_the_card_compares_with_other_models_and_shows_three_sentences(promoted):
     folder, _, decision, out = promoted
     card, lines = (out / "README.md").read_text(encoding="utf-8"), (out / "README.md").read_text("utf-8").splitlines()
     known, metric = folder.baselines(), "dev/everyday/fra-eng/accuracy"

@@ -57,7 +57,7 @@ def models_of(store, run):
     return client.search_logged_models([client.get_run(run).info.experiment_id])
 
 
-def test_a_checkpoint_is_a_model_with_signature_example_scores_and_the_place_of_its_weights(store, tmp_path):
+def test_a_checkpoint_is_a_model_with_a_signature_and_the_place_of_its_weights(store, tmp_path):
     run = sent(store, tmp_path / "spool.jsonl", MODEL).run_id(0)
     (found,) = models_of(store, run)
     assert (found.name, found.source_run_id, found.status.name) == (MODEL.name, run, "READY")

@@ -100,7 +100,7 @@ CARD = "# m\n\nAn encoder.\n" + "\n".join(f"## {name}\n\n{text}\n" for name, tex
 ))  # fmt: skip
 
 
-def test_a_card_that_is_too_long_for_mlflow_keeps_whole_sections_and_names_the_others():
+def test_a_card_that_is_too_long_keeps_whole_sections_and_names_the_others():
     assert whole_sections(CARD, 10_000) == CARD
     short = whole_sections(CARD, 1000)
     assert len(short) <= 1000

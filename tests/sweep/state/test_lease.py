@@ -251,7 +251,7 @@ with renewed(held):
 """
 
 
-def test_a_driver_that_was_stopped_for_longer_than_its_lease_writes_nothing_when_it_wakes(tmp_path, monkeypatch):
+def test_a_driver_that_was_stopped_for_too_long_writes_nothing_when_it_wakes(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path)
     monkeypatch.setattr(fencing, "RENEWAL_INTERVAL_S", 0.1)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
