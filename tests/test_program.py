@@ -26,7 +26,9 @@ def run(*arguments, shell="", code=None, **environment):
     return subprocess.run(given, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("shell", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "shell", [*(pytest.param(one, marks=pytest.mark.long) for one in (">&-", "2>&-", "<&-")), "<&- >&- 2>&-"]
+)
 def test_a_command_runs_with_closed_streams(shell, tmp_path):
     done = run("methods", shell=shell)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -47,6 +49,7 @@ def test_output_that_cannot_be_written_is_one_line(options):
     assert "No space left on device" in done.stderr.decode()
 
 
+@pytest.mark.long
 def test_a_path_with_an_accent_works_in_a_locale_without_utf_8(tmp_path):
     place = tmp_path / "é" / "ma_suite.yaml"
     place.parent.mkdir()

@@ -31,6 +31,7 @@ def test_a_sweep_survives_a_killed_worker_a_trial_that_fails_and_a_second_driver
     assert reason.startswith("step 70: loss is nan")
 
 
+@pytest.mark.long
 def test_a_sweep_runs_on_two_nodes_and_records_in_mlflow_on_postgresql(prepared, tiny_file, tmp_path, short_place):
     """A head and two nodes, tokens on, half of a logical GPU for each of two worker groups."""
     with Postgres(wheel=True) as postgres, Mlflow(postgres.uri, tmp_path / "mlflow") as server:

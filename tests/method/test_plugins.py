@@ -142,6 +142,7 @@ def test_a_plugin_runs_the_contract_in_its_own_tests(made, tmp_path, selection, 
     assert f"{passed} passed" in done.stdout
 
 
+@pytest.mark.long
 def test_a_plugin_that_breaks_the_contract_fails_its_tests_with_the_reason(made, tmp_path):
     source, target = made("beside", tmp_path)
     views = target / PACKAGE / "views.py"

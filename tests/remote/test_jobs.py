@@ -198,6 +198,7 @@ def plugin(tmp_path):
 PLUGGED = ("--set", "method=simcse", "--set", "parameters={}", "--set", "student.dropout=0.1", "--trials", 1)
 
 
+@pytest.mark.long
 def test_a_job_ships_the_plugin_whose_method_its_trial_runs(babeltune, tiny_file, plugin, place):
     code, out, err = babeltune("submit", tiny_file, *PLUGGED, "--set", "name=plugged")
     assert code == 0, out + err

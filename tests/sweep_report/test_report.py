@@ -238,6 +238,7 @@ def test_markdown_has_the_same_leaderboard(report):
     assert not [line for line in lines if "<svg" in line]
 
 
+@pytest.mark.long
 def test_a_thousand_trials_stay_within_two_megabytes(report):
     one, curve = report.winner, report.curves[0]
     names = [f"t{number:04d}" for number in range(1000)]

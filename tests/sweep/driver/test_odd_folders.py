@@ -63,6 +63,7 @@ def served(storage, store):
         process.wait()
 
 
+@pytest.mark.long
 def test_a_sweep_runs_and_its_model_is_promoted_whatever_its_folder_is_called(ray_cluster, tiny_file, tmp_path):
     storages = [tmp_path / f"{ODD}{number}" for number in (1, 2)]
     for storage in storages:

@@ -123,6 +123,7 @@ def test_an_interrupted_sweep_is_seen_and_goes_on_without(stopped, command, tmp_
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+@pytest.mark.long
 def test_a_trial_whose_checkpoints_records_are_empty_goes_on_without_them(stopped, name):
     folder, cluster = stopped
     emptied = sorted(folder.trial(1).glob(f"checkpoints/*/{name}"))
@@ -165,6 +166,7 @@ def test_a_trial_that_no_record_has_is_one_line_and_the_others_are_promoted(copi
     assert submit(sweep, cluster).state() == "finished"
 
 
+@pytest.mark.long
 def test_a_change_that_was_accepted_is_known_without_the_facts(copied):
     sweep, folder, cluster = copied
     more = replace(

@@ -434,6 +434,7 @@ def test_no_report_is_lost_whatever_happens_to_two_drivers(storage):
 
 
 @pytest.mark.parametrize("storage", [OnABucket, OnAFolder])
+@pytest.mark.long
 def test_the_model_finds_the_report_that_an_unfenced_driver_loses(storage):
     unfenced = type("Unfenced", (storage,), {"fenced": False})
     with pytest.raises(AssertionError, match=r"fell back|got other .* confirmed"):

@@ -115,6 +115,7 @@ def test_a_node_that_cannot_train_is_left_out_until_another_is_there_instead(tmp
     assert note.endswith("; the sweep goes on without it")
 
 
+@pytest.mark.long
 def test_a_trial_whose_node_does_not_see_the_storage_goes_on_on_another(tmp_path):
     saw = play("one_blind_node", tmp_path)
     assert (saw["last"], saw["why"]) == ([5, 5], {"a": None, "b": None})

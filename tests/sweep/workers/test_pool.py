@@ -284,6 +284,7 @@ def test_the_place_of_an_abandoned_group_is_back_once_another_node_has_come(ray_
     assert pool._room() == room
 
 
+@pytest.mark.long
 def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, monkeypatch):
     monkeypatch.setattr("babeltune.sweep.workers.pool.STOP_TIMEOUT_S", 3.0)
     notes = []
@@ -342,6 +343,7 @@ def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
         assert not psutil.pid_exists(pids[0])
 
 
+@pytest.mark.long
 def test_isolation_gives_every_trial_new_workers(room, tmp_path):
     with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):
