@@ -4,8 +4,6 @@
 
     node PID     the number of the worker node on which this process runs
     lose PID     that node is lost, with everything on it
-    stop PID     every process of that node is stopped
-    continue PID they go on
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
     left         what there is of actors, placement groups and their processes
@@ -49,7 +47,6 @@ def main() -> None:
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     nodes_here = [cluster.add_node(**NODE, num_cpus=1, num_gpus=1) for _ in range(WORKERS)]
-    stopped: dict[str, list[psutil.Process]] = {}
     answer(cluster.address)
     for line in sys.stdin:
         match line.split():
@@ -58,11 +55,6 @@ def main() -> None:
             case ["lose", pid]:
                 cluster.remove_node(node_of(int(pid), nodes_here), allow_graceful=False)
                 answer(len(cluster.worker_nodes))
-            case ["stop", pid]:
-                stopped[pid] = processes(node_of(int(pid), nodes_here))
-                answer(len([process.suspend() for process in stopped[pid]]))
-            case ["continue", pid]:
-                answer(len([process.resume() for process in stopped.pop(pid)]))
             case ["gcs", "down"]:
                 cluster.head_node.kill_gcs_server()
                 answer("down")
@@ -82,12 +74,6 @@ def node_of(pid: int, nodes: list[Any]) -> Any:
     family = {process.pid for process in psutil.Process(pid).parents()}
     (found,) = [node for node in nodes if family & set(raylets(node))]
     return found
-
-
-def processes(node: Any) -> list[psutil.Process]:
-    """The node's raylets, and what they have started."""
-    parents = [psutil.Process(pid) for pid in raylets(node)]
-    return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
 
 
 def raylets(node: Any) -> list[int]:

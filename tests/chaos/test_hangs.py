@@ -1,10 +1,9 @@
-"""Faults in which nothing dies and nothing answers: processes that are stopped, storage that hangs, a node apart."""
+"""Faults in which nothing dies and nothing answers: processes that are stopped, storage that hangs."""
 
 import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from babeltune.errors import ClusterError
 from babeltune.sweep.workers import pool
 from chaos.faults import slow_disk
-from chaos.invariants import nothing_is_left
-from chaos.nodes import TOKEN, environment, nodes
 from waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
@@ -100,49 +97,3 @@ def test_a_storage_that_hangs_for_a_minute_costs_that_minute(disk, make_arena, n
         seconds=min(s["time"] for s in arena.steps() if s["time"] > ended[0]) - ended[0],
         most=20,
     )
-
-
-def test_a_second_interrupt_ends_a_driver_whose_storage_hangs(disk, make_arena, note):
-    arena = make_arena(pause=0.02)
-    driver = arena.start("submit", file=True)
-    arena.until(arena.trained(130))
-    with slow_disk(disk, seconds=NEVER):
-        os.killpg(driver.process.pid, signal.SIGINT)
-        time.sleep(2)  # a person notices that nothing happens
-        os.killpg(driver.process.pid, signal.SIGINT)
-        began = time.time()
-        assert driver.wait() in (130, -signal.SIGKILL)
-        seconds = time.time() - began
-    assert "Traceback" not in driver.words()
-    nothing_is_left(driver.mark)
-    again = arena.start("resume")
-    assert again.wait() == 0, again.words()
-    arena.check(marked=again.mark)
-    note(arena, "storage hangs, second Ctrl-C, then resume", seconds=seconds, most=10)
-
-
-HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
-}
-"""A node that does not answer for about six seconds counts as lost; by default it takes most of a minute."""
-
-
-@pytest.mark.usefixtures("loopback_only")
-def test_a_node_that_was_cut_off_and_comes_back_writes_nothing(make_arena, short_place, note):
-    """All its processes are stopped, as a partition looks from outside, and go on once it was replaced."""
-    with nodes(environment(Path(short_place), **HEALTH)) as running:
-        arena = make_arena(cluster={"address": running.address, "token_env": "CHAOS_TOKEN"}, pause=0.05)
-        arena.environment["CHAOS_TOKEN"] = TOKEN
-        driver = arena.start("submit", file=True)
-        arena.until(arena.trained(130))
-        lost = time.time()
-        pid = arena.steps()[-1]["pid"]
-        running.tell(f"stop {pid}")
-        arena.until(lambda: any(step["pid"] != pid and step["time"] > lost for step in arena.steps()))
-        running.tell(f"continue {pid}")
-        assert driver.wait() == 0, driver.words()[-2000:]
-        arena.check(marked=driver.mark, alike=False)
-        note(arena, "node cut off (SIGSTOP), back once it was replaced", seconds=arena.recovered(lost), most=30)
