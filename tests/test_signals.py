@@ -51,3 +51,31 @@ def test_a_second_ctrl_c_ends_a_search_that_hangs_as_it_closes():
     assert code == 128 + signal.SIGINT
     assert "something hangs and is left as it is; the same command again goes on" in said
     assert LAST_S < 5
+
+
+DEAF = """
+import signal, time
+from babeltune.signals import StopSignal, acknowledged, interrupts
+
+def hang():  # as a main thread whose disk hangs: it takes no signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    print("asked", flush=True)
+    time.sleep(3600)
+
+with acknowledged(), interrupts(StopSignal(), hang):
+    print("ready", flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_second_ctrl_c_ends_a_program_whose_main_thread_takes_no_signal():
+    with subprocess.Popen(
+        [sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout.readline() == "ready\n"
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.readline() == "asked\n"
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 128 + signal.SIGINT
+    assert "something hangs and is left as it is; the same command again goes on" in said

@@ -16,6 +16,8 @@ import psutil
 
 LAST_S = 4.0
 """Seconds that a program has after a second Ctrl-C to close what is open."""
+LOOK_S = 0.25
+"""Seconds between two looks whether a second Ctrl-C waits for a main thread that cannot take it."""
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -65,9 +67,27 @@ class _Acknowledgement:
         )
         with suppress(OSError):
             os.write(2, f"{text}\n".encode())
+        if self.count == 1:
+            self.watch()
         if self.count == 2:
             threading.Thread(target=self._end_soon, daemon=True).start()
         signal.default_int_handler(number, frame)
+
+    def watch(self) -> None:
+        """From the first Ctrl-C on: ends the program also if its main thread cannot take the second one.
+
+        A thread that waits for a disk that hangs takes no signal but SIGKILL, so the second one stays pending.
+        """
+        threading.Thread(target=self._end_if_pending, daemon=True).start()
+
+    def _end_if_pending(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # `sigpending` tells of what this thread blocks
+        looks = 0
+        while not self.ended.wait(LOOK_S):
+            looks = looks + 1 if signal.SIGINT in signal.sigpending() else 0
+            if looks == 2:
+                self._end_soon()
+                return
 
     def _end_soon(self) -> None:
         """Ends this process and those that it started, unless the block ends by itself in time."""
@@ -131,8 +151,9 @@ def interrupts(stop: StopSignal, on_first: Callable[[], None]) -> Iterator[None]
         outer = before.get(signal.Signals(number))
         if stop.interrupted:
             (outer if isinstance(outer, _Acknowledgement) else signal.default_int_handler)(number, frame)
-        if isinstance(outer, _Acknowledgement):
-            outer.count = max(outer.count, 1)
+        if isinstance(outer, _Acknowledgement) and not outer.count:
+            outer.count = 1
+            outer.watch()
         stop.interrupt()
         with suppress(OSError):  # such as a full disk, on which nothing can be noted
             on_first()

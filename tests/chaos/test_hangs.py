@@ -11,6 +11,7 @@ import pytest
 from babeltune.errors import ClusterError
 from babeltune.sweep.workers import pool
 from chaos.faults import slow_disk
+from chaos.invariants import nothing_is_left
 from waiting import wait_until
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.chaos]
@@ -97,3 +98,23 @@ def test_a_storage_that_hangs_for_a_minute_costs_that_minute(disk, make_arena, n
         seconds=min(s["time"] for s in arena.steps() if s["time"] > ended[0]) - ended[0],
         most=20,
     )
+
+
+def test_a_second_interrupt_ends_a_driver_whose_storage_hangs(disk, make_arena, note):
+    arena = make_arena(pause=0.02)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    with slow_disk(disk, seconds=NEVER):
+        os.killpg(driver.process.pid, signal.SIGINT)
+        time.sleep(2)  # a person notices that nothing happens
+        os.killpg(driver.process.pid, signal.SIGINT)
+        began = time.time()
+        code = driver.wait()
+        seconds = time.time() - began
+    assert code == 130, driver.words()
+    assert "Traceback" not in driver.words()
+    nothing_is_left(driver.mark)
+    again = arena.start("resume")
+    assert again.wait() == 0, again.words()
+    arena.check(marked=again.mark)
+    note(arena, "storage hangs, second Ctrl-C, then resume", seconds=seconds, most=10)

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.audit import AUDIT, OBJECTS, audit, read_audit, who
 from babeltune.sweep.sync.view import StorageView
@@ -23,7 +25,10 @@ def test_every_action_is_a_line_with_its_time_user_and_machine(tmp_path):
 
 def test_a_storage_that_refuses_the_line_stops_nothing(tmp_path):
     (tmp_path / AUDIT).mkdir()
+    with pytest.raises(IsADirectoryError):
+        (tmp_path / AUDIT).open("ab")
     audit(StorageView(Cluster(storage=str(tmp_path))), "promote", "models:/quickstart@champion (version 1)")
+    assert not list((tmp_path / AUDIT).iterdir())
 
 
 def test_in_a_bucket_each_action_is_an_object_of_its_own(s3, tmp_path):
