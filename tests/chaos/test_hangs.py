@@ -117,4 +117,4 @@ def test_a_second_interrupt_ends_a_driver_whose_storage_hangs(disk, make_arena, 
     again = arena.start("resume")
     assert again.wait() == 0, again.words()
     arena.check(marked=again.mark)
-    note(arena, "storage hangs, second Ctrl-C, then resume", seconds=seconds, most=10)
+    note(arena, "storage hangs, second Ctrl-C, then resume", seconds=seconds, most=20)
