@@ -94,9 +94,9 @@ class Config:
 def distil(q: Float[Tensor, "local dim"], k: Float[Tensor, "local dim"]) -> Float[Tensor, ""]:
     """sum_i 1 - cos(q_i, k_i), LASER3's loss.
 
-    fairseq adds up sums: this one, and that of `mask` over its chosen tokens. Here each is a mean, over the pairs and
-    over those tokens of the global batch, so `mask` weighs less beside it: fairseq's 0.09 is a `mask_weight` of 0.09
-    times the tokens that are chosen per pair.
+    fairseq adds up sums: this one, and that of `mask` over its chosen tokens. Here each is a mean:
+    this one over the pairs of the global batch, `mask` over its tokens. So `mask` weighs less beside it. fairseq's 0.09
+    is a `mask_weight` of 0.09 times the tokens that are chosen per pair.
     """
     return (1 - (q * k).sum(1)).sum()
 

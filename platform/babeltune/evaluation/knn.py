@@ -229,8 +229,8 @@ def _merged(earlier: Neighbours, later: Neighbours, k: int) -> Neighbours:
 def first_largest(values: Float[Tensor, "rows columns"], k: int) -> Neighbours:
     """The k largest of each row, largest first, the lowest index first among equals. A transposed view is as good.
 
-    The columns fall into classes, every so many-th column into one: the k largest lie in the k classes whose largest
-    values are largest, so that only these have to be sorted.
+    Columns at a fixed distance form a class. The k largest values lie in the k classes with the largest maxima. So only
+    these classes are sorted.
     """
     rows, columns = values.shape
     classes = columns // STRIDE

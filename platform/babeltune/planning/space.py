@@ -347,8 +347,8 @@ def preparations(sweep: Sweep) -> list[Student]:
 def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial:
     """The trial of these parameters; what they leave out stays as the sweep file has it.
 
-    All trials share the sweep's seed (unless `seed` is searched), so that they start from the same weights and meet
-    the pairs in the same order: what differs between two of them is the settings.
+    All trials share the sweep's seed, unless `seed` is searched. They start from the same weights and meet the pairs in
+    the same order. So two trials differ by their settings alone.
     """
     method = load_method(str(params.get("method", sweep.method)))
     return Trial(

@@ -186,8 +186,9 @@ def _values(table: Table) -> str:
 
 
 def aligned(tables: Sequence[Table]) -> list[list[Table]]:
-    """Groups of files that have equally many lines and one stem, such as `talks.fra` and `talks.eng`; two files that
-    have equally many lines are one group whatever they are called."""
+    """Groups of files that have equally many lines and one stem, such as `talks.fra` and `talks.eng`.
+
+    Two files alone need no common stem: equally many lines make them a group."""
     counts = {table.given: count_lines(table) for table in tables}
     groups: dict[tuple[str, int], list[Table]] = {}
     alone = len(tables) == 2
