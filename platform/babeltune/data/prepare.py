@@ -6,7 +6,6 @@ Everything is content-addressed, so a second sweep over the same text and teache
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -23,8 +22,9 @@ from babeltune.data.negatives import mine_negatives
 from babeltune.data.prepared import Counts, Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.starts import keep_start, start_name
-from babeltune.data.store import Contents, build, digest_of_texts, facts_of, key_of, open_matrix
+from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.teacher import build_teacher_store, teacher_folder
+from babeltune.data.token_vectors import build_token_vectors
 from babeltune.data.tokens import (
     build_token_store,
     build_tokenizer,
@@ -126,6 +126,13 @@ def prepare(
         progress=lambda done, total: progress("encoding with the teacher", done, total),
     )
     matrix = open_matrix(teacher)
+    begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
+    for key in begun & tokens.keys():
+        progress("averaging the teacher's vectors by token", 0, 1)
+        trained_on, size = Path(tokens[key].train), tokens[key].vocabulary
+        vectors = build_token_vectors(stores, trained_on, teacher, corpus.pairs, teacher_rows, size=size)
+        tokens[key] = replace(tokens[key], vectors=str(vectors))
+        progress("averaging the teacher's vectors by token", 1, 1)
     languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
     description = {
         **described(sweep, corpus, text_digest, teacher_rows),
@@ -185,7 +192,7 @@ def described(sweep: Sweep, corpus: Corpus, text_digest: str, teacher_rows: NDAr
     return {
         "data": corpus.digests,
         "texts": text_digest,
-        "arrays": [digest_of(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
+        "arrays": [digest_of_array(a) for a in (corpus.pairs, corpus.pair_groups, corpus.weights, teacher_rows)],
         "tasks": key_of({"tasks": plain(corpus.tasks)}),
         "teacher_settings": plain(sweep.teacher),
     }
@@ -209,11 +216,6 @@ def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArr
             vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=seed
         )
         np.save(folder / f"negatives-{key}.npy", mined)
-
-
-def digest_of(array: NDArray[np.generic]) -> str:
-    """SHA-256 of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _own_tokenizer(sweep: Sweep, student: Student, train_texts: Sequence[str], stores: Path) -> Path:

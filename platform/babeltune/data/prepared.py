@@ -150,6 +150,8 @@ class TokenSet:
     """The mask token's id, where there is one."""
     special: tuple[int, ...] = ()
     """The special tokens' ids."""
+    vectors: str | None = None
+    """File of the tokens' mean teacher vectors, fp32 [vocabulary, teacher_dim], where a student begins with them."""
     kept: str | None = None
     """File of the old ids of a trimmed tokenizer's tokens, int64 [vocabulary]. None where it is whole."""
     untrimmed: int = 0
@@ -256,6 +258,7 @@ class Prepared:
                 tokens.evaluation,
                 tokens.tokenizer,
                 tokens.words and str(Path(tokens.words).parent),
+                tokens.vectors and str(Path(tokens.vectors).parent),
             ]
         yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
 

@@ -109,6 +109,11 @@ def key_of(description: Mapping[str, object]) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
+def digest_of_array(array: NDArray[np.generic]) -> str:
+    """SHA-256 of an array's bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
 def digest_of_texts(texts: Sequence[str]) -> str:
     """SHA-256 of the texts in order; where one text ends decides, too."""
     digest = hashlib.sha256()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 STD = 0.05
 """Standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
+NOISE = 0.2
+"""What is left of the random numbers of a table that begins with the teacher's vectors."""
 FOLDED_ROWS = 8_192
 """Tokens whose n-grams are added up at a time, which takes some megabytes."""
 USUAL = ("StaticEmbedding", "Dense", "Normalize")
@@ -85,6 +87,23 @@ class StaticEncoder(nn.Module):
             torch.cat(parts), projection=self.projection, dropout=self.dropout.p, normalize=self.normalize
         )
         return made.train(self.training)
+
+    @torch.no_grad()
+    def begin_with(self, vectors: Float[Tensor, "vocabulary teacher"]) -> None:
+        """Sets the table and the linear layer such that a sentence begins at the mean of its tokens' vectors.
+
+        Their directions of most variance go into the table's first columns, and the linear layer leads back. What the
+        two held becomes small noise. The table keeps its standard deviation, and the learning rate its meaning.
+        """
+        taken = min(self.table.embedding_dim, vectors.shape[1])
+        scale = STD / vectors.square().mean().sqrt().clamp(min=1e-12)
+        directions = torch.linalg.eigh(vectors.T @ vectors)[1].flip(1)[:, :taken]
+        for weight in (self.table.weight, *(self.ngrams.parameters() if self.ngrams else ())):
+            weight *= NOISE
+        self.table.weight[:, :taken] += scale * (vectors @ directions)
+        if self.projection is not None:
+            self.projection.weight *= NOISE
+            self.projection.weight[:, :taken] += directions
 
     def keep(self, kept: Int[Tensor, "kept"]) -> None:
         """Cuts the table to these rows, in this order."""

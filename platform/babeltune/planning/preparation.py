@@ -24,8 +24,9 @@ def wanted_of(sweep: Sweep) -> Wanted:
     mined = {(n.negatives_key, n.hard_negatives, n.hard_negatives_below) for n in needs if n.hard_negatives}
     sides = frozenset(itertools.chain.from_iterable(n.teacher for n in needs))
     frozen = any(need.frozen for need in needs)
+    vectors = any(student.token_vectors == "teacher" for student in preparations(sweep))
     return Wanted(
-        sides=sides | {"source"} if mined else sides,
+        sides=sides | {"source"} if mined or vectors else sides,
         negatives=tuple(sorted(mined)),
         frozen=frozen,
         exact=frozen or bool(sweep.data.against_teacher("dev")),

@@ -40,6 +40,7 @@ TOKENIZED = (
     "student.revision",
     "student.start",
     "student.embeddings_from",
+    "student.token_vectors",
     "student.trim",
     "student.vocabulary",
     "student.lowercase",

@@ -173,6 +173,7 @@ ADDED: JsonObject = {
     "start": None,
     "embeddings_from": None,
     "ngrams": 0,
+    "token_vectors": "random",
     "lowercase": False,
     "checkpoint_minutes": 10.0,
 }

@@ -199,6 +199,8 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.ngrams and (named := student.model or student.start):
         yield (*key, "ngrams"), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"
+    if student.token_vectors == "teacher":
+        yield from (((*key, "token_vectors"), f"'teacher': {problem}") for problem in vectors_problems(student))
     if student.lowercase:
         named = student.model or student.start or student.embeddings_from
         named = named or ("student.vocabulary: teacher" if student.vocabulary == "teacher" else None)
@@ -217,6 +219,16 @@ def student_problems(key: Key, student: Student) -> Iterator[Problem]:
         yield (*key, "embeddings_from"), f"{student.embeddings_from!r}: {words}"
     if student.pooling == "pooler" and student.projection is not None:
         yield (*key, "projection"), f"{student.projection!r}: {POOLER_OR_PROJECTION}"
+
+
+def vectors_problems(student: Student) -> Iterator[str]:
+    """What keeps the student's table from beginning with the teacher's vectors."""
+    if student.kind != "static":
+        yield "a Transformer does not begin with them; remove it"
+    elif named := student.model or student.start:
+        yield f"a named model ({named}) brings its own table; remove it"
+    elif student.projection != "teacher":
+        yield f"they are as wide as the teacher's, and student.projection is {student.projection}; set it to teacher"
 
 
 EXCLUDED = {"start": ("model", "revision", "trim", "embeddings_from"), "embeddings_from": ("model", "revision", "trim")}

@@ -132,6 +132,9 @@ class Student(Strict):
     """Rows of a static student's second table, of the character n-grams within its tokens. Tokens that share letters
     share these vectors, so that rare words and endings learn from common ones. A step costs more; the export has one
     table of the sums. 0: none."""
+    token_vectors: Literal["random", "teacher"] = "random"
+    """What a static student's table holds at the start. `teacher`: of each token the mean of the teacher's vectors of
+    the training pairs in which it occurs, in whatever language (`token_vectors.py`)."""
     lowercase: bool = False
     """The tokenizer that is trained on the corpus reads all text in lower case, in training and in the export."""
     dropout: float = 0.0
@@ -158,7 +161,7 @@ class Student(Strict):
         if fields.get("kind") == "static":
             shape = {**vars(NO_PRESET), "preset": None, "pooling": "mean", "width": self.width, "embeddings_from": None}
         elif fields.get("kind") == "transformer":
-            shape["ngrams"] = 0
+            shape |= {"ngrams": 0, "token_vectors": "random"}
         return record_from(Student, {**vars(self), **shape, **fields})
 
 

@@ -22,6 +22,7 @@ from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.models.start import take_embeddings
+from babeltune.models.static import StaticEncoder
 from babeltune.training.batches import token_set
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
@@ -260,6 +261,10 @@ def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None 
         kept=None if tokens.kept is None else np.load(tokens.kept),
         tokens=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
     )
+    if student.token_vectors == "teacher":
+        assert isinstance(encoder, StaticEncoder)
+        assert tokens.vectors is not None
+        encoder.begin_with(torch.from_numpy(np.load(tokens.vectors)))
     if student.embeddings_from is not None:
         assert isinstance(encoder, Encoder)
         take_embeddings(encoder, Path(tokens.tokenizer))

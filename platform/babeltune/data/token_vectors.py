@@ -1,0 +1,71 @@
+"""Where a static student's table begins: each token's mean teacher vector over the training text that contains it.
+
+The teacher knows the anchors' language only. The two sides of a pair mean the same, so the tokens of both are given the
+vector of its anchor. Khodak et al. 2018, section 3, make a rare word's vector so from its contexts. Their linear map on
+top is left to training.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from babeltune.data.store import Contents, build, digest_of_array, open_matrix, open_ragged
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from babeltune.data.store import Matrix, Ragged
+
+FILE = "vectors.npy"
+PAIRS = 16_384
+"""Pairs whose tokens are added up at a time: 25 MB of vectors 384 wide."""
+PRIOR = 1.0
+"""Occurrences with the mean of all vectors that are added to a token's own, so that one seen once is no copy of it."""
+
+
+def build_token_vectors(
+    stores: Path, tokens: Path, teacher: Path, pairs: NDArray[np.int32], teacher_rows: NDArray[np.int32], *, size: int
+) -> Path:
+    """The file of the tokens' mean vectors, fp32 [size, teacher_dim], in a store that is built unless it is there.
+
+    `tokens` and `teacher` are the folders of stores. `pairs` [pairs, 2] are text ids, the anchor's first.
+    `teacher_rows` [texts] has each text's row of the teacher's store. Raises `StoreError` where the disk refuses.
+    """
+    digests = {"pairs": digest_of_array(pairs), "teacher_rows": digest_of_array(teacher_rows)}
+    description = {"tokens": tokens.name, "teacher": teacher.name, "size": size, "prior": PRIOR, **digests}
+    matrix = open_matrix(teacher)
+
+    def write(folder: Path) -> Contents:
+        np.save(folder / FILE, mean_vectors(open_ragged(tokens), matrix, pairs, teacher_rows[pairs[:, 0]], size=size))
+        return Contents()
+
+    return build(stores, "token-vectors", description, write, bytes_needed=4 * size * matrix.width) / FILE
+
+
+def mean_vectors(
+    tokens: Ragged[np.integer], teacher: Matrix, pairs: NDArray[np.int32], rows: NDArray[np.int32], *, size: int
+) -> NDArray[np.float32]:
+    """[size, teacher_dim] of each token the mean of the vectors of its pairs, less the mean of all pairs' vectors.
+
+    `rows` [pairs] are the rows of the pairs' vectors in `teacher`. A token that occurs nowhere has zeros.
+    """
+    sums, counts = np.zeros((size, teacher.width), np.float32), np.zeros(size, np.int64)
+    total = np.zeros(teacher.width, np.float64)
+    for first in range(0, len(pairs), PAIRS):
+        vectors = teacher.rows(rows[first : first + PAIRS]).astype(np.float32)
+        total += vectors.sum(0, dtype=np.float64)
+        values, lengths = tokens.take(pairs[first : first + PAIRS].ravel())
+        pair_of = np.repeat(np.arange(2 * len(vectors)) // 2, lengths)
+        order = np.argsort(values, kind="stable")
+        found, starts, times = np.unique(values[order], return_index=True, return_counts=True)
+        sums[found] += torch.nn.functional.embedding_bag(
+            torch.from_numpy(pair_of[order]), torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum"
+        ).numpy()
+        counts[found] += times
+    mean = (total / max(1, len(pairs))).astype(np.float32)
+    means: NDArray[np.float32] = ((sums - counts[:, None] * mean) / (counts[:, None] + PRIOR)).astype(np.float32)
+    return means
