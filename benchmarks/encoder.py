@@ -46,11 +46,10 @@ SETTINGS = {
     "student.width": 512,
     "student.vocabulary": 48000,
     "student.ngrams": 50000,
-    "training.learning_rate": 0.0015,
+    "training.learning_rate": 0.0004,
     "training.embedding_learning_rate": 10,
 }
-"""Settings of our runs: the first point of the sweep, with a higher rate, for shorter trainings. Chosen by dev scores
-after 60 CPU seconds."""
+"""Settings of our runs: the first point of the sweep. Chosen by dev scores after 100 CPU seconds."""
 RATES = (0.05, 0.1, 0.2, 0.4)
 GOALS = {"Tatoeba": 0.02, "NTREX": 0.02, "STS-B": 0.04}
 """The least margin by which ours is to beat the best of the others."""
@@ -121,9 +120,9 @@ def distilled(work: Work, seconds: float, seed: int, folder: Path) -> int:
     student = Student(
         layers=1, width=256, heads=4, feed_forward=512, max_tokens=64, vocabulary=vocabulary, projection=384
     )
-    sweep = replace(work.sweep, student=student, method="mse_distillation", config={}, parameters={}, seed=seed)
+    sweep = replace(work.sweep, student=student, method="mse_distillation", config={}, parameters={})
     prepared = prepare(sweep, work.storage)
-    trial = make_trial(sweep, 0, {})
+    trial = make_trial(replace(sweep, seed=seed), 0, {})
     run = start(trial, prepared)
     untrained = folder.with_suffix(".untrained")
     export_trial(sweep, trial, prepared, run.train_step.encoder, run.train_step.method, untrained)
