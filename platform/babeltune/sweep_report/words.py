@@ -5,9 +5,24 @@ from __future__ import annotations
 import math
 import shlex
 
-from babeltune.schema.records import Scalar
-from babeltune.sweep_report.charts import short
+from babeltune.schema.records import Goal, Scalar
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
+
+
+def short(metric: str) -> str:
+    """A metric's name without `dev/`."""
+    return metric.removeprefix("dev/")
+
+
+def subset_name(metric: str) -> str:
+    """`everyday fra-eng` of `dev/everyday/fra-eng/accuracy`."""
+    _, task, subset, _ = metric.split("/")
+    return f"{task} {subset}"
+
+
+def better(goal: Goal) -> str:
+    """Which way a metric is better, in words."""
+    return "higher is better" if goal == "maximize" else "lower is better"
 
 
 def score(value: float | None) -> str:
