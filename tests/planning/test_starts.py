@@ -13,9 +13,9 @@ from babeltune.data.starts import DIGITS, PIN, digest_of_start
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.models.encoder import build_student
-from babeltune.planning.plan import spec_yaml
 from babeltune.planning.space import make_trial, preparations, sample
 from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.written import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student
 

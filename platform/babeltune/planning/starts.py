@@ -13,7 +13,8 @@ from babeltune.data.starts import pinned, split_pin
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.start import StartShape, embeddings_problem, read_start
 from babeltune.planning.availability import model_vocabulary, model_width
-from babeltune.planning.space import combinations, split_name
+from babeltune.planning.parameters import split_name
+from babeltune.planning.space import combinations
 from babeltune.schema.bounds import Key, Problem, place
 from babeltune.schema.document import Document, describe
 from babeltune.schema.paths import expand_open

@@ -73,8 +73,7 @@ def about_order(metric: str | None) -> Iterator[str]:
 def about_languages(sweep: Sweep) -> Iterator[str]:
     """Codes that nobody knows, languages that a frozen encoder is not said to know, and those for which a method has
     no layers."""
-    from babeltune.planning.checks import taught_languages
-    from babeltune.planning.goals import task_languages
+    from babeltune.planning.languages import task_languages, taught_languages
     from babeltune.planning.space import possible_needs
     from babeltune.schema.languages import known_by, match, meaning
 
@@ -185,7 +184,7 @@ def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | Non
 
 def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int]) -> Iterator[str]:
     """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
-    from babeltune.planning.space import values_of
+    from babeltune.planning.parameters import values_of
 
     def largest(name: str, own: int) -> int:
         parameter = sweep.parameters.get(name)
@@ -217,9 +216,9 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
     import psutil
 
-    from babeltune.planning.checks import student_with
     from babeltune.planning.plan import student_parameters
     from babeltune.planning.space import combinations
+    from babeltune.planning.value_checks import student_with
 
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]

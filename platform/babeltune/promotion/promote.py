@@ -26,7 +26,7 @@ from babeltune.data.starts import keep_start, start_name
 from babeltune.errors import CheckpointError, PromotionError, SpecError, TeacherError, UnknownNameError
 from babeltune.models.hub import baseline_row, split_revision
 from babeltune.models.hub import model_folder as hub_folder
-from babeltune.planning.checks import right_model_problems
+from babeltune.planning.model_checks import right_model_problems
 from babeltune.planning.sweep_file import read_data, read_teacher
 from babeltune.promotion.candidate import (
     MEMBERS,
