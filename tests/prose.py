@@ -64,8 +64,6 @@ SHAPES_LEFT = frozenset(
         "platform/babeltune/data/prepare.py prepare",
         "platform/babeltune/method/tiled_contrastive.py tiled_cross_entropy",
         "platform/babeltune/models/packing.py packed_attention",
-        "platform/babeltune/promotion/promote.py evaluate_model",
-        "platform/babeltune/promotion/promote.py weigh",
         "platform/babeltune/schema/cluster.py _problems",
         "platform/babeltune/sweep/driver/run.py _run",
         "platform/babeltune/sweep/driver/run.py submit",

@@ -197,7 +197,7 @@ def load(model: str, *, cluster: str | Path | None = None) -> SentenceTransforme
 
     from babeltune.models.hub import open_model
     from babeltune.promotion.candidate import export_model
-    from babeltune.promotion.promote import model_folder, trial_of
+    from babeltune.promotion.model_names import model_folder, trial_of
     from babeltune.sweep.sync.view import StorageView
 
     place = _cluster(cluster)

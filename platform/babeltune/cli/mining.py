@@ -227,7 +227,7 @@ def models_of(
     Raises `SpecError` for two models whose vectors do not compare.
     """
     from babeltune.apps.mining.vectors import model_at
-    from babeltune.promotion.promote import model_folder
+    from babeltune.promotion.model_names import model_folder
 
     folder = model_folder(name, cluster_of(cluster))
     first = model_at(folder, prompt=prompt, language=source)

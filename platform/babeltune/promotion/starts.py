@@ -10,7 +10,7 @@ from babeltune.data.starts import FETCHED, copy_start, digest_of_start, place_of
 from babeltune.errors import SpecError
 from babeltune.planning.starts import ALLOWED
 from babeltune.promotion.candidate import export_model, find_candidate
-from babeltune.promotion.promote import model_folder
+from babeltune.promotion.model_names import model_folder
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
 

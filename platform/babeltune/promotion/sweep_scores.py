@@ -9,8 +9,9 @@ from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
 from babeltune.promotion.compare import Cell, compare, said_of
+from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
-from babeltune.promotion.promote import Evaluated, Scoring, model_folder, score_model, trial_of, weights_of
+from babeltune.promotion.model_names import model_folder, trial_of
 from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
