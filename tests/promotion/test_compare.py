@@ -34,7 +34,7 @@ def judged(champion, challenger, tasks, rules=RULES, on="test", **more):
     other = {f"test/{name}": each for name, each in challenger.items()}
     if on == "dev":
         prefix, other = ({name.replace("test/", "dev/"): v for name, v in d.items()} for d in (prefix, other))
-    return compare(prefix, other, tasks, rules, name="models:/m@champion (version 3)", on=on, **more)
+    return compare((prefix, other), tasks, rules, name="models:/m@champion (version 3)", on=on, **more)
 
 
 def shares(generator, n, share):

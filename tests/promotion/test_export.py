@@ -16,6 +16,7 @@ from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, Pre
 from babeltune.errors import CheckpointError, TeacherError
 from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import SAFE, export, load_export
 from babeltune.schema.records import Student
 from waiting import PATIENCE_S
@@ -62,9 +63,7 @@ def ours(encoder, tokenizer, settings):
 
 
 def build(tokenizer, settings):
-    return build_student(
-        settings, vocabulary_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, teacher_dim=24, seed=1
-    )
+    return build_student(settings, Vocabulary(len(tokenizer), tokenizer.pad_token_id), teacher_dim=24, seed=1)
 
 
 @pytest.mark.trap(18, 21)

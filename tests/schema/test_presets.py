@@ -13,6 +13,7 @@ from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import student_parameters
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
@@ -78,7 +79,7 @@ def test_a_preset_may_be_overridden_field_by_field(tiny_file, tmp_path):
     sweep = read_sweep(tiny_file, assignments=given)
     student = make_trial(sweep, 0, {}).student
     assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 128, 4, 512)
-    encoder = build_student(student, vocabulary_size=1000, pad_token_id=0, teacher_dim=384, seed=0)
+    encoder = build_student(student, Vocabulary(1000, 0), teacher_dim=384, seed=0)
     assert encoder.backbone.config.num_attention_heads == 4
     (tmp_path / "again.yaml").write_text(spec_yaml(sweep), "utf-8")
     assert read_sweep(tmp_path / "again.yaml") == sweep, "as the plan prints it"
@@ -93,7 +94,7 @@ def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
     student = Student(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
     assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 4, 64)
     assert student.changed(preset="lealla-base").width == 192
-    encoder = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    encoder = build_student(student, Vocabulary(500, 0), teacher_dim=None, seed=0)
     config = encoder.backbone.config
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (3, 64, 64)
     assert config.num_attention_heads == 4

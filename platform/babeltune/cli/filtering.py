@@ -64,7 +64,7 @@ def filter_(
     """Keep the best pairs of a noisy corpus by margin, in nested subsets; with --train, translate with each."""
     from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus
     from babeltune.apps.filtering.translate import Recipe
-    from babeltune.apps.mining.mine import Settings
+    from babeltune.apps.mining.mine import Encoding, Settings
 
     if (train is None) != (test is None):
         raise SpecError("--train and --test go together: the model that is trained, and the pairs it is scored on")
@@ -81,10 +81,12 @@ def filter_(
         NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop"),
         out_,
         sizes_of(tokens),
-        lambda: models_of(model, cluster, prompt, source_language, target_language, target_model),
+        lambda: Encoding(
+            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
+            storage=mining_storage(cluster),
+            progress=meter(),
+        ),
         Settings(k=k, margin=margin),
-        mining_storage(cluster),
-        meter(),
         translation,
     )
     warn(

@@ -102,12 +102,14 @@ def mine(
     done = mining.mine(
         source,
         target,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        mining_storage(cluster),
-        meter(),
-        cluster=None if cluster is None else cluster_of(cluster),
+        mining.Encoding(
+            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
+            storage=mining_storage(cluster),
+            progress=meter(),
+            cluster=None if cluster is None else cluster_of(cluster),
+        ),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -137,11 +139,13 @@ def score(
 
     done = mining.score(
         pairs,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        mining_storage(cluster),
-        meter(),
+        mining.Encoding(
+            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
+            storage=mining_storage(cluster),
+            progress=meter(),
+        ),
         columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
@@ -170,15 +174,17 @@ def retrieve(
     as_json: Json = False,
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 where they are known."""
-    from babeltune.apps.mining import retrieval
+    from babeltune.apps.mining import mine, retrieval
 
     done = retrieval.retrieve(
         queries,
         candidates,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
-        mining_storage(cluster),
-        meter(),
+        mine.Encoding(
+            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
+            storage=mining_storage(cluster),
+            progress=meter(),
+        ),
         gold=gold,
         k=k,
         precision=precision,

@@ -30,6 +30,7 @@ from babeltune.models.dense import check_modules, has_pooler
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.models.hub import pooling_of, quiet
 from babeltune.models.static import StaticEncoder, is_static
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Evaluation, Student, Sweep, Trial
 from babeltune.training.batches import token_set
 
@@ -142,9 +143,7 @@ def load_export(folder: Path) -> tuple[Encoder | StaticEncoder, PreTrainedTokeni
         normalize="Normalize" in kinds,
         prompt=prompts[chosen] if chosen else "",
     )
-    encoder = build_student(
-        student, vocabulary_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, teacher_dim=None, seed=0
-    )
+    encoder = build_student(student, Vocabulary(len(tokenizer), tokenizer.pad_token_id), teacher_dim=None, seed=0)
     return encoder, tokenizer, student
 
 

@@ -115,7 +115,7 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         ]
         scored = rescore.scored(models, tasks, "dev", target=target)
     rules = spec.promotion
-    found = compare(scored["first"][1], scored["second"][1], tasks, rules, name=first, on="dev")
+    found = compare((scored["first"][1], scored["second"][1]), tasks, rules, name=first, on="dev")
     if not found.cells:
         raise SpecError(
             f"sweep {folder.id} has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"

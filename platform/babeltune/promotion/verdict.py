@@ -158,7 +158,7 @@ def against_baselines(
     rules, lines = candidate.sweep.promotion, []
     for key in baselines:
         row = key.removeprefix(BASELINE)
-        found = compare(scored[key][1], scored["model"][1], tasks, rules, name=row, on="test")
+        found = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
         for mean in found.overall:
             said = said_of(mean, rules.confidence)
             lines.append(
@@ -178,8 +178,7 @@ def contested(
 ) -> Decision:
     """The decision after the comparison with the champion; what was refused before stays refused."""
     contest = compare(
-        scored["champion"][1],
-        scored["model"][1],
+        (scored["champion"][1], scored["model"][1]),
         tasks,
         candidate.sweep.promotion,
         name=champion.name,
