@@ -67,7 +67,7 @@ class _SharedEncoding:
         self.on_all(stays)
 
     def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """[ids, dim] vectors of these texts, of which each rank encodes its part."""
+        """[ids, dim] vectors of these texts. Each rank encodes its part."""
         ranks, languages = self.ranks, self.prepared.text_languages()
         order = np.random.default_rng(0).permutation(len(ids))
         mine = ids[own_rows(order, ranks.rank, ranks.world)]
