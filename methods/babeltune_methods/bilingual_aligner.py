@@ -24,7 +24,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
@@ -124,17 +124,12 @@ class BilingualAligner(Method):
         """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators where `intra`."""
         config: Config = self.config
         total = batch.total
-        if total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        check_negatives(total)
         if batch.languages is None:
             raise TrainingError("bilingual_aligner needs the language of each sentence")
         e, z = (side.float() for side in encode_together(encode, batch.source, batch.target))
         x, y = self.aligned(e, batch.languages[:, 0]), self.aligned(z, batch.languages[:, 1])
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
 
         masked = config.reading == "fixed"
         left_out = [

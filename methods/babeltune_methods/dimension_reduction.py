@@ -20,13 +20,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.duplicates import check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import additive_margin
 
 
@@ -77,14 +75,9 @@ class DimensionReduction(Method):
         sum_{n != i} e^{s phi_in} )."""
         config: Config = self.config
         total = batch.total
-        if total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        check_negatives(total)
         x, y = (normalize(self.dense(e.float()), dim=1) for e in encode_together(encode, batch.source, batch.target))
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         settings = {"scale": config.scale, "margin": config.margin}
         left_out = [side.others(config.mask_duplicates) for side in (targets, sources)]
         forward = additive_margin(x, y, all_y, left_out[0], **settings) / total

@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.duplicates import check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
@@ -143,15 +143,11 @@ class Lealla(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total = batch.total
-        if config.alpha and total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        if config.alpha:
+            check_negatives(total)
         plain = [side.float() for side in encode_together(encode, batch.source, batch.target)]
         x, y = (normalize(side if self.down is None else self.down(side), dim=1) for side in plain)
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         terms: list[tuple[str, Tensor]] = []
         diagnostics = {"cosine": (x * y).sum().detach() / total}
         if config.alpha:

@@ -26,7 +26,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
-from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.masked_lm import MaskedLanguageHead
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
@@ -184,8 +184,8 @@ class MlCtl(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """L_CZ + alpha · L_MLM, L_MLM alone, or L_info in place of L_CZ."""
         config: Config = self.config
-        if config.contrasts and batch.total < 2:
-            raise TrainingError(f"a global batch of {batch.total} pair has no negatives; raise training.global_batch")
+        if config.contrasts:
+            check_negatives(batch.total)
         masked = [side for side in (batch.masked_source, batch.masked_target) if side is not None]
         clean = [batch.source, batch.target] if config.contrasts and config.resolved[2] == "clean" else []
         states = states_together(encode, *clean, *(side.tokens for side in masked))
@@ -225,11 +225,7 @@ class MlCtl(Method):
             normalize(self.contextual(*side), dim=1)
             for side in zip(states, (batch.source, batch.target), spans, strict=True)
         )
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         left_out = of_both_sides(sources, targets, config.reading == "fixed")
         anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
         info, candidates = "info" in config.variant, torch.cat([all_x, all_y])

@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.duplicates import Duplicates, everyone, negative_shares
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 if TYPE_CHECKING:
@@ -113,11 +113,7 @@ class TranslationRanking(Method):
             mined = " and no hard negative was found for it" if k else ""
             raise TrainingError(f"a global batch of {total} pair has no negatives{mined}; raise training.global_batch")
         s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
-        all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(s))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_s, all_t, sources, targets = everyone(s, t, batch, gather)
         masked = config.mask_duplicates
 
         hard = None

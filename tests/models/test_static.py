@@ -25,7 +25,7 @@ from babeltune.planning.availability import model_vocabulary, model_width
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial, preparations
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.promotion.export import export, export_trial, load_export
+from babeltune.promotion.export import export, export_trial
 from babeltune.schema.bounds import student_problems
 from babeltune.schema.records import Student, Training
 from babeltune.training import row_adam
@@ -34,6 +34,7 @@ from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.step import make_optimizers, make_train_step
 from every_method import SETTINGS, assignments
+from exports import load_export
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 

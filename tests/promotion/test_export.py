@@ -17,8 +17,9 @@ from babeltune.errors import CheckpointError, TeacherError
 from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.promotion.export import SAFE, export, load_export
+from babeltune.promotion.export import SAFE, export
 from babeltune.schema.records import Student
+from exports import load_export
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -225,8 +226,3 @@ def test_an_export_that_fails_leaves_nothing_behind(tokenizer, tmp_path):
     export(encoder, tokenizer, settings, tmp_path / "out" / "model")
     with pytest.raises(CheckpointError, match="exists already"):
         export(encoder, tokenizer, settings, tmp_path / "out" / "model")
-
-
-def test_a_folder_that_is_no_export_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"modules.json is missing"):
-        load_export(tmp_path)

@@ -19,12 +19,13 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_from, sweep_id
 from babeltune.planning.written import spec_yaml
-from babeltune.promotion.export import export, load_export
+from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS
 from babeltune.schema.records import Student, Teacher, trial_from
 from babeltune.training.batches import token_set
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.trainer import TrialTrainer
+from exports import load_export
 
 PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24, 256, 8, 1024)}
 """LEALLA, tables 1 and 7: layers, width, heads, feed-forward."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 
-from babeltune.schema.records import Goal, Scalar
+from babeltune.schema.base import number
+from babeltune.schema.records import Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
 
 
@@ -35,14 +36,9 @@ def interval(each: Standing) -> str:
     return "–" if each.interval is None else "{:.4f} to {:.4f}".format(*each.interval)
 
 
-def setting(value: Scalar) -> str:
-    """A searched value as short as it can be read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def settings(each: Standing) -> str:
     """All searched values of a trial."""
-    return ", ".join(f"{name}={setting(value)}" for name, value in each.row.params.items())
+    return ", ".join(f"{name}={number(value)}" for name, value in each.row.params.items())
 
 
 def duration(seconds: float | None) -> str:

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
 from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
 from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped
 from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
 from babeltune.sweep_report.record import Standing, SweepReport
 from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, svg_of
-from babeltune.sweep_report.words import score, setting, short
+from babeltune.sweep_report.words import score, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ def what_mattered(report: SweepReport, most: int) -> Section | None:
         (
             each.row.name,
             score(each.value),
-            *(setting(each.row.params[name]) if name in each.row.params else "–" for name in names),
+            *(number(each.row.params[name]) if name in each.row.params else "–" for name in names),
         )
         for each in scored
     )
