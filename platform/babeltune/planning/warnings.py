@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
@@ -185,24 +185,20 @@ def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | Non
 def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int]) -> Iterator[str]:
     """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
     from babeltune.planning.parameters import values_of
-
-    def largest(name: str, own: int) -> int:
-        parameter = sweep.parameters.get(name)
-        values: list[Any] = [own] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
-        return int(max(values))
+    from babeltune.planning.space import largest
 
     total, size = sum(pairs.values()), max(pairs.values(), default=0)
     batches = {sweep.data.sampling.batches} | set(
         values_of(sweep.parameters["data.sampling.batches"], 0) if "data.sampling.batches" in sweep.parameters else ()
     )
-    most, batch = (total if "mixed" in batches else size), largest("training.global_batch", sweep.training.global_batch)
+    most, batch = (total if "mixed" in batches else size), largest(sweep, "global_batch")
     if batch > most:
         yield (
             f"training.global_batch {batch:,} is more than the {most:,} pairs that one batch can hold "
             f"({'all' if 'mixed' in batches else 'of the largest language pair'}): batches are no larger, and fewer "
             "negatives; lower it, or give more text"
         )
-    seen = largest("training.pairs", sweep.training.pairs)
+    seen = largest(sweep, "pairs")
     if sweep.budget.unit == "pairs" and seen > MANY_EPOCHS * total:
         yield (
             f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "

@@ -1,4 +1,4 @@
-"""Any model on the dev or sealed test sets of a file: `evaluate MODEL --with FILE`.
+"""Scores a model on the dev or sealed test sets of a file: `evaluate MODEL --with FILE`.
 
 A fresh process scores, as in promotion. Opening sealed tests is recorded.
 """

@@ -1,4 +1,4 @@
-"""Any model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
+"""Scores a model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
@@ -117,21 +116,18 @@ def sealed_chart(caption: Caption, pairs: Sequence[Paired]) -> str:
         for place, pair in enumerate(shown):
             if pair.dev is not None:
                 axes.plot((pair.dev, pair.sealed), (place, place), color=FAINT, linewidth=2, zorder=1)
-        kinds: list[tuple[str, list[float | None], dict[str, Any]]] = [
-            ("dev", [p.dev for p in shown], {"marker": "o", "color": SERIES[0], "markerfacecolor": "none"}),
-            ("sealed test", [p.sealed for p in shown], {"marker": "D", "color": SERIES[0]}),
-            (
-                "sealed test, untrained",
-                [p.untrained for p in shown],
-                {"marker": "s", "color": INK, "fillstyle": "none"},
-            ),
-            ("chance", [p.chance for p in shown], {"marker": "|", "color": MUTED}),
+        kinds: list[tuple[str, list[float | None], str, str, str]] = [
+            ("dev", [p.dev for p in shown], "o", SERIES[0], "none"),
+            ("sealed test", [p.sealed for p in shown], "D", SERIES[0], SERIES[0]),
+            ("sealed test, untrained", [p.untrained for p in shown], "s", INK, "none"),
+            ("chance", [p.chance for p in shown], "|", MUTED, MUTED),
         ]
-        for label, values, style in kinds:
+        for label, values, marker, color, face in kinds:
             found = [(value, place) for place, value in enumerate(values) if value is not None]
             if found:
                 xs, ys = zip(*found, strict=True)
-                axes.plot(xs, ys, linestyle="none", markersize=8, markeredgewidth=1.8, label=label, **style)
+                (line,) = axes.plot(xs, ys, linestyle="none", marker=marker, color=color, label=label)
+                line.set(markersize=8, markeredgewidth=1.8, markerfacecolor=face)
         axes.set_yticks(range(len(shown)), [clipped(pair.name, 34) for pair in shown])
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from babeltune.schema.base import number
 from babeltune.schema.records import Scalar
@@ -161,11 +161,11 @@ def parallel_chart(
         axes.set_axis_off()
         heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]
         for index, each in reversed(list(enumerate(shown))):
-            line: dict[str, Any] = {"color": FAINT, "linewidth": 1, "zorder": 2}
+            (line,) = axes.plot(range(len(columns)), [column[index] for column in heights], color=FAINT, linewidth=1)
+            line.set_zorder(2)
             if index < NAMED:
-                line = {"color": SERIES[index], "linestyle": DASHES[index], "label": each.row.name, "zorder": 9 - index}
-                line |= {"linewidth": 2.6 if index == 0 else 1.5}
-            axes.plot(range(len(columns)), [column[index] for column in heights], **line)
+                line.set(color=SERIES[index], linestyle=DASHES[index], label=each.row.name, zorder=9 - index)
+                line.set_linewidth(2.6 if index == 0 else 1.5)
         axes.set_xlim(-0.3, len(columns) - 0.4)
         axes.set_ylim(-0.22, 1.2)
         handles, labels = axes.get_legend_handles_labels()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped, named_lines, thousands
 from babeltune.sweep_report.document import Block, Figure, Items, Section, Table, Text
 from babeltune.sweep_report.record import Curve, Diagnostic, SweepReport
 from babeltune.sweep_report.svg import FAINT, MUTED, drawing, svg_of
 from babeltune.sweep_report.words import short
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 
 def _course(report: SweepReport) -> str:
@@ -126,7 +129,7 @@ def diagnostics_chart(caption: Caption, diagnostics: Sequence[Diagnostic], named
             axes.set_xlabel(x_label, fontsize=9)
         for axes in grid.flat[len(diagnostics) :]:
             axes.set_visible(False)
-        handles: dict[str, Any] = {}
+        handles: dict[str, Artist] = {}
         for axes in grid.flat:
             found, labels = axes.get_legend_handles_labels()
             handles |= dict(zip(labels, found, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from babeltune.sweep.state.examples import Examples, ExampleSentence, Similarities
 from babeltune.sweep_report.charts import WIDTH, Caption, clipped
@@ -98,13 +98,9 @@ def _heat(axes: Axes, values: Sequence[Sequence[float]]) -> None:
         for column, value in enumerate(line):
             if (strength := min(1.0, max(0.0, value))) >= 0.005:
                 place = (column + 0.5, row + 0.5)
-                style: dict[str, Any] = {
-                    "color": SERIES[0],
-                    "alpha": round(strength, 2),
-                    "linewidth": 0,
-                    "clip_on": False,
-                }
-                axes.add_patch(Rectangle(place, 1, 1, **style))
+                axes.add_patch(
+                    Rectangle(place, 1, 1, color=SERIES[0], alpha=round(strength, 2), linewidth=0, clip_on=False)
+                )
     axes.set_xlim(0.5, size + 0.5)
     axes.set_ylim(size + 0.5, 0.5)
     axes.set_aspect("equal")
