@@ -13,7 +13,6 @@ language has a small network on top of it, and the two are trained to put transl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -24,6 +23,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.tiled_contrastive import additive_margin
 
@@ -57,17 +57,12 @@ class Config:
     names NT-Xent, which has them; the authors' code has not."""
 
     def __post_init__(self) -> None:
-        if self.depth not in (-1, 0, 1, 2):
-            raise ValueError(f"depth is {self.depth}; allowed: -1, 0, 1, 2")
-        for field in ("hidden", "output"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        one_of(self, depth=(-1, 0, 1, 2))
+        at_least(self, 1, "hidden", "output")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if self.reading not in ("paper", "authors_code", "fixed"):
-            raise ValueError(f"reading is {self.reading!r}; allowed: paper, authors_code, fixed")
+        above_zero(self, "temperature")
+        one_of(self, reading=("paper", "authors_code", "fixed"))
 
     @classmethod
     def paper(cls) -> Config:

@@ -15,7 +15,6 @@ LEALLA's synchronized variant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.checks import above_zero, at_least
 from babeltune.method.duplicates import check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import additive_margin
 
@@ -42,10 +42,8 @@ class Config:
     """Repeats of a row's positive are no negatives: ours. The paper does not mask."""
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ValueError(f"dim is {self.dim}; it must be at least 1")
-        if not (self.scale > 0 and math.isfinite(self.scale)):
-            raise ValueError(f"scale is {self.scale}; it must be above 0")
+        at_least(self, 1, "dim")
+        above_zero(self, "scale")
         if not 0 <= self.margin < 2:
             raise ValueError(f"margin is {self.margin}; it is a difference of cosines, 0 up to 2")
 

@@ -16,7 +16,6 @@ where a small batch is easy. Masked language modelling goes on beside it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +25,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
+from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.masked_lm import MaskedLanguageHead
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
@@ -74,19 +74,9 @@ class Config:
     """Share of the tokens that are chosen for it (the authors' code: 0.15; not printed)."""
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("variant", VARIANTS),
-            ("reading", tuple(READINGS)),
-            ("cl_input", (None, "clean", "masked")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(filter(None, allowed))}")
-        for field in ("temperature", "pool_scale"):
-            value = getattr(self, field)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be above 0")
-        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"alpha is {self.alpha}; it must be 0 or more")
+        one_of(self, variant=VARIANTS, reading=tuple(READINGS), cl_input=(None, "clean", "masked"))
+        above_zero(self, "temperature", "pool_scale")
+        at_least(self, 0, "alpha")
         if not 0 < self.p < 1:
             raise ValueError(f"p is {self.p}; it is a share of the tokens, above 0 and below 1")
 

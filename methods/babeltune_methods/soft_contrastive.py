@@ -26,6 +26,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
+from babeltune.method.checks import above_zero, one_of
 from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import Labels, soft_labels, tiled_cross_entropy
 
@@ -63,16 +64,8 @@ class Config:
     without `tcm`, it has none; nor in the `authors_code` reading."""
 
     def __post_init__(self) -> None:
-        for field in ("temperature", "teacher_temperature", "lambda_cross"):
-            value = getattr(self, field)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be above 0")
-        for field, allowed in (
-            ("labels", ("priority", "average", "hard")),
-            ("reading", ("paper", "authors_code", "fixed")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+        above_zero(self, "temperature", "teacher_temperature", "lambda_cross")
+        one_of(self, labels=("priority", "average", "hard"), reading=("paper", "authors_code", "fixed"))
 
     @classmethod
     def paper(cls) -> Config:

@@ -12,7 +12,6 @@ hard negatives. These are sentences that a teacher finds close to the translatio
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +21,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.duplicates import Duplicates, everyone, negative_shares
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
@@ -47,12 +47,9 @@ class Config:
     """Repeats of a row's positive are no negatives: ours. The papers do not mask."""
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if self.direction not in ("forward", "both"):
-            raise ValueError(f"direction is {self.direction!r}; allowed: forward, both")
-        if self.hard_negatives < 0:
-            raise ValueError(f"hard_negatives is {self.hard_negatives}; it must be 0 or more")
+        above_zero(self, "temperature")
+        one_of(self, direction=("forward", "both"))
+        at_least(self, 0, "hard_negatives")
         if not -1 < self.hard_negatives_below <= 1:
             raise ValueError(
                 f"hard_negatives_below is {self.hard_negatives_below}; it is a cosine, above -1 and up to 1"
