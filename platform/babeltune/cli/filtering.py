@@ -19,9 +19,7 @@ from babeltune.cli.mining import (
     Target,
     TargetModel,
     columns_of,
-    meter,
-    mining_storage,
-    models_of,
+    encoding_of,
 )
 from babeltune.errors import SpecError
 
@@ -64,7 +62,7 @@ def filter_(
     """Keep the best pairs of a noisy corpus by margin, in nested subsets; with --train, translate with each."""
     from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus
     from babeltune.apps.filtering.translate import Recipe
-    from babeltune.apps.mining.mine import Encoding, Settings
+    from babeltune.apps.mining.mine import Settings
 
     if (train is None) != (test is None):
         raise SpecError("--train and --test go together: the model that is trained, and the pairs it is scored on")
@@ -81,11 +79,7 @@ def filter_(
         NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop"),
         out_,
         sizes_of(tokens),
-        lambda: Encoding(
-            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
-            storage=mining_storage(cluster),
-            progress=meter(),
-        ),
+        lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         Settings(k=k, margin=margin),
         translation,
     )

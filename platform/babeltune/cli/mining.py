@@ -16,6 +16,7 @@ from babeltune.errors import SpecError
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
+    from babeltune.apps.mining.mine import Encoding
     from babeltune.apps.mining.vectors import Model
 
 EVERY = 5.0
@@ -104,12 +105,7 @@ def mine(
         target,
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        mining.Encoding(
-            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
-            storage=mining_storage(cluster),
-            progress=meter(),
-            cluster=None if cluster is None else cluster_of(cluster),
-        ),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -141,11 +137,7 @@ def score(
         pairs,
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        mining.Encoding(
-            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
-            storage=mining_storage(cluster),
-            progress=meter(),
-        ),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
@@ -174,17 +166,13 @@ def retrieve(
     as_json: Json = False,
 ) -> None:
     """Find the candidates nearest to each query, and the precision at 1 where they are known."""
-    from babeltune.apps.mining import mine, retrieval
+    from babeltune.apps.mining import retrieval
 
     done = retrieval.retrieve(
         queries,
         candidates,
         out_,
-        mine.Encoding(
-            models=models_of(model, cluster, prompt, source_language, target_language, target_model),
-            storage=mining_storage(cluster),
-            progress=meter(),
-        ),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         gold=gold,
         k=k,
         precision=precision,
@@ -246,6 +234,27 @@ def models_of(
             "they do not compare; name two models of one dimension"
         )
     return first, second
+
+
+def encoding_of(
+    model: str,
+    cluster: str | None,
+    prompt: str | None,
+    source: str | None,
+    target: str | None,
+    target_model: str | None,
+    *,
+    spread: bool = False,
+) -> Encoding:
+    """The models of a command with their storage. With `spread` a cluster that is named does the work."""
+    from babeltune.apps.mining.mine import Encoding
+
+    return Encoding(
+        models=models_of(model, cluster, prompt, source, target, target_model),
+        storage=mining_storage(cluster),
+        progress=meter(),
+        cluster=cluster_of(cluster) if spread and cluster is not None else None,
+    )
 
 
 def mining_storage(cluster: str | None) -> Path:
