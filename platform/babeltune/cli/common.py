@@ -151,5 +151,5 @@ def not_running(sweep: str, state: str, more: str = "") -> SweepError:
 
 
 def with_cluster(file: str | None) -> str:
-    """What a suggested command needs to find the sweep again."""
+    """The option ` --cluster FILE` for a command in a message; empty for this machine."""
     return f" --cluster {shlex.quote(file)}" if file else ""

@@ -82,8 +82,8 @@ def check_negatives(total: int) -> None:
 
 
 def of_both_sides(first: Duplicates, second: Duplicates, masked: bool) -> Duplicates:
-    """Of candidates on both sides, the first's and then the second's, leaves out each row's own pair and (`masked`)
-    the repeats of its two texts."""
+    """The candidates that a row leaves out if both sides are candidates, the first side's before the second's. These
+    are its own pair and, if `masked`, the repeats of its two texts."""
     sides = [side.others(masked) for side in (first, second)]
     own = torch.stack([side.own for side in sides], dim=1)
     return Duplicates(own, torch.cat([side.everyone for side in sides]), first.offset, positives=True)

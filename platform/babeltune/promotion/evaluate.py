@@ -110,7 +110,7 @@ def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str
 
 
 def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
-    """The scores, made in a fresh process; sealed sets are recorded as opened."""
+    """Scores a model in a fresh process. Before that, the opening of sealed sets is recorded."""
     words, target = list(asked.warnings), asked.target
     with weights_of(asked, view) as (who, folder), FreshScorer() as rescore:
         words += trained_on(asked.model, asked.trial, asked.tasks, view, folder)
