@@ -13,25 +13,14 @@ import torch
 
 from babeltune.errors import MethodError
 from babeltune.method import Method, Needs
-from babeltune.planning.availability import (
-    model_width,
-)
+from babeltune.planning.availability import model_width
 from babeltune.planning.goals import goal_problems
-from babeltune.planning.languages import (
-    languages,
-    taught_languages,
-    taught_pairs,
-)
+from babeltune.planning.languages import languages, taught_languages, taught_pairs
 from babeltune.planning.model_checks import model_files, right_models, unused_student
 from babeltune.planning.name_checks import name_problems
 from babeltune.planning.parameters import is_bare, values_of
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.planning.space import (
-    config_for,
-    configurations,
-    frozen_only,
-    possible_needs,
-)
+from babeltune.planning.space import config_for, configurations, frozen_only, possible_needs
 from babeltune.planning.value_checks import blamed, student_with, value_problems
 from babeltune.schema.base import record_from
 from babeltune.schema.bounds import Key, Problem

@@ -10,18 +10,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from babeltune.models.hub import ROUTED
-from babeltune.planning.availability import (
-    is_at_hand,
-    model_dense,
-    model_modules,
-    model_pooling,
-    model_positions,
-)
-from babeltune.planning.languages import (
-    right_languages,
-    task_languages,
-    taught_languages,
-)
+from babeltune.planning.availability import is_at_hand, model_dense, model_modules, model_pooling, model_positions
+from babeltune.planning.languages import right_languages, task_languages, taught_languages
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe
 from babeltune.schema.languages import script_of

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from babeltune.data.eval_sets import EvalRows, read_eval, subsets
@@ -17,7 +16,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.errors import SpecError
 from babeltune.planning.model_checks import right_model_problems
 from babeltune.planning.sweep_file import read_data, read_teacher
-from babeltune.promotion.candidate import Candidate, export_model
+from babeltune.promotion.candidate import Candidate, exported
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
 from babeltune.promotion.gates import Scores
 from babeltune.promotion.model_names import model_folder, trial_of
@@ -131,12 +130,8 @@ def weights_of(asked: Scoring, view: StorageView) -> Iterator[tuple[str, str]]:
     if trial is None:
         yield asked.model, model_folder(asked.model, view.cluster)
         return
-    view.bring(trial.folder, trial.trial.number, trial.report.index, trial.prepared)
-    drafts = view.folder / "evaluations"
-    drafts.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{trial.folder.id}-{trial.name}-", dir=drafts) as draft:
-        export_model(trial, Path(draft) / "model")
-        yield f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(Path(draft) / "model")
+    with exported(trial, view, view.folder / "evaluations") as folder:
+        yield f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(folder)
 
 
 def _teacher_for(
