@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from babeltune.data.prepared import TextTask
-from babeltune.evaluation.bitext import bitext_accuracy
 from babeltune.evaluation.evaluate import Lookup, evaluate
 from babeltune.evaluation.sts import paired_cosine, spearman
 from babeltune.promotion.compare import compare, outcomes
 from babeltune.promotion.sealed_test_log import Openings
 from babeltune.schema.records import Promotion
+from bitexts import bitext_accuracy
 
 RULES = Promotion(resamples=1000)
 
