@@ -52,33 +52,43 @@ def task_problems(key: Key, task: Task, data: Data) -> Iterator[Problem]:
         yield from mining_problems(key, task)
     elif task.task == "retrieval":
         yield from retrieval_problems(key, task)
-    elif task.task != "sts":
-        if task.source is None:
-            yield key, f"{task.task} task {task.name!r} needs a source"
-        elif task.source.format in ("pivot", "translate"):
-            words = f"{task.source.format!r} is for training; give the task files that hold the languages"
-            yield (*key, "source", "format"), words
-        else:
-            yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
-            if task.task != "bitext":
-                yield from clustering_problems((*key, "source"), task.source)
-            if task.task == "transfer" and task.language not in languages(task.source, {}):
-                known = languages(task.source, {})
-                yield (
-                    (*key, "language"),
-                    f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
-                    f"allowed: {', '.join(known)}{nearest(task.language or '', known)}",
-                )
-        if task.path is not None or (task.language is not None and task.task != "transfer"):
-            yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
-        if task.augmented is not None:
-            yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
+    elif task.task == "sts":
+        yield from sts_problems(key, task)
     else:
-        if (task.path is None) == (task.source is None) or task.language is None:
-            both = "; it has both" if task.path is not None and task.source is not None else ""
-            yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
-        elif task.source is not None:
-            yield from graded_problems((*key, "source"), task, task.source)
+        yield from labelled_problems(key, task)
+
+
+def labelled_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """A bitext, or texts with labels to cluster or to learn."""
+    if task.source is None:
+        yield key, f"{task.task} task {task.name!r} needs a source"
+    elif task.source.format in ("pivot", "translate"):
+        words = f"{task.source.format!r} is for training; give the task files that hold the languages"
+        yield (*key, "source", "format"), words
+    else:
+        yield from source_problems((*key, "source"), task.source, {}, least=2 if task.task == "bitext" else 1)
+        if task.task != "bitext":
+            yield from clustering_problems((*key, "source"), task.source)
+        if task.task == "transfer" and task.language not in languages(task.source, {}):
+            known = languages(task.source, {})
+            yield (
+                (*key, "language"),
+                f"{task.language!r} is not a language of {task.source.name!r}, to learn from; "
+                f"allowed: {', '.join(known)}{nearest(task.language or '', known)}",
+            )
+    if task.path is not None or (task.language is not None and task.task != "transfer"):
+        yield key, f"{task.task} task {task.name!r} takes its rows from `source`; remove `path` and `language`"
+    if task.augmented is not None:
+        yield from source_problems((*key, "augmented"), task.augmented, {}, least=1)
+
+
+def sts_problems(key: Key, task: Task) -> Iterator[Problem]:
+    """Graded pairs of sentences, from a file in SemEval's layout or from a source."""
+    if (task.path is None) == (task.source is None) or task.language is None:
+        both = "; it has both" if task.path is not None and task.source is not None else ""
+        yield key, f"STS task {task.name!r} needs a language, and either a path or a source{both}"
+    elif task.source is not None:
+        yield from graded_problems((*key, "source"), task, task.source)
 
 
 ONLY = {
