@@ -31,6 +31,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.encoder import build_student, encode_all
 from babeltune.models.hub import BUNDLED, model_folder
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Data, Source, Student, Task
 from benchmarks.mteb_tasks import as_mteb, run
 from benchmarks.race import options, race, verdict
@@ -86,8 +87,7 @@ class Ours:
         self.student, self.tokenizer = Student(model=folder, max_tokens=model.max_seq_length), model.tokenizer
         self.encoder = build_student(
             self.student,
-            vocabulary_size=len(self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id,
+            Vocabulary(len(self.tokenizer), self.tokenizer.pad_token_id),
             teacher_dim=None,
             seed=0,
         )

@@ -186,7 +186,7 @@ def memory() -> dict[int, int]:
 def mined_text(count: int, model: str | None) -> dict[str, Any]:
     """Mines known pairs with English end to end, French ones first: seconds, memory, recall and precision, and the
     recall of LASER's steps on vectors of the same model."""
-    from babeltune.apps.mining.mine import Settings, mine
+    from babeltune.apps.mining.mine import Encoding, Settings, mine
     from babeltune.apps.mining.vectors import model_at
     from babeltune.models.hub import BUNDLED, model_folder
 
@@ -205,11 +205,9 @@ def mined_text(count: int, model: str | None) -> dict[str, Any]:
         done = mine(
             folder / "sources",
             folder / "targets",
-            (chosen, chosen),
             folder / "out.tsv",
             Settings(),
-            folder,
-            lambda *_: None,
+            Encoding(models=(chosen, chosen), storage=folder, progress=lambda *_: None),
         )
         seconds = time.monotonic() - started
         rows = [line.split("\t")[1:] for line in (folder / "out.tsv").read_text(encoding="utf-8").splitlines()]

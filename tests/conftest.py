@@ -359,5 +359,6 @@ def one_scoring_process():
     from babeltune.promotion.fresh_scorer import FreshScorer
 
     with FreshScorer() as warm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("babeltune.promotion.promote.FreshScorer", lambda: nullcontext(warm))
+        for module in ("promote", "evaluate"):
+            patch.setattr(f"babeltune.promotion.{module}.FreshScorer", lambda: nullcontext(warm))
         yield

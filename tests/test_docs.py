@@ -126,6 +126,14 @@ def prose(text):
                 yield sentence.strip(), len(words)
 
 
+def test_a_module_that_the_architecture_names_exists():
+    """The map of the code stays true when files move."""
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", TEXTS["docs/architecture.md"].split("## Life of a trial")[0])
+    assert len(named) > 30
+    for name in named:
+        assert (ROOT / "platform/babeltune" / name).exists() or (ROOT / name).is_dir(), name
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_no_sentence_is_too_long(name):
     long = [f"{count}: {sentence}" for sentence, count in prose(TEXTS[name]) if count > LONGEST]

@@ -24,8 +24,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Kernel, Matern, WhiteKernel
 from sklearn.model_selection import KFold
 
+from babeltune.planning.parameters import ordered
 from babeltune.planning.rules import kind_of
-from babeltune.planning.space import ordered, sample
+from babeltune.planning.space import sample
 from babeltune.schema.records import Parameter, Scalar, Sweep
 from babeltune.training.compute import Work
 

@@ -13,7 +13,6 @@ language has a small network on top of it, and the two are trained to put transl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -24,7 +23,8 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.checks import above_zero, at_least, one_of
+from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
@@ -57,17 +57,12 @@ class Config:
     names NT-Xent, which has them; the authors' code has not."""
 
     def __post_init__(self) -> None:
-        if self.depth not in (-1, 0, 1, 2):
-            raise ValueError(f"depth is {self.depth}; allowed: -1, 0, 1, 2")
-        for field in ("hidden", "output"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        one_of(self, depth=(-1, 0, 1, 2))
+        at_least(self, 1, "hidden", "output")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if self.reading not in ("paper", "authors_code", "fixed"):
-            raise ValueError(f"reading is {self.reading!r}; allowed: paper, authors_code, fixed")
+        above_zero(self, "temperature")
+        one_of(self, reading=("paper", "authors_code", "fixed"))
 
     @classmethod
     def paper(cls) -> Config:
@@ -124,17 +119,12 @@ class BilingualAligner(Method):
         """(CE(S, diagonal) + CE(S^T, diagonal)) / 2, with x_i . x_j and y_i . y_j in the denominators where `intra`."""
         config: Config = self.config
         total = batch.total
-        if total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        check_negatives(total)
         if batch.languages is None:
             raise TrainingError("bilingual_aligner needs the language of each sentence")
         e, z = (side.float() for side in encode_together(encode, batch.source, batch.target))
         x, y = self.aligned(e, batch.languages[:, 0]), self.aligned(z, batch.languages[:, 1])
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
 
         masked = config.reading == "fixed"
         left_out = [

@@ -15,18 +15,16 @@ LEALLA's synchronized variant.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.checks import above_zero, at_least
+from babeltune.method.duplicates import check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import additive_margin
 
 
@@ -44,10 +42,8 @@ class Config:
     """Repeats of a row's positive are no negatives: ours. The paper does not mask."""
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise ValueError(f"dim is {self.dim}; it must be at least 1")
-        if not (self.scale > 0 and math.isfinite(self.scale)):
-            raise ValueError(f"scale is {self.scale}; it must be above 0")
+        at_least(self, 1, "dim")
+        above_zero(self, "scale")
         if not 0 <= self.margin < 2:
             raise ValueError(f"margin is {self.margin}; it is a difference of cosines, 0 up to 2")
 
@@ -77,14 +73,9 @@ class DimensionReduction(Method):
         sum_{n != i} e^{s phi_in} )."""
         config: Config = self.config
         total = batch.total
-        if total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        check_negatives(total)
         x, y = (normalize(self.dense(e.float()), dim=1) for e in encode_together(encode, batch.source, batch.target))
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         settings = {"scale": config.scale, "margin": config.margin}
         left_out = [side.others(config.mask_duplicates) for side in (targets, sources)]
         forward = additive_margin(x, y, all_y, left_out[0], **settings) / total

@@ -18,7 +18,6 @@ The paper translates x into y, and its teacher knows y: here y is the source, th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +27,7 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.checks import above_zero, at_least, one_of
 from babeltune.method.duplicates import negative_shares, occurrences
 from babeltune.method.masked_lm import MaskedLanguageHead
 from babeltune.method.negative_queue import Filter, Queue, equal_m, log_sums
@@ -69,21 +69,13 @@ class Config:
     """Candidates with the positive's own text are no negatives: ours. The paper does not say; `paper()` masks none."""
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("variant", ("laser3", "co", "co_filter", "in_batch")),
-            ("denominator", ("alg1", "eq1")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
+        one_of(self, variant=("laser3", "co", "co_filter", "in_batch"), denominator=("alg1", "eq1"))
+        above_zero(self, "temperature")
         if not 1 <= self.queue <= 65_536:
             raise ValueError(f"queue is {self.queue}; it must be 1 to 65536 entries")
         if not -1 < self.sigma <= 1:
             raise ValueError(f"sigma is {self.sigma}; it is a cosine, above -1 and up to 1")
-        for field in ("self_weight", "mask_weight"):
-            if not (getattr(self, field) >= 0 and math.isfinite(getattr(self, field))):
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be 0 or more")
+        at_least(self, 0, "self_weight", "mask_weight")
 
     @classmethod
     def paper(cls) -> Config:

@@ -23,7 +23,6 @@ them down to those of AMS and LD. In `synchronized` the teacher's vectors have t
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +33,8 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import EVERY, Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.checks import above_zero, at_least, one_of
+from babeltune.method.duplicates import check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import additive_margin
 
 if TYPE_CHECKING:
@@ -75,28 +75,20 @@ class Config:
     """Repeats of a row's positive are no negatives: ours. The paper does not mask."""
 
     def __post_init__(self) -> None:
-        for field in ("alpha", "beta", "gamma"):
-            value = getattr(self, field)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be 0 or more")
-        if self.embedding < 1:
-            raise ValueError(f"embedding is {self.embedding}; it must be at least 1")
+        at_least(self, 0, "alpha", "beta", "gamma")
+        at_least(self, 1, "embedding")
         if not self.alpha and not self.beta and not self.gamma:
             raise ValueError("alpha, beta and gamma are all 0; at least one term must have a weight")
-        for field in ("scale", "temperature"):
-            value = getattr(self, field)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be above 0")
+        above_zero(self, "scale", "temperature")
         if not 0 <= self.margin < 2:
             raise ValueError(f"margin is {self.margin}; it is a difference of cosines, 0 up to 2")
-        for field, allowed in (
-            ("variant", ("standard", "distillation_first", "synchronized")),
-            ("reduction", ("mean", "sum")),
-            ("temperature_mode", ("multiply", "divide")),
-            ("head_input", ("normalized", "plain")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+        one_of(
+            self,
+            variant=("standard", "distillation_first", "synchronized"),
+            reduction=("mean", "sum"),
+            temperature_mode=("multiply", "divide"),
+            head_input=("normalized", "plain"),
+        )
 
     @classmethod
     def paper(cls) -> Config:
@@ -143,15 +135,11 @@ class Lealla(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         config: Config = self.config
         total = batch.total
-        if config.alpha and total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        if config.alpha:
+            check_negatives(total)
         plain = [side.float() for side in encode_together(encode, batch.source, batch.target)]
         x, y = (normalize(side if self.down is None else self.down(side), dim=1) for side in plain)
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         terms: list[tuple[str, Tensor]] = []
         diagnostics = {"cosine": (x * y).sum().detach() / total}
         if config.alpha:

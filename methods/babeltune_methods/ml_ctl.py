@@ -16,7 +16,6 @@ where a small batch is easy. Masked language modelling goes on beside it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +25,8 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Masked, Method, Needs, Tokens, states_together
-from babeltune.method.duplicates import Duplicates, negative_shares, of_both_sides
+from babeltune.method.checks import above_zero, at_least, one_of
+from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares, of_both_sides
 from babeltune.method.masked_lm import MaskedLanguageHead
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
@@ -74,19 +74,9 @@ class Config:
     """Share of the tokens that are chosen for it (the authors' code: 0.15; not printed)."""
 
     def __post_init__(self) -> None:
-        for field, allowed in (
-            ("variant", VARIANTS),
-            ("reading", tuple(READINGS)),
-            ("cl_input", (None, "clean", "masked")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(filter(None, allowed))}")
-        for field in ("temperature", "pool_scale"):
-            value = getattr(self, field)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be above 0")
-        if not (self.alpha >= 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"alpha is {self.alpha}; it must be 0 or more")
+        one_of(self, variant=VARIANTS, reading=tuple(READINGS), cl_input=(None, "clean", "masked"))
+        above_zero(self, "temperature", "pool_scale")
+        at_least(self, 0, "alpha")
         if not 0 < self.p < 1:
             raise ValueError(f"p is {self.p}; it is a share of the tokens, above 0 and below 1")
 
@@ -184,8 +174,8 @@ class MlCtl(Method):
     def loss(self, encode: Encode, batch: Batch, gather: Gather) -> Loss:
         """L_CZ + alpha · L_MLM, L_MLM alone, or L_info in place of L_CZ."""
         config: Config = self.config
-        if config.contrasts and batch.total < 2:
-            raise TrainingError(f"a global batch of {batch.total} pair has no negatives; raise training.global_batch")
+        if config.contrasts:
+            check_negatives(batch.total)
         masked = [side for side in (batch.masked_source, batch.masked_target) if side is not None]
         clean = [batch.source, batch.target] if config.contrasts and config.resolved[2] == "clean" else []
         states = states_together(encode, *clean, *(side.tokens for side in masked))
@@ -225,11 +215,7 @@ class MlCtl(Method):
             normalize(self.contextual(*side), dim=1)
             for side in zip(states, (batch.source, batch.target), spans, strict=True)
         )
-        all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(x))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_x, all_y, sources, targets = everyone(x, y, batch, gather)
         left_out = of_both_sides(sources, targets, config.reading == "fixed")
         anchors = [(x, y), (y, x)] if config.resolved[1] else [(x, y)]
         info, candidates = "info" in config.variant, torch.cat([all_x, all_y])

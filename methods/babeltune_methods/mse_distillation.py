@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
+from babeltune.method.checks import above_zero
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -34,8 +35,7 @@ class Config:
     never see."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < float("inf"):
-            raise ValueError(f"scale is {self.scale}; it must be above 0")
+        above_zero(self, "scale")
 
     @classmethod
     def paper(cls) -> Config:

@@ -26,7 +26,8 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, TeacherVectors, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.checks import above_zero, one_of
+from babeltune.method.duplicates import Duplicates, check_negatives, everyone, negative_shares
 from babeltune.method.tiled_contrastive import Labels, soft_labels, tiled_cross_entropy
 
 if TYPE_CHECKING:
@@ -63,16 +64,8 @@ class Config:
     without `tcm`, it has none; nor in the `authors_code` reading."""
 
     def __post_init__(self) -> None:
-        for field in ("temperature", "teacher_temperature", "lambda_cross"):
-            value = getattr(self, field)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{field} is {value}; it must be above 0")
-        for field, allowed in (
-            ("labels", ("priority", "average", "hard")),
-            ("reading", ("paper", "authors_code", "fixed")),
-        ):
-            if getattr(self, field) not in allowed:
-                raise ValueError(f"{field} is {getattr(self, field)!r}; allowed: {', '.join(allowed)}")
+        above_zero(self, "temperature", "teacher_temperature", "lambda_cross")
+        one_of(self, labels=("priority", "average", "hard"), reading=("paper", "authors_code", "fixed"))
 
     @classmethod
     def paper(cls) -> Config:
@@ -225,15 +218,11 @@ class SoftContrastive(Method):
         """L = lambda · L_cross + L_mono, or L_cross alone."""
         config: Config = self.config
         total = batch.total
-        if total < 2:
-            raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+        check_negatives(total)
         label_tau = config.teacher_temperature or config.temperature
         w = self.weights(batch, gather, label_tau)
         f_s, f_t = (normalize(side.float(), dim=1) for side in encode_together(encode, batch.source, batch.target))
-        all_s, all_t = gather(torch.cat([f_s, f_t], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        sources = Duplicates(batch.source_ids, all_source, gather.offset(len(f_s)))
-        targets = Duplicates(batch.target_ids, all_target, sources.offset)
+        all_s, all_t, sources, targets = everyone(f_s, f_t, batch, gather)
         masked = config.labels == "hard" and config.reading == "fixed"
         s = Side(f_s, all_s, sources if masked else None)
         t = Side(f_t, all_t, targets if masked else None)

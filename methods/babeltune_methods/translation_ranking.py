@@ -12,7 +12,6 @@ hard negatives. These are sentences that a teacher finds close to the translatio
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +21,8 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TrainingError
 from babeltune.method import Batch, Encode, Gather, Loss, Method, Needs, encode_together
-from babeltune.method.duplicates import Duplicates, negative_shares
+from babeltune.method.checks import above_zero, at_least, one_of
+from babeltune.method.duplicates import Duplicates, everyone, negative_shares
 from babeltune.method.tiled_contrastive import tiled_cross_entropy
 
 if TYPE_CHECKING:
@@ -47,12 +47,9 @@ class Config:
     """Repeats of a row's positive are no negatives: ours. The papers do not mask."""
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if self.direction not in ("forward", "both"):
-            raise ValueError(f"direction is {self.direction!r}; allowed: forward, both")
-        if self.hard_negatives < 0:
-            raise ValueError(f"hard_negatives is {self.hard_negatives}; it must be 0 or more")
+        above_zero(self, "temperature")
+        one_of(self, direction=("forward", "both"))
+        at_least(self, 0, "hard_negatives")
         if not -1 < self.hard_negatives_below <= 1:
             raise ValueError(
                 f"hard_negatives_below is {self.hard_negatives_below}; it is a cosine, above -1 and up to 1"
@@ -113,11 +110,7 @@ class TranslationRanking(Method):
             mined = " and no hard negative was found for it" if k else ""
             raise TrainingError(f"a global batch of {total} pair has no negatives{mined}; raise training.global_batch")
         s, t, *h = (normalize(side.float(), dim=1) for side in encode_together(encode, *sides))
-        all_s, all_t = gather(torch.cat([s, t], dim=1)).chunk(2, dim=1)
-        all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
-        offset = gather.offset(len(s))
-        sources = Duplicates(batch.source_ids, all_source, offset)
-        targets = Duplicates(batch.target_ids, all_target, offset)
+        all_s, all_t, sources, targets = everyone(s, t, batch, gather)
         masked = config.mask_duplicates
 
         hard = None

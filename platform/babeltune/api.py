@@ -193,11 +193,9 @@ def load(model: str, *, cluster: str | Path | None = None) -> SentenceTransforme
 
     `load(...).encode(["Good morning."])` gives the vectors. No code of the model's folder is run.
     """
-    from tempfile import TemporaryDirectory
-
     from babeltune.models.hub import open_model
-    from babeltune.promotion.candidate import export_model
-    from babeltune.promotion.promote import model_folder, trial_of
+    from babeltune.promotion.candidate import exported
+    from babeltune.promotion.model_names import model_folder, trial_of
     from babeltune.sweep.sync.view import StorageView
 
     place = _cluster(cluster)
@@ -207,10 +205,8 @@ def load(model: str, *, cluster: str | Path | None = None) -> SentenceTransforme
     found = trial_of(model, view.folder)
     if found is None:
         return open_model(model_folder(model, place))
-    view.bring(found.folder, found.trial.number, found.report.index, found.prepared)
-    with TemporaryDirectory(prefix="babeltune-") as draft:
-        export_model(found, Path(draft) / "model")
-        return open_model(str(Path(draft) / "model"))
+    with exported(found, view) as folder:
+        return open_model(str(folder))
 
 
 def report(

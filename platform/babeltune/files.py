@@ -97,7 +97,7 @@ def aside(path: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Has the system put the file, or a folder's list of names, on the disk."""
+    """Flushes a file, or a folder's list of names, to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

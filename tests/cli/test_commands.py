@@ -600,7 +600,7 @@ def test_a_sweep_that_another_version_began_is_not_resumed_under_another_id(babe
 
 @pytest.mark.usefixtures("one_scoring_process")
 def test_a_trial_and_an_exported_folder_are_evaluated_alike(babeltune, home, tiny_file, tmp_path):
-    from babeltune.promotion.promote import export_model, find_candidate
+    from babeltune.promotion.candidate import export_model, find_candidate
 
     code, out, _ = babeltune("evaluate", "searched/t0002", "--with", tiny_file, "--json")
     assert code == 0

@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
 
 from babeltune.evaluation import bitext, knn, sts
+from bitexts import bitext_accuracy, bitext_f1, xsim_error
 from corpora import DATA, needs_data
 
 
@@ -47,7 +48,7 @@ def laser_xsim(x, y, k, right_lines=None, margin="ratio"):
 @pytest.mark.parametrize("k", [1, 4, 500])
 def test_xsim_is_lasers_in_both_directions(margin, k):
     left, right = noisy_pair(80)
-    forward, backward = bitext.xsim_error(left, right, k, margin=margin)
+    forward, backward = xsim_error(left, right, k, margin=margin)
     assert forward == pytest.approx(laser_xsim(left, right, k, margin=margin))
     assert backward == pytest.approx(laser_xsim(right, left, k, margin=margin))
     assert 0 < forward < 1
@@ -59,19 +60,19 @@ def test_an_equal_text_counts_in_text_mode_only():
     right[31] = right[7] = left[7]
     ids = list(range(60))
     ids[31] = 7
-    by_text = bitext.xsim_error(left, right, texts=(range(60), ids))[0]
-    by_index = bitext.xsim_error(left, right)[0]
+    by_text = xsim_error(left, right, texts=(range(60), ids))[0]
+    by_index = xsim_error(left, right)[0]
     assert by_text == laser_xsim(left, right, 4, [str(i) for i in ids])
     assert by_index == laser_xsim(left, right, 4)
     left[31] = left[7]
-    assert bitext.xsim_error(left, right, texts=(ids, ids))[0] < bitext.xsim_error(left, right)[0]
+    assert xsim_error(left, right, texts=(ids, ids))[0] < xsim_error(left, right)[0]
 
 
 @pytest.mark.trap(24)
 def test_a_target_beyond_the_k_nearest_can_never_win():
     left = np.eye(6, dtype=np.float32)
     right = np.roll(left, 1, axis=0) + 0.1 * left
-    assert bitext.xsim_error(left, right, k=1) == (1.0, 1.0)
+    assert xsim_error(left, right, k=1) == (1.0, 1.0)
 
 
 @pytest.mark.trap(25)
@@ -128,8 +129,8 @@ def test_no_square_matrix_is_built(monkeypatch):
 def test_inputs_are_never_changed():
     left, right = noisy_pair(20)
     before = left.copy(), right.copy()
-    bitext.bitext_accuracy(left, right)
-    bitext.xsim_error(left, right)
+    bitext_accuracy(left, right)
+    xsim_error(left, right)
     sts.paired_cosine(left, right)
     assert (left == before[0]).all()
     assert (right == before[1]).all()
@@ -162,14 +163,14 @@ def test_similarities_are_fp32_whatever_the_caller_trains_with():
 def test_lengths_of_vectors_do_not_matter():
     left, right = noisy_pair(50, noise=1.5)
     longer = right * np.linspace(0.1, 30, 50, dtype=np.float32)[:, None]
-    assert bitext.bitext_accuracy(left, right) == bitext.bitext_accuracy(left, longer)
+    assert bitext_accuracy(left, right) == bitext_accuracy(left, longer)
 
 
 def test_a_vector_that_is_not_finite_gives_nan():
     left, right = noisy_pair(10)
     right[3, 2] = np.nan
-    assert all(map(math.isnan, bitext.bitext_accuracy(left, right)))
-    assert all(map(math.isnan, bitext.xsim_error(left, right)))
+    assert all(map(math.isnan, bitext_accuracy(left, right)))
+    assert all(map(math.isnan, xsim_error(left, right)))
 
 
 @pytest.mark.trap(24)
@@ -182,7 +183,7 @@ def test_margins_that_order_backwards_are_counted():
 def test_sides_of_different_length_are_refused():
     left, right = noisy_pair(10)
     with pytest.raises(ValueError, match="10 left and 9 right"):
-        bitext.bitext_accuracy(left, right[:9])
+        bitext_accuracy(left, right[:9])
 
 
 @pytest.mark.trap(32)
@@ -214,8 +215,8 @@ def test_f1_is_weighted_over_the_predicted_rows_and_is_not_accuracy():
     """D30: where predictions collide it is lower than accuracy."""
     left, right = noisy_pair(80)
     for accuracy, f1, found in zip(
-        bitext.bitext_accuracy(left, right),
-        bitext.bitext_f1(left, right),
+        bitext_accuracy(left, right),
+        bitext_f1(left, right),
         (knn.neighbours(left, right, 1), knn.neighbours(right, left, 1)),
         strict=True,
     ):
@@ -265,7 +266,7 @@ def test_bitext_scores_are_mtebs_on_real_text(corpus, teacher, request):
 
     _, left, right = request.getfixturevalue(corpus)
     gold = [(i, i) for i in range(len(left))]
-    found = bitext.bitext_accuracy(left, right), bitext.bitext_f1(left, right)
+    found = bitext_accuracy(left, right), bitext_f1(left, right)
     for direction, (x, y) in enumerate([(left, right), (right, left)]):
         nearest = BitextMiningEvaluator._similarity_search(None, x, y, teacher)
         expected = AbsTaskBitextMining._compute_metrics(None, nearest, gold)
@@ -280,14 +281,14 @@ def test_xsim_is_lasers_on_real_text_with_repeated_sentences(tatoeba):
     lines = [r["eng"] for r in rows]
     first = {line: lines.index(line) for line in lines}
     ids = [first[line] for line in lines]
-    assert bitext.xsim_error(left, right, texts=(range(len(rows)), ids))[0] == laser_xsim(left, right, 4, lines)
-    assert bitext.xsim_error(left, right)[1] == laser_xsim(right, left, 4)
+    assert xsim_error(left, right, texts=(range(len(rows)), ids))[0] == laser_xsim(left, right, 4, lines)
+    assert xsim_error(left, right)[1] == laser_xsim(right, left, 4)
 
 
 @needs_data
 def test_xsim_is_lasers_on_real_news(ntrex):
     _, left, right = ntrex
-    assert bitext.xsim_error(left, right) == (laser_xsim(left, right, 4), laser_xsim(right, left, 4))
+    assert xsim_error(left, right) == (laser_xsim(left, right, 4), laser_xsim(right, left, 4))
 
 
 @needs_data

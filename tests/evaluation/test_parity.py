@@ -11,6 +11,7 @@ from babeltune.data.prepared import TextTask
 from babeltune.data.tokens import train_tokenizer
 from babeltune.evaluation.evaluate import evaluate_texts
 from babeltune.models.encoder import build_student
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student
 
@@ -31,7 +32,7 @@ def model(rows, tmp_path_factory):
     place = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer([row[code] for row in rows for code in ("eng", "fra")], 300, folder=place / "tokenizer")
     student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40)
-    made = build_student(student, vocabulary_size=300, pad_token_id=0, teacher_dim=None, seed=0)
+    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, place / "student")
     return SentenceTransformer(str(place / "student"), device="cpu")
 

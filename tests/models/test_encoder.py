@@ -23,6 +23,7 @@ from babeltune.errors import TeacherError
 from babeltune.method import Tokens, tokens_from
 from babeltune.models.encoder import Encoder, build_student, encode_all, pool
 from babeltune.models.packing import pack
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.schema.records import Student
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -31,7 +32,7 @@ TINY = Student(layers=2, width=32, heads=4, feed_forward=64, max_tokens=40)
 
 def scratch(seed=0, **changes):
     student = Student(**{**TINY.__dict__, **changes})
-    return build_student(student, vocabulary_size=90, pad_token_id=0, teacher_dim=24, seed=seed)
+    return build_student(student, Vocabulary(90, 0), teacher_dim=24, seed=seed)
 
 
 def random_sentences(count, seed=0, longest=39):
@@ -207,7 +208,7 @@ def xlm_r(tmp_path):
 
 def from_folder(folder, **changes):
     student = Student(**{"model": str(folder), "max_tokens": 40, **changes})
-    return build_student(student, vocabulary_size=90, pad_token_id=1, teacher_dim=None, seed=0)
+    return build_student(student, Vocabulary(90, 1), teacher_dim=None, seed=0)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -313,9 +314,7 @@ def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):
     with pytest.raises(TeacherError, match=r"exceeds the 40 positions"):
         from_folder(xlm_r, max_tokens=41)
     with pytest.raises(TeacherError, match="90 token embeddings, its tokenizer 91"):
-        build_student(
-            Student(model=str(xlm_r), max_tokens=40), vocabulary_size=91, pad_token_id=1, teacher_dim=None, seed=0
-        )
+        build_student(Student(model=str(xlm_r), max_tokens=40), Vocabulary(91, 1), teacher_dim=None, seed=0)
     t5 = T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=90)
     T5Model(t5).save_pretrained(tmp_path / "t5")
     with pytest.raises(TeacherError, match="encoder-decoder"):
@@ -328,7 +327,7 @@ def test_what_cannot_be_a_student_is_refused_in_words(tmp_path, xlm_r):
     with pytest.raises(TeacherError, match=r"does not divide by student.heads 5"):
         scratch(heads=5)
     with pytest.raises(TeacherError, match="no teacher"):
-        build_student(Student(projection="teacher"), vocabulary_size=90, pad_token_id=0, teacher_dim=None, seed=0)
+        build_student(Student(projection="teacher"), Vocabulary(90, 0), teacher_dim=None, seed=0)
 
 
 def test_a_checkpoint_that_lacks_layers_is_refused(xlm_r):

@@ -4,17 +4,10 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    BertConfig,
-    DistilBertConfig,
-    ModernBertConfig,
-    MPNetConfig,
-    XLMRobertaConfig,
-)
+from transformers import AutoModel, BertConfig, DistilBertConfig, ModernBertConfig, MPNetConfig, XLMRobertaConfig
 
 from babeltune.method import Tokens
-from babeltune.models.packing import _probe, enable_packing, pack, run_packed, run_padded, supports_packing
+from babeltune.models.packing import _probe, enable_packing, pack, run_packed, run_padded
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 90}
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,13 +112,6 @@ def test_a_model_that_takes_no_positions_is_found_out():
     assert enable_packing(model, 0) is None
     model.forward = lambda position_ids=None, **inputs: forward(**inputs)
     assert enable_packing(model, 0) is None
-
-
-def test_asking_whether_a_model_packs_leaves_it_as_it_was():
-    model = small("bert").train()
-    assert supports_packing(model, 0)
-    assert model.training
-    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.trap(19)

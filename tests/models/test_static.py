@@ -20,11 +20,12 @@ from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import build_student, encode_all
 from babeltune.models.ngrams import TokenNgrams, hash_of, ngrams
 from babeltune.models.static import StaticEncoder
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.availability import model_vocabulary, model_width
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial, preparations
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.promotion.export import export, export_trial, load_export
+from babeltune.promotion.export import export, export_trial
 from babeltune.schema.bounds import student_problems
 from babeltune.schema.records import Student, Training
 from babeltune.training import row_adam
@@ -33,6 +34,7 @@ from babeltune.training.dev_evaluation import dev_scores
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.step import make_optimizers, make_train_step
 from every_method import SETTINGS, assignments
+from exports import load_export
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 
@@ -52,7 +54,7 @@ LETTERS = "student={kind: static, width: 32, projection: teacher, vocabulary: 50
 
 def encoder(seed=0, **fields):
     student = Student(kind="static", width=16, **fields)
-    return build_student(student, vocabulary_size=50, pad_token_id=0, teacher_dim=24, seed=seed)
+    return build_student(student, Vocabulary(50, 0), teacher_dim=24, seed=seed)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +77,9 @@ def test_the_export_is_stock_sentence_transformers_with_the_trained_vectors(toke
     tokenizer = load_tokenizer(student, tokenizer_folder)
     made = build_student(
         student,
-        vocabulary_size=len(tokenizer),
-        pad_token_id=0,
+        Vocabulary(len(tokenizer), 0, tokenizer=tokenizer.backend_tokenizer),
         teacher_dim=None,
         seed=0,
-        tokens=tokenizer.backend_tokenizer,
     )
     store = build_token_store(tmp_path, TEXTS, tokenizer, student.prompt, student.max_tokens, special=False)
     ours = encode_all(made, open_ragged(store).take, np.arange(len(TEXTS)), device="cpu")
@@ -391,7 +391,7 @@ def test_a_start_brings_its_own_table():
 def saved(folder, tokenizer_folder):
     student = Student(kind="static", width=16, projection=8)
     tokenizer = load_tokenizer(student, tokenizer_folder)
-    made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=0)
+    made = build_student(student, Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, folder)
     return len(tokenizer)
 
@@ -401,14 +401,10 @@ def test_a_static_folder_is_no_transformer_and_the_other_way_round(tiny_file, to
     with pytest.raises(SpecError, match=r"is a static model; set student\.kind to static"):
         read_sweep(tiny_file, assignments=[f"student={{model: {tmp_path / 'static'}}}"])
     with pytest.raises(TeacherError, match=r"set student\.kind to static"):
-        build_student(
-            Student(model=str(tmp_path / "static")), vocabulary_size=9, pad_token_id=0, teacher_dim=None, seed=0
-        )
+        build_student(Student(model=str(tmp_path / "static")), Vocabulary(9, 0), teacher_dim=None, seed=0)
     teacher = tiny[0].teacher.model
     with pytest.raises(TeacherError, match="is no static model: its modules are Transformer"):
-        build_student(
-            Student(kind="static", model=teacher), vocabulary_size=9, pad_token_id=0, teacher_dim=None, seed=0
-        )
+        build_student(Student(kind="static", model=teacher), Vocabulary(9, 0), teacher_dim=None, seed=0)
 
 
 DAMAGES = {
@@ -438,7 +434,7 @@ def test_a_static_start_that_does_not_fit_is_refused_in_words(tokenizer_folder, 
     student = Student(kind="static", model=str(tmp_path / "model"), projection=9 if case == "another width" else None)
     more = 1 if case == "too few rows" else 0
     with pytest.raises(TeacherError, match=words):
-        build_student(student, vocabulary_size=rows + more, pad_token_id=0, teacher_dim=None, seed=0)
+        build_student(student, Vocabulary(rows + more, 0), teacher_dim=None, seed=0)
     shutil.rmtree(tmp_path / "model")
 
 

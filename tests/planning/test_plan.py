@@ -14,6 +14,7 @@ from rich.console import Console
 from babeltune.cli.plan_page import details
 from babeltune.errors import DataError, SpecError
 from babeltune.models.encoder import build_student
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import describe, make_plan, student_parameters
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.sweep_file import read_sweep, sweep_id
@@ -92,7 +93,7 @@ def test_the_plan_says_id_trials_pairs_and_work(sweep):
 @pytest.mark.parametrize("pooling", ["mean", "pooler"])
 def test_a_student_from_scratch_has_about_the_weights_that_the_plan_says(pooling):
     student = Student(layers=2, width=64, heads=4, feed_forward=128, vocabulary=500, max_tokens=64, pooling=pooling)
-    built = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    built = build_student(student, Vocabulary(500, 0), teacher_dim=None, seed=0)
     real = sum(parameter.numel() for parameter in built.parameters())
     assert student_parameters(student, Teacher()) == pytest.approx(real, rel=0.005)
     assert student_parameters(Student(model="some/model"), Teacher()) is None

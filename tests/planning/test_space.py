@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method import Needs
+from babeltune.planning.parameters import allows, check_point, ordered
 from babeltune.planning.space import (
-    allows,
-    check_point,
     combinations,
     default_params,
     make_trial,
-    ordered,
     possible_needs,
     preparations,
     sample,

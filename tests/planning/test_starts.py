@@ -13,9 +13,10 @@ from babeltune.data.starts import DIGITS, PIN, digest_of_start
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.errors import SpecError
 from babeltune.models.encoder import build_student
-from babeltune.planning.plan import spec_yaml
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.space import make_trial, preparations, sample
 from babeltune.planning.sweep_file import read_sweep, sweep_id
+from babeltune.planning.written import spec_yaml
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student
 
@@ -36,7 +37,7 @@ def models(tmp_path_factory):
     folder = train_tokenizer(TEXTS, 700, folder=place / "tokenizer")
     for name, student in SHAPES.items():
         tokenizer = load_tokenizer(student, folder)
-        made = build_student(student, vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=3)
+        made = build_student(student, Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=3)
         export(made, tokenizer, student, place / name)
     (place / "no_model").mkdir()
     return place
@@ -85,9 +86,7 @@ def test_starts_can_be_searched(tiny_file, models):
     other = models / "other"
     if not other.exists():
         tokenizer = load_tokenizer(SHAPES["transformer"], models / "tokenizer")
-        made = build_student(
-            SHAPES["transformer"], vocabulary_size=len(tokenizer), pad_token_id=0, teacher_dim=None, seed=4
-        )
+        made = build_student(SHAPES["transformer"], Vocabulary(len(tokenizer), 0), teacher_dim=None, seed=4)
         export(made, tokenizer, SHAPES["transformer"], other)
     choice = json.dumps([None, str(models / "transformer"), str(other)])
     settings = ["student={max_tokens: 32}", f"parameters.student.start={{choice: {choice}}}"]

@@ -22,14 +22,13 @@ from babeltune.data.teacher import teacher_folder
 from babeltune.errors import PromotionError, SpecError
 from babeltune.files import plain
 from babeltune.method import GROUP, Needs, available, load_method
-from babeltune.planning.checks import taught_languages
-from babeltune.planning.data_rules import source_pairs
+from babeltune.planning.goals import dev_metrics
+from babeltune.planning.languages import source_pairs, taught_languages
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import (
     check_method,
     check_reachable,
     data_root,
-    dev_metrics,
     find_file,
     read_data,
     read_sweep,

@@ -15,9 +15,11 @@ from babeltune.errors import PromotionError
 from babeltune.files import sha256_of
 from babeltune.planning.sweep_file import read_data
 from babeltune.promotion import promote as promotion
+from babeltune.promotion.candidate import export_model, find_candidate
 from babeltune.promotion.decisions import read_decisions
+from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.gates import Decision
-from babeltune.promotion.promote import evaluate_model, export_model, find_candidate, promote
+from babeltune.promotion.promote import promote
 from babeltune.promotion.sealed_test_log import read_openings, record_opening
 from babeltune.schema.records import Promotion
 from babeltune.sweep.state.leaderboard import winner

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from babeltune.data.prepared import TextTask
-from babeltune.evaluation.bitext import bitext_accuracy
 from babeltune.evaluation.evaluate import Lookup, evaluate
 from babeltune.evaluation.sts import paired_cosine, spearman
 from babeltune.promotion.compare import compare, outcomes
 from babeltune.promotion.sealed_test_log import Openings
 from babeltune.schema.records import Promotion
+from bitexts import bitext_accuracy
 
 RULES = Promotion(resamples=1000)
 
@@ -34,7 +34,7 @@ def judged(champion, challenger, tasks, rules=RULES, on="test", **more):
     other = {f"test/{name}": each for name, each in challenger.items()}
     if on == "dev":
         prefix, other = ({name.replace("test/", "dev/"): v for name, v in d.items()} for d in (prefix, other))
-    return compare(prefix, other, tasks, rules, name="models:/m@champion (version 3)", on=on, **more)
+    return compare((prefix, other), tasks, rules, name="models:/m@champion (version 3)", on=on, **more)
 
 
 def shares(generator, n, share):

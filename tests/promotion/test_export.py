@@ -16,8 +16,10 @@ from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, Pre
 from babeltune.errors import CheckpointError, TeacherError
 from babeltune.method import EVERY, tokens_from
 from babeltune.models.encoder import Encoder, build_student
-from babeltune.promotion.export import SAFE, export, load_export
+from babeltune.models.vocabulary import Vocabulary
+from babeltune.promotion.export import SAFE, export
 from babeltune.schema.records import Student
+from exports import load_export
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
@@ -62,9 +64,7 @@ def ours(encoder, tokenizer, settings):
 
 
 def build(tokenizer, settings):
-    return build_student(
-        settings, vocabulary_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, teacher_dim=24, seed=1
-    )
+    return build_student(settings, Vocabulary(len(tokenizer), tokenizer.pad_token_id), teacher_dim=24, seed=1)
 
 
 @pytest.mark.trap(18, 21)
@@ -226,8 +226,3 @@ def test_an_export_that_fails_leaves_nothing_behind(tokenizer, tmp_path):
     export(encoder, tokenizer, settings, tmp_path / "out" / "model")
     with pytest.raises(CheckpointError, match="exists already"):
         export(encoder, tokenizer, settings, tmp_path / "out" / "model")
-
-
-def test_a_folder_that_is_no_export_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match=r"modules.json is missing"):
-        load_export(tmp_path)

@@ -22,11 +22,13 @@ from babeltune.models.hub import open_model
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.candidate import dev_texts, doubts_about, export_model, find_candidate
 from babeltune.promotion.card_facts import facts_of
+from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.gates import TOLERANCE, chance_of, judge
 from babeltune.promotion.model_card import model_card
-from babeltune.promotion.promote import dev_texts, doubts_about, evaluate_model, export_model, find_candidate, promote
+from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Gate, Promotion
 from babeltune.sweep.state.leaderboard import winner

@@ -16,8 +16,9 @@ from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import MEMBERS, find_candidate
+from babeltune.promotion.champion import champion_for, is_same, start_of
 from babeltune.promotion.export import export_trial
-from babeltune.promotion.promote import champion_for, decided, is_same, promote, start_of
+from babeltune.promotion.promote import decided, promote
 from babeltune.promotion.soup import averaged, best_or_average, members_of
 from babeltune.promotion.starts import fetched
 from babeltune.schema.records import Report

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from babeltune.errors import SpecError
-from babeltune.promotion.candidate import find_candidate, lineage
+from babeltune.promotion.candidate import export_model, find_candidate, lineage
+from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.model_card import model_card
-from babeltune.promotion.promote import evaluate_model, export_model, promote
+from babeltune.promotion.promote import promote
 from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.promotion.sweep_scores import compare_models, evaluate_in_sweep
 from babeltune.tracking.registry import champion_of

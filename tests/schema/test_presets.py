@@ -13,17 +13,19 @@ from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.encoder import build_student, encode_all
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.plan import student_parameters
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import read_sweep, sweep_from, sweep_id
 from babeltune.planning.written import spec_yaml
-from babeltune.promotion.export import export, load_export
+from babeltune.promotion.export import export
 from babeltune.schema.presets import LAYERS, PRESETS, WIDTHS
 from babeltune.schema.records import Student, Teacher, trial_from
 from babeltune.training.batches import token_set
 from babeltune.training.checkpoint import read_reports
 from babeltune.training.trainer import TrialTrainer
+from exports import load_export
 
 PRINTED = {"small": (24, 128, 8, 512), "base": (24, 192, 12, 768), "large": (24, 256, 8, 1024)}
 """LEALLA, tables 1 and 7: layers, width, heads, feed-forward."""
@@ -78,7 +80,7 @@ def test_a_preset_may_be_overridden_field_by_field(tiny_file, tmp_path):
     sweep = read_sweep(tiny_file, assignments=given)
     student = make_trial(sweep, 0, {}).student
     assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 128, 4, 512)
-    encoder = build_student(student, vocabulary_size=1000, pad_token_id=0, teacher_dim=384, seed=0)
+    encoder = build_student(student, Vocabulary(1000, 0), teacher_dim=384, seed=0)
     assert encoder.backbone.config.num_attention_heads == 4
     (tmp_path / "again.yaml").write_text(spec_yaml(sweep), "utf-8")
     assert read_sweep(tmp_path / "again.yaml") == sweep, "as the plan prints it"
@@ -93,7 +95,7 @@ def test_a_student_has_the_shape_of_its_preset_wherever_it_is_made():
     student = Student(preset="thin-deep-3-64-1x", vocabulary=500, max_tokens=32)
     assert (student.layers, student.width, student.heads, student.feed_forward) == (3, 64, 4, 64)
     assert student.changed(preset="lealla-base").width == 192
-    encoder = build_student(student, vocabulary_size=500, pad_token_id=0, teacher_dim=None, seed=0)
+    encoder = build_student(student, Vocabulary(500, 0), teacher_dim=None, seed=0)
     config = encoder.backbone.config
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (3, 64, 64)
     assert config.num_attention_heads == 4

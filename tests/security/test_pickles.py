@@ -28,6 +28,7 @@ from babeltune.errors import BabeltuneError, CheckpointError, DataError, StoreEr
 from babeltune.files import sha256_of
 from babeltune.models.encoder import build_student
 from babeltune.models.hub import open_model
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.planning.space import suggest
 from babeltune.schema.records import Source, Student, Teacher
 from babeltune.sweep.search.study import Ledger, Proposals, open_study
@@ -144,7 +145,7 @@ def as_teacher(folder):
 
 def as_student(folder):
     student = Student(model=str(folder), projection=None, max_tokens=16)
-    return build_student(student, vocabulary_size=8, pad_token_id=0, teacher_dim=4, seed=0)
+    return build_student(student, Vocabulary(8, 0), teacher_dim=4, seed=0)
 
 
 def as_scored(folder):

@@ -19,8 +19,8 @@ from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.messages import TrialEnd
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import markdown, render
-from babeltune.sweep_report.sections import document
 from babeltune.sweep_report.write import LARGEST, page, write_report
 from babeltune.training.checkpoint import read_reports, write_reports
 

@@ -21,16 +21,18 @@ from babeltune.planning.preparation import prepare, wanted_of
 from babeltune.planning.space import make_trial
 from babeltune.planning.sweep_file import check_method, data_root, read_sweep
 from babeltune.planning.warnings import about_languages
-from babeltune.promotion.export import export, export_trial, load_export
+from babeltune.promotion.candidate import Candidate, dev_texts, export_model
+from babeltune.promotion.export import export, export_trial
 from babeltune.promotion.fresh_scorer import score, score_items
 from babeltune.promotion.model_card import routes
-from babeltune.promotion.promote import Candidate, dev_texts, export_model, weigh
+from babeltune.promotion.verdict import weigh
 from babeltune.schema.records import Parameter, Student, Teacher
 from babeltune.sweep.driver.baselines import teacher_scores, untrained_scores
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.checkpoint import checkpoint_folder, load_checkpoint
 from babeltune.training.step import make_method, make_student
 from babeltune.training.trainer import TrialTrainer
+from exports import load_export
 
 pytestmark = pytest.mark.usefixtures("one_thread", "offline")
 

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from babeltune.errors import TrainingError
 from babeltune.schema.records import Sampling
-from babeltune.training.sampler import Schedule, local_sizes, lots, own_rows
+from babeltune.training.sampler import DrawnPairs, Schedule, local_sizes, lots, own_rows
 
 
 def schedule(sizes, *, weights=None, batch=8, pairs=200, seed=3, **sampling):
     groups = np.repeat(np.arange(len(sizes)), sizes).astype(np.int16)
     given = np.ones(len(groups), np.float32) if weights is None else np.asarray(weights, np.float32)
-    return groups, Schedule(groups, given, Sampling(**sampling), global_batch=batch, total_pairs=pairs, seed=seed)
+    return groups, Schedule(
+        DrawnPairs(groups, given), Sampling(**sampling), global_batch=batch, total_pairs=pairs, seed=seed
+    )
 
 
 @pytest.mark.trap(37)
@@ -66,7 +68,7 @@ def test_a_given_order_sorts_every_epoch_of_a_language_pair():
     order = np.array([5, 1, 4, 1, 3, 9, 2, 2])
     groups = np.array([0, 0, 0, 0, 1, 1, 1, 1], np.int16)
     given = np.ones(8, np.float32)
-    plan = Schedule(groups, given, Sampling(), global_batch=4, total_pairs=80, seed=3, order=order)
+    plan = Schedule(DrawnPairs(groups, given, order), Sampling(), global_batch=4, total_pairs=80, seed=3)
     batches = {tuple(plan.rows(step).tolist()) for step in range(len(plan))}
     assert batches == {(1, 3, 2, 0), (6, 7, 4, 5)}
 
@@ -132,14 +134,14 @@ def test_only_the_pairs_that_are_named_take_part():
     weights = np.where(np.arange(90) % 2, 1, 2).astype(np.float32)
     settings = {"global_batch": 8, "total_pairs": 400, "seed": 3}
     only = np.concatenate([np.arange(5, 30), np.arange(70, 90)])
-    plan = Schedule(groups, weights, Sampling(), **settings, only=only)
+    plan = Schedule(DrawnPairs(groups, weights, only=only), Sampling(), **settings)
     seen = np.concatenate([plan.rows(step) for step in range(len(plan))])
     assert set(seen.tolist()) == set(only.tolist())
-    every = Schedule(groups, weights, Sampling(), **settings, only=np.arange(90))
-    plain = Schedule(groups, weights, Sampling(), **settings)
+    every = Schedule(DrawnPairs(groups, weights, only=np.arange(90)), Sampling(), **settings)
+    plain = Schedule(DrawnPairs(groups, weights), Sampling(), **settings)
     assert all(np.array_equal(every.rows(step), plain.rows(step)) for step in range(len(plain)))
     with pytest.raises(TrainingError, match="that have an aligned word"):
-        Schedule(groups, weights, Sampling(), **settings, only=np.array([1, 40]))
+        Schedule(DrawnPairs(groups, weights, only=np.array([1, 40])), Sampling(), **settings)
 
 
 def test_lots_are_even_and_depend_on_seed_step_use_place_and_position_alone():

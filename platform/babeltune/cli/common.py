@@ -63,9 +63,6 @@ With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sec
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as training.pairs=50000.")]
 ClusterFile = Annotated[str | None, typer.Option("--cluster", help="A cluster file; this machine when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-TrialName = Annotated[
-    str | None, typer.Argument(help="A sweep, a trial such as SWEEP/t0003, or the id of a trial's MLflow run.")
-]
 SweepName = Annotated[str | None, typer.Argument(help="A sweep's id or name; the latest when left out.")]
 
 
@@ -154,5 +151,5 @@ def not_running(sweep: str, state: str, more: str = "") -> SweepError:
 
 
 def with_cluster(file: str | None) -> str:
-    """What a suggested command needs to find the sweep again."""
+    """The option ` --cluster FILE` for a command in a message; empty for this machine."""
     return f" --cluster {shlex.quote(file)}" if file else ""

@@ -19,9 +19,7 @@ from babeltune.cli.mining import (
     Target,
     TargetModel,
     columns_of,
-    meter,
-    mining_storage,
-    models_of,
+    encoding_of,
 )
 from babeltune.errors import SpecError
 
@@ -81,10 +79,8 @@ def filter_(
         NoisyCorpus(pairs, columns_of(columns), only, drop=on_error == "drop"),
         out_,
         sizes_of(tokens),
-        lambda: models_of(model, cluster, prompt, source_language, target_language, target_model),
+        lambda: encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         Settings(k=k, margin=margin),
-        mining_storage(cluster),
-        meter(),
         translation,
     )
     warn(

@@ -16,6 +16,7 @@ from babeltune.errors import SpecError
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
+    from babeltune.apps.mining.mine import Encoding
     from babeltune.apps.mining.vectors import Model
 
 EVERY = 5.0
@@ -102,12 +103,9 @@ def mine(
     done = mining.mine(
         source,
         target,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, retrieval=retrieval, threshold=threshold, precision=precision, index=index),
-        mining_storage(cluster),
-        meter(),
-        cluster=None if cluster is None else cluster_of(cluster),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model, spread=True),
     )
     warn(_about_lines(done, ("source", source), ("target", target)))
     warn(mining.warnings_about(done))
@@ -137,11 +135,9 @@ def score(
 
     done = mining.score(
         pairs,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
         mining.Settings(k=k, margin=margin, precision=precision, index=index),
-        mining_storage(cluster),
-        meter(),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         columns=columns_of(columns),
     )
     warn(_about_lines(done, ("lines", pairs)))
@@ -175,10 +171,8 @@ def retrieve(
     done = retrieval.retrieve(
         queries,
         candidates,
-        models_of(model, cluster, prompt, source_language, target_language, target_model),
         out_,
-        mining_storage(cluster),
-        meter(),
+        encoding_of(model, cluster, prompt, source_language, target_language, target_model),
         gold=gold,
         k=k,
         precision=precision,
@@ -227,7 +221,7 @@ def models_of(
     Raises `SpecError` for two models whose vectors do not compare.
     """
     from babeltune.apps.mining.vectors import model_at
-    from babeltune.promotion.promote import model_folder
+    from babeltune.promotion.model_names import model_folder
 
     folder = model_folder(name, cluster_of(cluster))
     first = model_at(folder, prompt=prompt, language=source)
@@ -240,6 +234,27 @@ def models_of(
             "they do not compare; name two models of one dimension"
         )
     return first, second
+
+
+def encoding_of(
+    model: str,
+    cluster: str | None,
+    prompt: str | None,
+    source: str | None,
+    target: str | None,
+    target_model: str | None,
+    *,
+    spread: bool = False,
+) -> Encoding:
+    """The models of a command with their storage. With `spread` a cluster that is named does the work."""
+    from babeltune.apps.mining.mine import Encoding
+
+    return Encoding(
+        models=models_of(model, cluster, prompt, source, target, target_model),
+        storage=mining_storage(cluster),
+        progress=meter(),
+        cluster=cluster_of(cluster) if spread and cluster is not None else None,
+    )
 
 
 def mining_storage(cluster: str | None) -> Path:

@@ -86,7 +86,7 @@ def evaluate(
 ) -> None:
     """Score a model on the dev sets of a data section or of a sweep, or on its sealed test sets."""
     from babeltune.cli.render import show_scores
-    from babeltune.promotion.promote import evaluate_model
+    from babeltune.promotion.evaluate import evaluate_model
     from babeltune.promotion.sweep_scores import evaluate_in_sweep
 
     if (with_ is None) == (model is None):

@@ -15,8 +15,9 @@ from rich.text import Text
 
 from babeltune.cli.words import ELLIPSIS, duration, size, weights
 from babeltune.planning.calibration import Machine
+from babeltune.planning.parameters import words_for
 from babeltune.planning.plan import PlanReport
-from babeltune.planning.space import proposable_methods, words_for
+from babeltune.planning.space import proposable_methods
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep

@@ -17,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from babeltune.cli.table import TrialsTable, running_first, table_of
-from babeltune.cli.words import minutes, number
+from babeltune.cli.words import minutes
 from babeltune.method import load_method
 from babeltune.promotion.compare import Cell, Contest
 from babeltune.promotion.gates import Decision
 from babeltune.promotion.statistics import Selection
 from babeltune.promotion.sweep_scores import Comparison as ModelComparison
+from babeltune.schema.base import number
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder, read_log
 from babeltune.sweep.state.leaderboard import Row, leaderboard

@@ -47,7 +47,7 @@ def transfer(
     from babeltune.apps.transfer.formats import read_examples
     from babeltune.apps.transfer.scores import average
     from babeltune.data.teacher import folder_digest
-    from babeltune.promotion.promote import model_folder
+    from babeltune.promotion.model_names import model_folder
 
     if out_ is not None and out_.is_dir():
         raise SpecError(f"--out {out_} is a folder; name a JSON file")

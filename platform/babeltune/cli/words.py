@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from babeltune.schema.base import number
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Heights of a sparkline, the lowest first."""
 ELLIPSIS = "…"
-
-
-def number(value: object) -> str:
-    """A value as short as it can be read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def minutes(seconds: float) -> str:

@@ -30,22 +30,6 @@ def match(left: Vectors | Side, right: Vectors | Side, k: int = 4) -> Matches:
     return knn.match(left, right, k)
 
 
-def bitext_accuracy(left: Vectors, right: Vectors) -> tuple[float, float]:
-    """Share of sentences whose nearest neighbour by cosine is the one of the same row: left to right, right to left.
-
-    The first number is the `accuracy` of mteb's bitext mining. Rows are compared, not texts, so a repeated sentence
-    counts as right only in its first row.
-    """
-    matches = match(left, right, k=1)
-    return accuracy(matches.forward), accuracy(matches.backward)
-
-
-def bitext_f1(left: Vectors, right: Vectors) -> tuple[float, float]:
-    """mteb's main score for bitext mining, both directions: F1 with the predicted row as class, weighted by support."""
-    matches = match(left, right, k=1)
-    return weighted_f1(matches.forward), weighted_f1(matches.backward)
-
-
 def accuracy(found: Neighbours) -> float:
     """Share of queries whose nearest neighbour has the query's own index."""
     best = found.index[:, 0]
@@ -61,20 +45,6 @@ def weighted_f1(found: Neighbours) -> float:
     right = best == torch.arange(len(best), device=best.device)
     predicted = torch.bincount(best, minlength=len(best)).double()
     return _or_nan(found, (right * 2 / (1 + predicted[best])).mean())
-
-
-def xsim_error(
-    left: Vectors,
-    right: Vectors,
-    k: int = 4,
-    *,
-    texts: tuple[Sequence[int], Sequence[int]] | None = None,
-    margin: Margin = "ratio",
-) -> tuple[float, float]:
-    """xSIM error rates (0 to 1), left to right and back; see `xsim`. `texts` are the text ids of both sides."""
-    matches = match(left, right, k)
-    left_texts, right_texts = texts or (None, None)
-    return xsim(matches, right_texts, margin), xsim(matches.turned(), left_texts, margin)
 
 
 def xsim(matches: Matches, texts: Sequence[int] | None = None, margin: Margin = "ratio") -> float:

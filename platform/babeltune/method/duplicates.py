@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from babeltune.method.batch import Gather
+from babeltune.errors import TrainingError
+from babeltune.method.batch import Batch, Gather
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Float, Int
 
 
 def occurrences(texts: Int[Tensor, "*shape"], among: Int[Tensor, "candidates"]) -> Int[Tensor, "*shape"]:
@@ -60,9 +61,29 @@ class Duplicates:
         similarities.masked_fill_(same, -torch.inf)
 
 
+def everyone(
+    x: Float[Tensor, "local dim"], y: Float[Tensor, "local dim"], batch: Batch, gather: Gather
+) -> tuple[Float[Tensor, "global dim"], Float[Tensor, "global dim"], Duplicates, Duplicates]:
+    """All ranks' vectors of the source side and of the target side, and which texts are repeated on each side."""
+    all_x, all_y = gather(torch.cat([x, y], dim=1)).chunk(2, dim=1)
+    all_source, all_target = gather(torch.stack([batch.source_ids, batch.target_ids], dim=1)).unbind(1)
+    offset = gather.offset(len(x))
+    sources, targets = (
+        Duplicates(batch.source_ids, all_source, offset),
+        Duplicates(batch.target_ids, all_target, offset),
+    )
+    return all_x, all_y, sources, targets
+
+
+def check_negatives(total: int) -> None:
+    """`TrainingError` for a global batch of one pair, which no other pair stands against."""
+    if total < 2:
+        raise TrainingError(f"a global batch of {total} pair has no negatives; raise training.global_batch")
+
+
 def of_both_sides(first: Duplicates, second: Duplicates, masked: bool) -> Duplicates:
-    """Of candidates on both sides, the first's and then the second's, leaves out each row's own pair and (`masked`)
-    the repeats of its two texts."""
+    """The candidates that a row leaves out if both sides are candidates, the first side's before the second's. These
+    are its own pair and, if `masked`, the repeats of its two texts."""
     sides = [side.others(masked) for side in (first, second)]
     own = torch.stack([side.own for side in sides], dim=1)
     return Duplicates(own, torch.cat([side.everyone for side in sides]), first.offset, positives=True)

@@ -52,6 +52,15 @@ def saved_dense(student: Student, config: PretrainedConfig) -> tuple[nn.Linear, 
     return None
 
 
+def check_projection(student: Student, width: int | None, projection: nn.Linear) -> None:
+    """`TeacherError` where a layer has another width than `student.projection` asks for; None asks for none."""
+    if width not in (None, projection.out_features):
+        raise TeacherError(
+            f"student.projection is {width}, but {student.model} comes with a projection to "
+            f"{projection.out_features}; set student.projection to {projection.out_features}, or leave it out"
+        )
+
+
 def check_modules(modules: Sequence[ModuleJson], name: str) -> None:
     """`TeacherError` where a sentence-transformers model has modules that a student cannot have."""
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]

@@ -18,17 +18,17 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel, PreTraine
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
-from babeltune.models.dense import has_pooler, saved_dense
+from babeltune.models.dense import check_projection, has_pooler, saved_dense
 from babeltune.models.hub import Pooling, model_folder, quiet
 from babeltune.models.packing import Packing, enable_packing, pack, run_packed, run_padded
 from babeltune.models.static import StaticEncoder, build_static, is_static
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.products import use_onednn
 from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from numpy.typing import NDArray
-    from tokenizers import Tokenizer
 
 
 DROPOUTS = (
@@ -181,22 +181,12 @@ def pool(states: Float[Tensor, "tokens width"], packing: Packing, how: Pooling) 
 
 
 def build_student(
-    student: Student,
-    *,
-    vocabulary_size: int,
-    pad_token_id: int,
-    teacher_dim: int | None,
-    seed: int,
-    projected: bool = True,
-    kept: NDArray[np.int64] | None = None,
-    tokens: Tokenizer | None = None,
+    student: Student, vocabulary: Vocabulary, *, teacher_dim: int | None, seed: int, projected: bool = True
 ) -> Encoder | StaticEncoder:
     """The encoder that a sweep file describes, on CPU in fp32, with weights that depend on `seed` alone.
 
-    `vocabulary_size` and `pad_token_id` are the tokenizer's. A `model` that is a sentence-transformers model brings
-    its own projection, and with `pooling: pooler` any other its pooler; without `projected` there is none. The global
-    random state is left as it was. `kept` [vocabulary] are the rows of the token table that a trimmed tokenizer reads.
-    `tokens` is the tokenizer, for `student.ngrams`.
+    A `model` that is a sentence-transformers model brings its own projection, and with `pooling: pooler` any other its
+    pooler; without `projected` there is none. The global random state is left as it was.
 
     Raises:
         TeacherError: the model cannot be reached, is not in safetensors, is not an encoder, or contradicts `student`.
@@ -205,35 +195,27 @@ def build_student(
         torch.default_generator.manual_seed(seed)
         width = _projection_width(student, teacher_dim)
         if student.kind == "static":
-            static = build_static(
-                student, vocabulary_size=vocabulary_size, projection=width if projected else None, tokens=tokens
-            )
-            if kept is not None:
-                static.keep(torch.from_numpy(kept))
-            return static
+            return build_static(student, vocabulary, projection=width if projected else None)
         if student.model is None:
-            backbone = _from_scratch(student, vocabulary_size, pad_token_id)
+            backbone = _from_scratch(student, vocabulary)
             dense = (nn.Linear(student.width, student.width), True) if student.pooling == "pooler" else None
         else:
-            backbone = _from_hub(student, vocabulary_size)
-            if kept is not None:
-                keep_tokens(backbone, torch.from_numpy(kept), pad_token_id)
+            backbone = _from_hub(student, vocabulary.size)
+            if vocabulary.kept is not None:
+                keep_tokens(backbone, torch.from_numpy(vocabulary.kept), vocabulary.pad)
             dense = saved_dense(student, backbone.config)
         projection, tanh = dense or (None, False)
         if width is not None and projection is None:
             projection = nn.Linear(backbone.config.hidden_size, width)
-        elif width is not None and projection is not None and projection.out_features != width:
-            raise TeacherError(
-                f"student.projection is {width}, but {student.model} comes with a projection to "
-                f"{projection.out_features}; set student.projection to {projection.out_features}, or leave it out"
-            )
+        if projection is not None:
+            check_projection(student, width, projection)
     encoder = Encoder(
         backbone,
         pooling="cls" if student.pooling == "pooler" else student.pooling,
         projection=projection if projected else None,
         tanh=tanh and projected,
         normalize=student.normalize,
-        pad_token_id=pad_token_id,
+        pad_token_id=vocabulary.pad,
     )
     _check_length(student, encoder)
     return encoder
@@ -249,14 +231,14 @@ def _projection_width(student: Student, teacher_dim: int | None) -> int | None:
     return teacher_dim
 
 
-def _from_scratch(student: Student, vocabulary_size: int, pad_token_id: int) -> PreTrainedModel:
+def _from_scratch(student: Student, vocabulary: Vocabulary) -> PreTrainedModel:
     if student.width % student.heads:
         raise TeacherError(
             f"student.width {student.width} does not divide by student.heads {student.heads}; "
             "choose a width that is a multiple of the heads"
         )
     config = BertConfig(
-        vocab_size=vocabulary_size,
+        vocab_size=vocabulary.size,
         hidden_size=student.width,
         num_hidden_layers=student.layers,
         num_attention_heads=student.heads,
@@ -265,7 +247,7 @@ def _from_scratch(student: Student, vocabulary_size: int, pad_token_id: int) -> 
         attention_probs_dropout_prob=student.dropout,
         max_position_embeddings=-(-student.max_tokens // 64) * 64,
         type_vocab_size=1,
-        pad_token_id=pad_token_id,
+        pad_token_id=vocabulary.pad,
     )
     model = BertModel(config, add_pooling_layer=False)
     # The layer norm that follows cancels the embeddings' scale, but Adam's steps do not shrink with it: small ones
@@ -275,7 +257,7 @@ def _from_scratch(student: Student, vocabulary_size: int, pad_token_id: int) -> 
     nn.init.normal_(embeddings.word_embeddings.weight, std=WORD_STD)
     nn.init.normal_(embeddings.position_embeddings.weight, std=POSITION_STD)
     nn.init.zeros_(embeddings.token_type_embeddings.weight)
-    nn.init.zeros_(embeddings.word_embeddings.weight[pad_token_id])
+    nn.init.zeros_(embeddings.word_embeddings.weight[vocabulary.pad])
     scratch: PreTrainedModel = model
     return scratch
 

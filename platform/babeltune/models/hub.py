@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from babeltune.errors import TeacherError
+from babeltune.files import sha256_of
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -105,8 +105,7 @@ def verify_weights(path: Path, sha256: str) -> None:
 @lru_cache(maxsize=256)
 def file_digest(path: Path, _modified: int) -> str:
     """SHA-256 of a file, which is read again only when it was modified."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def _snapshot(name: str, revision: str | None, setting: str) -> Path:

@@ -190,14 +190,6 @@ def enable_packing(model: PreTrainedModel, pad_token_id: int) -> int | None:
         model.train(training)
 
 
-def supports_packing(model: PreTrainedModel, pad_token_id: int) -> bool:
-    """Whether the model's packed outputs equal its padded ones. The model is left as it was."""
-    own = model.config._attn_implementation
-    supported = enable_packing(model, pad_token_id) is not None
-    model.set_attn_implementation(own)
-    return supported
-
-
 def _probe(model: PreTrainedModel, pad_token_id: int) -> Packing:
     config = model.config
     longest = 24

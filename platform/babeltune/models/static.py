@@ -19,16 +19,16 @@ from torch.nn.functional import normalize
 
 from babeltune.errors import TeacherError
 from babeltune.method import Tokens
-from babeltune.models.dense import read_dense
+from babeltune.models.dense import check_projection, read_dense
 from babeltune.models.hub import check_files, listed_modules, model_folder
 from babeltune.models.ngrams import TokenNgrams
 from babeltune.models.rows import mean_of_rows
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.products import linear
 from babeltune.schema.records import Student
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-    from tokenizers import Tokenizer
 
 STD = 0.05
 """Standard deviation of a table from scratch. The mean of ten rows 512 wide has about length 0.36."""
@@ -137,29 +137,33 @@ def _bag(table: Float[Tensor, "vocabulary width"]) -> nn.EmbeddingBag:
     return nn.EmbeddingBag(rows, width, mode="mean", sparse=True, _weight=table)
 
 
-def build_static(
-    student: Student, *, vocabulary_size: int, projection: int | None, tokens: Tokenizer | None = None
-) -> StaticEncoder:
+def build_static(student: Student, vocabulary: Vocabulary, *, projection: int | None) -> StaticEncoder:
     """A static student from scratch or from the folder that it names, with weights from the global random state.
 
-    `projection` is the width of its linear layer, or None for none; a named model brings its own. `tokens` has the
-    tokens that `student.ngrams` needs.
+    `projection` is the width of its linear layer, or None for none; a named model brings its own.
 
     Raises:
         TeacherError: the named model is no static one, lacks weights, or contradicts `student`.
     """
     if student.model is not None:
-        return _from_folder(student, vocabulary_size, projection)
-    table = torch.empty(vocabulary_size, student.width).normal_(std=STD)
-    linear = None if projection is None else _linear(student.width, projection)
-    ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary_size, tokens)
-    return StaticEncoder(table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize)
+        made = _from_folder(student, vocabulary.size, projection)
+    else:
+        table = torch.empty(vocabulary.size, student.width).normal_(std=STD)
+        linear = None if projection is None else _linear(student.width, projection)
+        ngrams = None if student.ngrams == 0 else _ngrams(student, vocabulary)
+        made = StaticEncoder(
+            table, ngrams=ngrams, projection=linear, dropout=student.dropout, normalize=student.normalize
+        )
+    if vocabulary.kept is not None:
+        made.keep(torch.from_numpy(vocabulary.kept))
+    return made
 
 
-def _ngrams(student: Student, vocabulary_size: int, tokens: Tokenizer | None) -> TokenNgrams:
+def _ngrams(student: Student, vocabulary: Vocabulary) -> TokenNgrams:
+    tokens = vocabulary.tokenizer
     if tokens is None:
         raise TeacherError("student.ngrams needs the student's tokenizer; set it to 0, or give the tokenizer")
-    names = [tokens.id_to_token(i) or "" for i in range(vocabulary_size)]
+    names = [tokens.id_to_token(i) or "" for i in range(vocabulary.size)]
     special = [i for i, token in tokens.get_added_tokens_decoder().items() if token.special]
     return TokenNgrams(names, width=student.width, buckets=student.ngrams, special=special)
 
@@ -208,11 +212,8 @@ def _from_folder(student: Student, vocabulary_size: int, projection: int | None)
             raise TeacherError(f"{name}: tanh follows its dense layer, which a static student does not have")
     if projection is not None and linear is None:
         linear = _linear(table.shape[1], projection)
-    if linear is not None and projection not in (None, linear.out_features):
-        raise TeacherError(
-            f"student.projection is {projection}, but {student.model} comes with a projection to "
-            f"{linear.out_features}; set student.projection to {linear.out_features}, or leave it out"
-        )
+    if linear is not None:
+        check_projection(student, projection, linear)
     return StaticEncoder(table, projection=linear, dropout=student.dropout, normalize=student.normalize)
 
 

@@ -19,7 +19,7 @@ from babeltune.data.beir import find_files
 from babeltune.data.file_readers import below, located
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import ModuleJson, pooling_of, split_revision
-from babeltune.planning.space import values_of
+from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.records import Source, Sweep, Task
 

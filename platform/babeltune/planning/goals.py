@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from babeltune.data.split import HELDOUT
 from babeltune.errors import SpecError, nearest
 from babeltune.evaluation.evaluate import METRICS, PARAMETERS, POOLED, SPEED, metrics_of
-from babeltune.planning.data_rules import languages, source_pairs
+from babeltune.planning.languages import languages, source_pairs, task_languages
+from babeltune.planning.parameters import check_point, same
 from babeltune.planning.portfolio import portfolio_points, portfolios
-from babeltune.planning.space import check_point, same
 from babeltune.schema.bounds import Problem
 from babeltune.schema.records import Objective, Sweep, Task
 
@@ -139,15 +139,6 @@ def _averaged(metrics: Iterable[Iterable[str]]) -> Iterator[str]:
             yield POOLED[metric]
 
 
-def task_languages(task: Task) -> tuple[str, ...]:
-    """The languages of a task's texts."""
-    if task.task == "sts" or task.source is None:
-        return tuple(dict.fromkeys(language for language in (task.language, task.language2) if language is not None))
-    if task.source.format == "beir":
-        return task.languages or ((task.language,) if task.language is not None else ())
-    return languages(task.source, {})
-
-
 def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     """A task's subsets: `fra-eng`, the anchor second; or its one language; or its languages (and `mixed`)."""
     known = task_languages(task)
@@ -158,15 +149,6 @@ def task_subsets(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
     if task.task == "clustering":
         return (*known, "mixed") if len(known) > 1 else known
     return tuple(f"{other}-{anchor}" for anchor, other in source_pairs(task.source, {}, priority))
-
-
-def right_languages(task: Task, priority: tuple[str, ...]) -> tuple[str, ...]:
-    """The languages of a task's right sides: the anchors of a bitext's pairs, the second language of mining."""
-    if task.source is None:
-        return ()
-    if task.task == "mining":
-        return languages(task.source, {})[1:]
-    return tuple(dict.fromkeys(anchor for anchor, _ in source_pairs(task.source, {}, priority)))
 
 
 def _heldout_subsets(sweep: Sweep) -> tuple[str, ...]:

@@ -8,24 +8,18 @@ from dataclasses import replace
 
 from babeltune.errors import MethodError, SpecError, nearest
 from babeltune.method import Method, available, load_method
+from babeltune.planning.parameters import accepted_values, allows, is_bare, ordered, split_name, values_of, words_for
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.planning.space import (
     MANY,
     SECTIONS,
     TOKENIZED,
-    accepted_values,
-    allows,
     combinations,
     fields_of,
     grid,
     has_paper,
-    is_bare,
-    ordered,
     proposable_methods,
     section_of,
-    split_name,
-    values_of,
-    words_for,
 )
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.document import describe

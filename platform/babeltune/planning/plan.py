@@ -1,6 +1,6 @@
 """Says what a sweep would do before it does it: its spec, its id, sampled trials, the pairs left, the work.
 
-`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted.
+`make_plan` reads and cleans the corpus. `describe` counts what the sweep makes of it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import numpy as np
 from babeltune.evaluation.distinct_rows import distinct_rows, tasks_behind
 from babeltune.method import needs_of
 from babeltune.planning.availability import model_vocabulary
+from babeltune.planning.goals import dev_metrics
 from babeltune.planning.space import default_params, make_trial, sample
-from babeltune.planning.sweep_file import check_reachable, data_root, dev_metrics, sweep_id
+from babeltune.planning.sweep_file import check_reachable, data_root, sweep_id
 from babeltune.planning.warnings import about_labels
 from babeltune.planning.written import spec_yaml
 from babeltune.schema.records import Scalar, Student, Sweep, Teacher, Trial
-from babeltune.training.sampler import Schedule
+from babeltune.training.sampler import DrawnPairs, Schedule
 
 if TYPE_CHECKING:
     from babeltune.data.corpus import Corpus
     from babeltune.planning.calibration import Estimate, Machine
-
-Counts = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,51 +90,61 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
     Raises `SpecError` for what cannot be reached, `DataError` for text that cannot be read.
     """
-    from babeltune.data.alignment import check_words, word_counts, word_samples
     from babeltune.data.corpus import build_corpus, check_corpus
-    from babeltune.data.prepare import asked_of_teacher
     from babeltune.data.translation import StandIn
-    from babeltune.planning.preparation import wanted_of
 
     check_reachable(sweep)
     corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, StandIn(sweep.seed))
     check_corpus(corpus)
     for source in sweep.data.train:
         if source.translation is not None and source.train:
-            corpus.counts[source.name] = {
-                "to translate": corpus.counts[source.name]["rows"],
-                **corpus.counts[source.name],
-            }
+            counts = corpus.counts[source.name]
+            corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
+    report = describe(sweep, corpus, samples)
+    return report if machine is None else _estimated(report, sweep, corpus, machine)
+
+
+def describe(sweep: Sweep, corpus: Corpus, samples: int) -> PlanReport:
+    """The plan without times, from the sweep and its cleaned corpus."""
+    from babeltune.data.prepare import asked_of_teacher
+    from babeltune.planning.preparation import wanted_of
+
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
-    sentences, _ = asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)
-    words = {}
-    if wanted.words:
-        with tempfile.TemporaryDirectory() as stores:
-            data = sweep.data
-            found = word_samples(
-                corpus, data.words, data_root(sweep), Path(stores), sweep.seed, longest=data.max_line_bytes
-            )
-        check_words(found, len(corpus.pairs), sweep.data.words)
-        words = word_counts(found, len(corpus.pairs))
     groups = corpus.pair_groups.tolist()
     pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
-    report = describe(
-        sweep,
-        counts=corpus.counts,
+    default, *trials = shown_trials(sweep, samples)
+    compute = default.training.compute
+    return PlanReport(
+        id=sweep_id(sweep),
+        spec=spec_yaml(sweep),
+        metrics=dev_metrics(sweep),
+        default=_sampled(default, sweep.teacher, pairs),
+        trials=tuple(_sampled(trial, sweep.teacher, pairs) for trial in trials),
+        counts={source: dict(steps) for source, steps in corpus.counts.items()},
         pairs=pairs,
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
         anchors=len(np.unique(corpus.pairs[:, 0])),
-        teacher_sentences=len(sentences),
-        words=words,
-        samples=samples,
-    )
-    report = dataclasses.replace(
-        report,
+        teacher_sentences=len(asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)[0]),
+        words=_word_counts(sweep, corpus) if wanted.words else {},
+        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
+        budget_compute=sweep.budget.trials * compute if compute else None,
         warnings=tuple(about_labels(sweep, corpus, samples)),
         objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
         dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
     )
-    return report if machine is None else _estimated(report, sweep, corpus, machine)
+
+
+def _word_counts(sweep: Sweep, corpus: Corpus) -> dict[str, int]:
+    """How many aligned words the corpus has, and pairs with few. `DataError` where they are too few."""
+    from babeltune.data.alignment import check_words, word_counts, word_samples
+
+    data, pairs = sweep.data, len(corpus.pairs)
+    with tempfile.TemporaryDirectory() as stores:
+        found = word_samples(
+            corpus, data.words, data_root(sweep), Path(stores), sweep.seed, longest=data.max_line_bytes
+        )
+    check_words(found, pairs, data.words)
+    return dict(word_counts(found, pairs))
 
 
 def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machine) -> PlanReport:
@@ -151,37 +160,6 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
         sweep, trial, measured, machine, dev_texts=report.dev_texts, teacher_sentences=report.teacher_sentences
     )
     return dataclasses.replace(report, estimate=found)
-
-
-def describe(
-    sweep: Sweep,
-    *,
-    counts: Counts,
-    pairs: Mapping[str, int],
-    dev: Mapping[str, int],
-    anchors: int,
-    teacher_sentences: int,
-    words: Mapping[str, int] | None = None,
-    samples: int = 3,
-) -> PlanReport:
-    """The plan, from the sweep and what the corpus counted."""
-    default, *trials = shown_trials(sweep, samples)
-    compute = default.training.compute
-    return PlanReport(
-        id=sweep_id(sweep),
-        spec=spec_yaml(sweep),
-        metrics=dev_metrics(sweep),
-        default=_sampled(default, sweep.teacher, pairs),
-        trials=tuple(_sampled(trial, sweep.teacher, pairs) for trial in trials),
-        counts={source: dict(steps) for source, steps in counts.items()},
-        pairs=dict(pairs),
-        dev=dict(dev),
-        anchors=anchors,
-        teacher_sentences=teacher_sentences,
-        words=dict(words or {}),
-        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
-        budget_compute=sweep.budget.trials * compute if compute else None,
-    )
 
 
 def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:
@@ -201,8 +179,7 @@ def _sampled(trial: Trial, teacher: Teacher, pairs: Mapping[str, int]) -> Sample
 def _steps_of(trial: Trial, pairs: Mapping[str, int]) -> int:
     groups = np.repeat(np.arange(len(pairs), dtype=np.int16), list(pairs.values()))
     schedule = Schedule(
-        groups,
-        np.ones(len(groups), np.float32),
+        DrawnPairs(groups, np.ones(len(groups), np.float32)),
         trial.sampling,
         global_batch=trial.training.global_batch,
         total_pairs=trial.training.pairs,

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import cast
 
 from babeltune.errors import SpecError
+from babeltune.planning.parameters import is_active, ordered, values_of
 from babeltune.planning.rules import RANGES, kind_of
-from babeltune.planning.space import Params, is_active, ordered, values_of
+from babeltune.planning.space import Params
 from babeltune.schema.records import Parameter, Scalar, Sweep
 
 FOLDER = Path(__file__).with_name("portfolios")

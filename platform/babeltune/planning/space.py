@@ -1,7 +1,7 @@
-"""The searched settings: which exist, what values they take, and how one proposal becomes a `Trial`.
+"""The search space: how settings are proposed, which combinations exist, and how one proposal becomes a `Trial`.
 
-`search.py` passes Optuna trials to `suggest`; `sweep_file.py` checks each setting against the method that would get it.
-Settings are drawn in an order that depends on their names only, so a sweep file's key order changes nothing.
+`sweep.search` passes Optuna trials to `suggest`. `parameters.py` holds what is true of one setting alone. Settings
+are drawn in an order that depends on their names only, so a sweep file's key order changes nothing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from babeltune.errors import SpecError, nearest
+from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.method import Method, Needs, load_method, make_config
+from babeltune.planning.parameters import allows, is_active, is_bare, ordered, split_name, values_of, words_for
+from babeltune.planning.parameters import same as same
 from babeltune.planning.rules import RANGES, kind_of
 from babeltune.schema.base import record_from
 from babeltune.schema.records import Average, Parameter, Sampling, Scalar, Student, Sweep, Training, Trial
@@ -23,8 +25,8 @@ from babeltune.schema.records import Average, Parameter, Sampling, Scalar, Stude
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Params = dict[str, Scalar]
 
+Params = dict[str, Scalar]
 SECTIONS: dict[str, type] = {
     "training": Training,
     "training.average": Average,
@@ -32,8 +34,6 @@ SECTIONS: dict[str, type] = {
     "data.sampling": Sampling,
 }
 """The records whose fields may be parameters with a dot in their names."""
-OTHERS = ("method", "seed")
-"""Bare names that are not fields of a method's `Config`."""
 TOKENIZED = (
     "student.kind",
     "student.model",
@@ -110,56 +110,6 @@ def sample(sweep: Sweep, number: int) -> Params:
     return suggest(sweep.parameters, Draw(random.Random(f"{sweep.seed}:{number}")))
 
 
-def ordered(parameters: Mapping[str, Parameter]) -> tuple[str, ...]:
-    """Names such that each comes after those in its `when`, otherwise alphabetically.
-
-    Raises `SpecError` when conditions form a circle. Names that a `when` gives but nobody defines are passed over.
-    """
-    waiting, order = sorted(parameters), list[str]()
-    while waiting:
-        for name in waiting:
-            if all(other in order or other not in parameters for other in parameters[name].when):
-                order.append(name)
-                waiting.remove(name)
-                break
-        else:
-            raise SpecError(f"the conditions (`when`) of {', '.join(waiting)} depend on one another in a circle")
-    return tuple(order)
-
-
-def is_active(parameter: Parameter, params: Mapping[str, Scalar]) -> bool:
-    """Whether the parameter exists, given those that its `when` names."""
-    return all(
-        name in params and any(same(params[name], value) for value in accepted)
-        for name, accepted in ((name, accepted_values(values)) for name, values in parameter.when.items())
-    )
-
-
-def accepted_values(values: Scalar | tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    """One value or several, as several."""
-    return values if isinstance(values, tuple) else (values,)
-
-
-def same(a: object, b: object) -> bool:
-    """Equal, where true is not 1."""
-    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
-
-
-def allows(parameter: Parameter, value: Scalar) -> bool:
-    """Whether the parameter can take that value."""
-    kind = kind_of(parameter)
-    if kind == "const":
-        return same(parameter.const, value)
-    if kind == "choice":
-        return any(same(choice, value) for choice in parameter.choice or ())
-    low, high = getattr(parameter, kind)
-    number = isinstance(value, int if kind.endswith("int") else int | float) and not isinstance(value, bool)
-    return number and low <= cast(float, value) <= high
-
-
-# --- Combinations ---------------------------------------------------------------------------------------------------
-
-
 def combinations(
     parameters: Mapping[str, Parameter],
     names: Iterable[str] | None = None,
@@ -186,15 +136,6 @@ def combinations(
             yield from walk(index + 1, {**params, name: value})
 
     return itertools.islice(walk(0, {}), MANY)
-
-
-def values_of(parameter: Parameter, end: int) -> tuple[Scalar, ...]:
-    """The choices, the constant, or one end of the range in the range's own type."""
-    kind = kind_of(parameter)
-    if kind in RANGES:
-        value = getattr(parameter, kind)[end]
-        return (int(value) if kind.endswith("int") else float(value),)
-    return (parameter.choice or ()) if kind == "choice" else (parameter.const,)
 
 
 def largest(sweep: Sweep, name: str) -> int:
@@ -279,11 +220,6 @@ def as_printed(method: type[Method]) -> dict[str, object]:
     return {name: getattr(printed, name) for name in fields_of(method)}
 
 
-def is_bare(name: str) -> bool:
-    """Whether a parameter names a field of the method's `Config`."""
-    return "." not in name and name not in OTHERS
-
-
 def config_for(sweep: Sweep, method: type[Method], params: Mapping[str, Scalar]) -> DataclassInstance:
     """The method's `Config`: its defaults, the sweep's fixed fields or the paper's, the proposal; fields of other
     methods left out.
@@ -342,9 +278,6 @@ def preparations(sweep: Sweep) -> list[Student]:
     return found
 
 
-# --- Proposals and trials -------------------------------------------------------------------------------------------
-
-
 def make_trial(sweep: Sweep, number: int, params: Mapping[str, Scalar]) -> Trial:
     """The trial of these parameters; what they leave out stays as the sweep file has it.
 
@@ -392,12 +325,6 @@ def _given(prefix: str, params: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {split_name(n)[1]: v for n, v in params.items() if split_name(n)[0] == prefix}
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """`data.sampling.temperature` as (`data.sampling`, `temperature`); a bare name has the empty prefix."""
-    prefix, _, last = name.rpartition(".")
-    return prefix, last
-
-
 def default_params(sweep: Sweep) -> Params:
     """The parameters' values before anything is searched: constants, the sweep file's own values, and defaults."""
     method_parameter = sweep.parameters.get("method")
@@ -430,29 +357,3 @@ def _within(parameter: Parameter, value: Scalar) -> Scalar:
     low, high = (values_of(parameter, end)[0] for end in (0, 1))
     above = kind_of(parameter) in RANGES and cast(float, value) > cast(float, high)
     return high if above else low
-
-
-def check_point(sweep: Sweep, point: Mapping[str, Scalar]) -> None:
-    """Refuses a given point (`sampler.points`) that no proposal could equal. Raises `SpecError`."""
-    for name, value in point.items():
-        parameter = sweep.parameters.get(name)
-        if parameter is None:
-            known = ", ".join(sweep.parameters) or "none"
-            raise SpecError(f"{name!r} is not a parameter; allowed: {known}{nearest(name, sweep.parameters)}")
-        if not allows(parameter, value):
-            raise SpecError(f"{name}: {value!r} is out of reach; allowed: {words_for(parameter)}")
-        for other, values in parameter.when.items():
-            accepted = accepted_values(values)
-            if other not in point or not any(same(point[other], choice) for choice in accepted):
-                has = f"it has {point[other]!r}" if other in point else "it leaves that out"
-                wanted = " or ".join(map(repr, accepted))
-                raise SpecError(f"{name}: exists only when {other} is {wanted}, and {has}; give both or neither")
-
-
-def words_for(parameter: Parameter) -> str:
-    """What values the parameter takes, as an error or a table says it."""
-    kind = kind_of(parameter)
-    if kind in RANGES:
-        low, high = getattr(parameter, kind)
-        return f"{low} to {high}" + (", whole" if kind.endswith("int") else "") + (", log" if "log" in kind else "")
-    return ", ".join(repr(value) for value in values_of(parameter, 0))

@@ -13,7 +13,8 @@ from babeltune.data.starts import pinned, split_pin
 from babeltune.errors import BabeltuneError, SpecError
 from babeltune.models.start import StartShape, embeddings_problem, read_start
 from babeltune.planning.availability import model_vocabulary, model_width
-from babeltune.planning.space import combinations, split_name
+from babeltune.planning.space import combinations
+from babeltune.planning.value_checks import student_with
 from babeltune.schema.bounds import Key, Problem, place
 from babeltune.schema.document import Document, describe
 from babeltune.schema.paths import expand_open
@@ -124,8 +125,7 @@ def start_problems(sweep: Sweep, starts: Starts) -> Iterator[Problem]:
     """Everything that the sweep says of a student and its start does not have."""
     names = tuple(f"student.{name}" for name in (*KINDS, *SHAPED))
     for params in combinations(sweep.parameters, names):
-        given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
-        student = sweep.student.changed(**given)
+        student = student_with(sweep, params)
         if student.start in starts.shapes:
             found = _differences(sweep, student, starts.shapes[str(student.start)])
         elif student.embeddings_from in starts.shapes:

@@ -21,8 +21,8 @@ from babeltune.errors import BabeltuneError, SpecError
 from babeltune.files import plain
 from babeltune.planning.availability import Hub, data_problems, reach_problems
 from babeltune.planning.checks import method_problems
-from babeltune.planning.data_rules import respelled
 from babeltune.planning.goals import dev_metrics
+from babeltune.planning.languages import respelled
 from babeltune.planning.rules import KINDS, problems
 from babeltune.planning.starts import pin_starts, start_problems
 from babeltune.schema.bounds import Problem

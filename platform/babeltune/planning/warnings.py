@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 MANY_EPOCHS = 1_000
 """Times that a trial may see a pair before it is said."""
@@ -73,8 +73,7 @@ def about_order(metric: str | None) -> Iterator[str]:
 def about_languages(sweep: Sweep) -> Iterator[str]:
     """Codes that nobody knows, languages that a frozen encoder is not said to know, and those for which a method has
     no layers."""
-    from babeltune.planning.checks import taught_languages
-    from babeltune.planning.goals import task_languages
+    from babeltune.planning.languages import task_languages, taught_languages
     from babeltune.planning.space import possible_needs
     from babeltune.schema.languages import known_by, match, meaning
 
@@ -185,25 +184,21 @@ def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | Non
 
 def about_corpus(sweep: Sweep, pairs: Mapping[str, int], dev: Mapping[str, int]) -> Iterator[str]:
     """Batches larger than the text, text that is seen too often to learn more of it, and scores of one row."""
-    from babeltune.planning.space import values_of
-
-    def largest(name: str, own: int) -> int:
-        parameter = sweep.parameters.get(name)
-        values: list[Any] = [own] if parameter is None else [*values_of(parameter, 0), *values_of(parameter, 1)]
-        return int(max(values))
+    from babeltune.planning.parameters import values_of
+    from babeltune.planning.space import largest
 
     total, size = sum(pairs.values()), max(pairs.values(), default=0)
     batches = {sweep.data.sampling.batches} | set(
         values_of(sweep.parameters["data.sampling.batches"], 0) if "data.sampling.batches" in sweep.parameters else ()
     )
-    most, batch = (total if "mixed" in batches else size), largest("training.global_batch", sweep.training.global_batch)
+    most, batch = (total if "mixed" in batches else size), largest(sweep, "global_batch")
     if batch > most:
         yield (
             f"training.global_batch {batch:,} is more than the {most:,} pairs that one batch can hold "
             f"({'all' if 'mixed' in batches else 'of the largest language pair'}): batches are no larger, and fewer "
             "negatives; lower it, or give more text"
         )
-    seen = largest("training.pairs", sweep.training.pairs)
+    seen = largest(sweep, "pairs")
     if sweep.budget.unit == "pairs" and seen > MANY_EPOCHS * total:
         yield (
             f"training.pairs {seen:,} is each of the {total:,} pairs {seen // total:,} times, where more than "
@@ -217,9 +212,9 @@ def about_memory(sweep: Sweep) -> Iterator[str]:
     """A student from scratch whose weights, gradients and Adam's two moments are more than this machine's memory."""
     import psutil
 
-    from babeltune.planning.checks import student_with
     from babeltune.planning.plan import student_parameters
     from babeltune.planning.space import combinations
+    from babeltune.planning.value_checks import student_with
 
     searched = [name for name in sweep.parameters if name.startswith("student.")]
     students = [student_with(sweep, params) for params in combinations(sweep.parameters, searched, end=1)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from babeltune.data.eval_sets import EvalRows, labelled, read_eval
@@ -26,6 +28,8 @@ from babeltune.training.step import make_method, make_student
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from babeltune.sweep.sync.view import StorageView
 
 MEMBERS = "babeltune.members"
 """The tag of a version whose weights are an average."""
@@ -107,6 +111,17 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
         encoder.load_state_dict(tensors["student"])
         method.load_state_dict(tensors.get("method", method.state_dict()))
     export_trial(candidate.sweep, trial, prepared, encoder, method, folder)
+
+
+@contextmanager
+def exported(candidate: Candidate, view: StorageView, drafts: Path | None = None) -> Iterator[Path]:
+    """A folder with the candidate's checkpoint as a model, which is brought here and exported for the block alone."""
+    view.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    if drafts is not None:
+        drafts.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{candidate.folder.id}-{candidate.name}-", dir=drafts) as draft:
+        export_model(candidate, Path(draft) / "model")
+        yield Path(draft) / "model"
 
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:

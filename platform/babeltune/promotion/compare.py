@@ -104,8 +104,7 @@ class Contest:
 
 
 def compare(
-    champion: Outcomes,
-    challenger: Outcomes,
+    both: tuple[Outcomes, Outcomes],
     tasks: Sequence[TextTask],
     rules: Promotion,
     *,
@@ -114,17 +113,17 @@ def compare(
     among: int = 1,
     contaminated: Collection[str] = (),
 ) -> Contest:
-    """Compares both models' outcomes on these tasks and decides; `contaminated` tests are not among them.
+    """Compares the outcomes of champion and challenger on these tasks and decides; `contaminated` tests are not among
+    them.
 
     On dev sets, by which the challenger was chosen `among` so many trials, the confidence is Bonferroni's for them.
     """
     alpha = (1 - rules.confidence) / (among if on == "dev" else 1)
     cells: list[Cell] = []
     overall: list[Cell] = []
-    for kind, metric in METRICS.items():
-        own = [task for task in tasks if task.kind == kind]
-        if own:
-            some, mean = _compared(champion, challenger, own, metric, rules, on, alpha)
+    for kind in METRICS:
+        if own := [task for task in tasks if task.kind == kind]:
+            some, mean = _compared(both, own, rules, on, alpha)
             cells += some
             overall.append(mean)
     cells, overall = _corrected(cells), _corrected(overall)
@@ -192,57 +191,63 @@ def words_of(cell: Cell) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Subset:
+    """Both models on one subset, before the bootstrap."""
+
+    name: str
+    items: int
+    champion: float
+    challenger: float
+    difference: Statistic
+    rows: NDArray[np.float64] | None
+    """[items] differences of right and wrong items; None for a correlation."""
+    exact: float | None
+    """McNemar's p of these."""
+    low: float = math.inf
+    high: float = -math.inf
+    """The score interval of these."""
+
+
+def _subset(both: tuple[Outcomes, Outcomes], task: TextTask, on: str, alpha: float) -> _Subset:
+    name = cell_name(task, on)
+    if METRICS[task.kind] == "accuracy":
+        old, new = (_right(each[name]) for each in both)
+        low, high = score_interval(new - old, STEPS[task.kind], confidence=1 - alpha)
+        means, difference, exact = (float(old.mean()), float(new.mean())), mean_of(new - old), sign_test(new - old)
+        return _Subset(name, len(old), *means, difference, new - old, exact, low, high)
+    statistics = [spearman_of(task.scores, each[name]["cosine"]) for each in both]
+    once = np.ones((1, len(task.scores)))
+    values = (float(statistics[0](once)[0]), float(statistics[1](once)[0]))
+    return _Subset(name, len(task.scores), *values, _minus(*statistics), None, None)
+
+
 def _compared(
-    champion: Outcomes,
-    challenger: Outcomes,
-    tasks: Sequence[TextTask],
-    metric: str,
-    rules: Promotion,
-    on: str,
-    alpha: float,
+    both: tuple[Outcomes, Outcomes], tasks: Sequence[TextTask], rules: Promotion, on: str, alpha: float
 ) -> tuple[list[Cell], Cell]:
-    """The cells of one metric, and their mean; p-values as they are before any correction."""
-    parts: list[tuple[int, Statistic]] = []
-    values: list[tuple[float, float]] = []
-    exact: list[float | None] = []
-    wide: list[tuple[float, float]] = []
-    by_length: dict[int, list[NDArray[np.float64]]] = {}
-    for task in tasks:
-        name = cell_name(task, on)
-        if metric == "accuracy":
-            old, new = (_right(each[name]) for each in (champion, challenger))
-            values.append((float(old.mean()), float(new.mean())))
-            parts.append((len(old), mean_of(new - old)))
-            exact.append(sign_test(new - old))
-            wide.append(score_interval(new - old, STEPS[task.kind], confidence=1 - alpha))
-            by_length.setdefault(len(old), []).append(new - old)
-        else:
-            statistics = [spearman_of(task.scores, each[name]["cosine"]) for each in (champion, challenger)]
-            once = np.ones((1, len(task.scores)))
-            values.append((float(statistics[0](once)[0]), float(statistics[1](once)[0])))
-            parts.append((len(task.scores), _minus(*statistics)))
-            exact.append(None)
-            wide.append((math.inf, -math.inf))
+    """The cells of tasks of one kind, and their mean; p-values as they are before any correction."""
+    subsets = [_subset(both, task, on, alpha) for task in tasks]
+    parts = [(each.items, each.difference) for each in subsets]
     resamples = enough_draws(alpha, sum(items for items, _ in parts), rules.resamples)
     *found, mean = paired_bootstrap(parts, confidence=1 - alpha, resamples=resamples)
     cells = [
         Cell(
-            name=cell_name(task, on),
-            items=part[0],
-            champion=old,
-            challenger=new,
+            name=each.name,
+            items=each.items,
+            champion=each.champion,
+            challenger=each.challenger,
             difference=one.value,
-            low=min(one.low, low),
-            high=max(one.high, high),
-            p=one.p if p is None else p,
+            low=min(one.low, each.low),
+            high=max(one.high, each.high),
+            p=one.p if each.exact is None else each.exact,
         )
-        for task, part, (old, new), one, p, (low, high) in zip(tasks, parts, values, found, exact, wide, strict=True)
+        for each, one in zip(subsets, found, strict=True)
     ]
-    # Rows of equal number in subsets of one length may be one sentence in several languages: they count once together.
-    rows = np.concatenate([np.sum(some, axis=0) for some in by_length.values()]) if by_length else None
-    p = mean.p if rows is None else max(0.0 if mean.floor else mean.p, sign_test(rows))
+    p = mean.p
+    if (rows := _summed(subsets)) is not None:
+        p = max(0.0 if mean.floor else mean.p, sign_test(rows))
     return cells, Cell(
-        name=f"mean {tasks[0].kind} {metric}",
+        name=f"mean {tasks[0].kind} {METRICS[tasks[0].kind]}",
         items=sum(cell.items for cell in cells),
         champion=float(np.mean([cell.champion for cell in cells])),
         challenger=float(np.mean([cell.challenger for cell in cells])),
@@ -251,6 +256,16 @@ def _compared(
         high=mean.high,
         p=p,
     )
+
+
+def _summed(subsets: Sequence[_Subset]) -> NDArray[np.float64] | None:
+    """The differences of all subsets; None for correlations. Rows of equal number in subsets of one length may be one
+    sentence in several languages: they count once together."""
+    by_length: dict[int, list[NDArray[np.float64]]] = {}
+    for each in subsets:
+        if each.rows is not None:
+            by_length.setdefault(each.items, []).append(each.rows)
+    return np.concatenate([np.sum(some, axis=0) for some in by_length.values()]) if by_length else None
 
 
 def _right(found: Mapping[str, Sequence[float]]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Writes a trained encoder as a sentence-transformers folder, and reads one back.
+"""Writes a trained encoder as a sentence-transformers folder.
 
 The folder holds JSON, the tokenizer and safetensors: nothing in it runs code when loaded. Plain
 `SentenceTransformer(folder).encode(texts)` gives the encoder's vectors, prompt included. A trained student is written
@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import nn
@@ -26,10 +25,10 @@ from babeltune.data.tokens import bare_tokenizer, load_tokenizer
 from babeltune.errors import CheckpointError
 from babeltune.files import as_new_files, sync
 from babeltune.method import EVERY, Method
-from babeltune.models.dense import check_modules, has_pooler
-from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
-from babeltune.models.hub import pooling_of, quiet
-from babeltune.models.static import StaticEncoder, is_static
+from babeltune.models.dense import has_pooler
+from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder
+from babeltune.models.hub import quiet
+from babeltune.models.static import StaticEncoder
 from babeltune.schema.records import Evaluation, Student, Sweep, Trial
 from babeltune.training.batches import token_set
 
@@ -112,42 +111,6 @@ def write_folder(write: Callable[[Path], None], folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def load_export(folder: Path) -> tuple[Encoder | StaticEncoder, PreTrainedTokenizerBase, Student]:
-    """The encoder, tokenizer and settings of a folder that `export` wrote.
-
-    Raises:
-        CheckpointError: a file is missing.
-        TeacherError: the weights are missing or do not fit.
-    """
-    modules = _read(folder / "modules.json")
-    static = is_static(folder)
-    if not static:
-        check_modules(modules, str(folder))
-    kinds = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
-    settings = _read(folder / "config_sentence_transformers.json")
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    prompts, chosen = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    if static:
-        truncation = _read(folder / "tokenizer.json").get("truncation") or {"max_length": Student.max_tokens}
-        read = {"kind": "static", "max_tokens": truncation["max_length"]}
-    else:
-        read = {
-            "max_tokens": _read(folder / "sentence_bert_config.json")["max_seq_length"],
-            "pooling": pooling_of(_read(folder / kinds["Pooling"] / "config.json")),
-        }
-    student = Student(
-        model=str(folder),
-        **read,
-        projection=_read(folder / kinds["Dense"] / "config.json")["out_features"] if "Dense" in kinds else None,
-        normalize="Normalize" in kinds,
-        prompt=prompts[chosen] if chosen else "",
-    )
-    encoder = build_student(
-        student, vocabulary_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, teacher_dim=None, seed=0
-    )
-    return encoder, tokenizer, student
-
-
 def _write(
     encoder: Encoder | StaticEncoder, tokenizer: PreTrainedTokenizerBase | Path, student: Student, folder: Path
 ) -> None:
@@ -213,7 +176,7 @@ def _append_layers(folder: Path, layers: Mapping[str, nn.Sequential]) -> None:
     """Puts the layers, and an L2 norm, after the modules of a sentence-transformers folder."""
     if not layers:
         return
-    modules = _read(folder / "modules.json")
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
 
     def append(kind: str) -> Path:
         path = f"{len(modules)}_{kind}"
@@ -281,10 +244,3 @@ def _write_dense(linear: nn.Linear, activation: str, folder: Path) -> None:
 def _json(path: Path, values: object) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent} is no exported encoder: {path.name} is missing") from error

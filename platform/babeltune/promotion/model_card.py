@@ -9,6 +9,7 @@ import babeltune
 from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS
 from babeltune.method import needs_of
 from babeltune.promotion.card_facts import CardFacts
+from babeltune.schema.base import number
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -21,11 +22,6 @@ NO_TESTS = """\
 The sweep had no sealed tests. This model was chosen and judged by the dev sets above, and no unseen text has checked
 that choice: expect lower numbers on other text.
 """
-
-
-def number(value: object) -> str:
-    """A setting as a person writes it: a fraction with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def split_scores(scores: Scores) -> tuple[Scores, Scores]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from babeltune.data.starts import FETCHED, copy_start, digest_of_start, place_of, split_pin
 from babeltune.errors import SpecError
 from babeltune.planning.starts import ALLOWED
-from babeltune.promotion.candidate import export_model, find_candidate
-from babeltune.promotion.promote import model_folder
+from babeltune.promotion.candidate import exported, find_candidate
+from babeltune.promotion.model_names import model_folder
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.sync.view import StorageView
 
@@ -44,9 +43,5 @@ def _exported(trial: str, cluster: Cluster) -> Path:
     places = StorageView(cluster)
     places.update(trial.partition("/")[0])
     candidate = find_candidate(trial, places.folder)
-    places.bring(candidate.folder, candidate.trial.number, candidate.report.index, candidate.prepared)
-    drafts = places.folder / FETCHED
-    drafts.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{candidate.folder.id}-{candidate.name}-", dir=drafts) as draft:
-        export_model(candidate, Path(draft) / "model")
-        return copy_start(places.folder, Path(draft) / "model")
+    with exported(candidate, places, places.folder / FETCHED) as folder:
+        return copy_start(places.folder, folder)

@@ -1,16 +1,18 @@
-"""Any model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
+"""Scores a model on the dev sets and the sealed tests of a sweep: `evaluate SWEEP --model MODEL`, and `compare A B`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from babeltune.data.eval_sets import subsets
 from babeltune.data.prepared import Prepared, read_prepared
 from babeltune.errors import SpecError
 from babeltune.promotion.candidate import dev_texts, sealed_sets
-from babeltune.promotion.compare import Cell, compare, said_of
+from babeltune.promotion.compare import Cell, Outcomes, compare, said_of
+from babeltune.promotion.evaluate import Evaluated, Scoring, score_model, weights_of
 from babeltune.promotion.fresh_scorer import FreshScorer, Target
-from babeltune.promotion.promote import Evaluated, Scoring, model_folder, score_model, trial_of, weights_of
+from babeltune.promotion.model_names import model_folder, trial_of
 from babeltune.promotion.training_text import trained_on
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
@@ -103,18 +105,9 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         Scoring(model=name, trial=trial, tasks=tasks, prefix="dev", sealed=(), prompt=None, target=target)
         for name, trial in zip((first, second), trials, strict=True)
     ]
-    with weights_of(asked[0], view) as (_, one), weights_of(asked[1], view) as (_, other), FreshScorer() as rescore:
-        models = {"first": one, "second": other}
-        if target is not None:
-            rescore.check_widths(models, target, {"first": repr(first), "second": repr(second)})
-        words = [
-            word
-            for each, path in zip(asked, (one, other), strict=True)
-            for word in trained_on(each.model, each.trial, tasks, view, path)
-        ]
-        scored = rescore.scored(models, tasks, "dev", target=target)
+    scored, words = _scored_together(asked, view)
     rules = spec.promotion
-    found = compare(scored["first"][1], scored["second"][1], tasks, rules, name=first, on="dev")
+    found = compare(scored, tasks, rules, name=first, on="dev")
     if not found.cells:
         raise SpecError(
             f"sweep {folder.id} has no bitext, STS or transfer task in data.dev; name another: --sweep SWEEP"
@@ -126,8 +119,24 @@ def compare_models(first: str, second: str, cluster: Cluster, *, sweep: str | No
         verdicts=tuple(said_of(mean, rules.confidence) for mean in found.overall),
         overall=found.overall,
         cells=found.cells,
-        warnings=tuple(dict.fromkeys(words)),
+        warnings=words,
     )
+
+
+def _scored_together(asked: Sequence[Scoring], view: StorageView) -> tuple[tuple[Outcomes, Outcomes], tuple[str, ...]]:
+    """The outcomes of two models on the same tasks, from one fresh process, and warnings about their training text."""
+    target, tasks = asked[0].target, asked[0].tasks
+    with weights_of(asked[0], view) as (_, one), weights_of(asked[1], view) as (_, other), FreshScorer() as rescore:
+        models = {"first": one, "second": other}
+        if target is not None:
+            rescore.check_widths(models, target, {"first": repr(asked[0].model), "second": repr(asked[1].model)})
+        words = [
+            word
+            for each, path in zip(asked, (one, other), strict=True)
+            for word in trained_on(each.model, each.trial, tasks, view, path)
+        ]
+        scored = rescore.scored(models, tasks, "dev", target=target)
+    return (scored["first"][1], scored["second"][1]), tuple(dict.fromkeys(words))
 
 
 def _sweep_of(name: str, view: StorageView) -> tuple[SweepFolder, Sweep, Prepared]:

@@ -176,6 +176,7 @@ def _without_needs(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """The files with metadata that names no dependency."""
 
     def metadata(data: bytes) -> bytes:
+        """A METADATA file without its lines of dependencies."""
         head, blank, text = data.decode().partition("\n\n")
         return ("\n".join(line for line in head.split("\n") if not line.startswith(NEEDS)) + blank + text).encode()
 

@@ -16,6 +16,11 @@ class Strict:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
 
+def number(value: object) -> str:
+    """A value as short as it can be read: a fraction with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def record_from(make: Callable[..., Made], values: Mapping[str, object]) -> Made:
     """The record with these fields, as `files.plain` wrote them. `TypeError` for a name that it lacks, or one too
     many."""

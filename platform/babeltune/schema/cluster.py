@@ -222,6 +222,16 @@ def read_cluster(path: str | Path | None = None, *, environ: Mapping[str, str] |
 
 
 def _problems(cluster: Cluster) -> Iterator[Problem]:
+    yield from _address_problems(cluster)
+    wrong = list(_no_places(cluster))
+    yield from wrong
+    if not wrong:
+        yield from _place_problems(cluster)
+        yield from _share_problems(cluster)
+
+
+def _address_problems(cluster: Cluster) -> Iterator[Problem]:
+    """The cluster's name and address, and what must not be empty."""
     if not NAME.fullmatch(cluster.name):
         yield ("name",), f"{cluster.name!r} must be letters, digits, `_`, `.` or `-`"
     for key, value in (("address", cluster.address), ("storage", cluster.storage)):
@@ -236,9 +246,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
     port = re.search(r":(\d+)(/[^@]*)?$", cluster.address)
     if port and not (len(port[1]) < 9 and 0 < int(port[1]) < 65536):
         yield ("address",), f"{cluster.place[:200]!r} has port {port[1][:20]}, and ports are 1 to 65535"
-    if wrong := list(_no_places(cluster)):
-        yield from wrong
-        return
+
+
+def _place_problems(cluster: Cluster) -> Iterator[Problem]:
+    """Where results go, and where secrets come from."""
     uri = URI.fullmatch(cluster.storage)
     if uri:
         yield from _uri_problems(uri[1], uri[2], cluster)
@@ -254,6 +265,10 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         )
     if cluster.token_env is not None and cluster.token_file is not None:
         yield ("token_file",), "token_env is given too; keep one"
+
+
+def _share_problems(cluster: Cluster) -> Iterator[Problem]:
+    """Numbers out of bounds, and workers whose share of the machine cannot be."""
     for key, number, low in (
         ("workers", cluster.workers, 1),
         ("cpus_per_worker", cluster.cpus_per_worker, 0),
@@ -281,7 +296,7 @@ def _problems(cluster: Cluster) -> Iterator[Problem]:
         yield ("cpus_per_worker",), "0 and gpus_per_worker 0: a worker needs a share of something"
     if cluster.least_workers is not None and cluster.least_workers > cluster.workers:
         yield ("least_workers",), f"{cluster.least_workers} must be at most workers, {cluster.workers}"
-    if uri and cluster.progress_timeout <= cluster.storage_timeout:
+    if URI.fullmatch(cluster.storage) and cluster.progress_timeout <= cluster.storage_timeout:
         yield (
             ("progress_timeout",),
             f"{cluster.progress_timeout:g} must be more than storage_timeout, {cluster.storage_timeout:g}: "

@@ -32,7 +32,7 @@ class Table:
     """The row to point out."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A chart, what it shows in words, and its numbers as a table."""
 

@@ -25,8 +25,8 @@ from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.progress import is_driven, read_stage, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
 from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.page import document
 from babeltune.sweep_report.render import LiveNote, render
-from babeltune.sweep_report.sections import document
 from babeltune.sweep_report.words import score
 
 POLL_INTERVAL_S = 1.0

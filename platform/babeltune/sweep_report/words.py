@@ -5,9 +5,25 @@ from __future__ import annotations
 import math
 import shlex
 
-from babeltune.schema.records import Scalar
-from babeltune.sweep_report.charts import short
+from babeltune.schema.base import number
+from babeltune.schema.records import Goal
 from babeltune.sweep_report.record import Z95, Standing, SweepReport
+
+
+def short(metric: str) -> str:
+    """A metric's name without `dev/`."""
+    return metric.removeprefix("dev/")
+
+
+def subset_name(metric: str) -> str:
+    """`everyday fra-eng` of `dev/everyday/fra-eng/accuracy`."""
+    _, task, subset, _ = metric.split("/")
+    return f"{task} {subset}"
+
+
+def better(goal: Goal) -> str:
+    """Which way a metric is better, in words."""
+    return "higher is better" if goal == "maximize" else "lower is better"
 
 
 def score(value: float | None) -> str:
@@ -20,14 +36,9 @@ def interval(each: Standing) -> str:
     return "–" if each.interval is None else "{:.4f} to {:.4f}".format(*each.interval)
 
 
-def setting(value: Scalar) -> str:
-    """A searched value as short as it can be read."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def settings(each: Standing) -> str:
     """All searched values of a trial."""
-    return ", ".join(f"{name}={setting(value)}" for name, value in each.row.params.items())
+    return ", ".join(f"{name}={number(value)}" for name, value in each.row.params.items())
 
 
 def duration(seconds: float | None) -> str:

@@ -11,10 +11,10 @@ from babeltune.files import write_whole
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
+from babeltune.sweep_report.page import MOST_ROWS, document
 from babeltune.sweep_report.picture import browser, picture
 from babeltune.sweep_report.record import SweepReport
 from babeltune.sweep_report.render import Format, render
-from babeltune.sweep_report.sections import MOST_ROWS, document
 
 LARGEST = 2_000_000
 """Bytes of a report. Above it, tables and charts show fewer trials."""

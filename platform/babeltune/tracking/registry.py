@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from babeltune.errors import PromotionError, UnknownNameError, nearest
+from babeltune.files import sha256_of
 from babeltune.models.hub import dimension_of
 from babeltune.redaction import without_password
 from babeltune.tracking.checkpoint_models import EXAMPLE, described, signed
@@ -33,6 +34,7 @@ from babeltune.tracking.mlflow_client import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 FOR_MLFLOW = ("MLmodel", EXAMPLE)
 """Files that a registered model has beside its export, for MLflow."""
@@ -185,7 +187,7 @@ def champion_of(uri: str, name: str, alias: str) -> Registered | None:
         if not models or alias not in models[0].aliases:
             return None
         found = client.get_model_version_by_alias(name, alias)
-        return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
+        return _registered(found)
 
 
 def find_run(uri: str, experiment: str, sweep: str, number: int) -> str:
@@ -260,8 +262,12 @@ def version_in(uri: str, folder: Path) -> Registered | None:
     with _promotion(uri, f"look up {folder.name!r}"):
         for found in open_client(uri).search_model_versions():
             if (found.source or "").rpartition("/")[2] == folder.name:
-                return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
+                return _registered(found)
     return None
+
+
+def _registered(found: ModelVersion) -> Registered:
+    return Registered(str(found.version), found.run_id, found.source, dict(found.tags))
 
 
 @contextlib.contextmanager
@@ -283,6 +289,5 @@ def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
     of_mlflow = (folder / "MLmodel", folder / EXAMPLE)
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p not in of_mlflow):
-        with path.open("rb") as file:
-            digest.update(f"{path.relative_to(folder)} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{path.relative_to(folder)} {sha256_of(path)}\n".encode())
     return digest.hexdigest()[:12]

@@ -71,7 +71,7 @@ class Interval:
 
     @staticmethod
     def read(values: IntervalJson) -> Interval:
-        """What `plain` wrote."""
+        """The interval that `plain` wrote as JSON."""
         points = [record_from(Point, point) for point in values["meter"]["points"]]
         meter = record_from(Averages, {**values["meter"], "points": points})
         return record_from(Interval, {**values, "meter": meter})

@@ -19,7 +19,7 @@ from babeltune.errors import TrainingError
 from babeltune.method import Batch, Masked, Needs, Tokens, TrialContext, trial_context
 from babeltune.method.masked_lm import Masking
 from babeltune.models.encoder import TextIds
-from babeltune.training.sampler import Schedule, lots
+from babeltune.training.sampler import DrawnPairs, Schedule, lots
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,14 +153,16 @@ def make_reader(trial: Trial, prepared: Prepared, device: torch.device, context:
 def make_schedule(trial: Trial, prepared: Prepared, reader: Reader, needs: Needs) -> Schedule:
     """The global batches of a trial whose method has these needs."""
     return Schedule(
-        prepared.pair_groups(),
-        prepared.pair_weights(),
+        DrawnPairs(
+            prepared.pair_groups(),
+            prepared.pair_weights(),
+            order=reader.target_lengths() if needs.order == "length" else None,
+            only=reader.usable(),
+        ),
         trial.sampling,
         global_batch=trial.training.global_batch,
         total_pairs=trial.training.pairs,
         seed=trial.seed,
-        order=reader.target_lengths() if needs.order == "length" else None,
-        only=reader.usable(),
     )
 
 

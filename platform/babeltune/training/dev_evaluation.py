@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from babeltune.data.prepared import Prepared, TokenSet
+    from babeltune.data.store import Ragged
 
 
 Found = TypeVar("Found")
@@ -34,6 +36,52 @@ Found = TypeVar("Found")
 
 class EvaluationLeftError(Exception):
     """A stop request ended an evaluation. All ranks raise it."""
+
+
+@dataclass(frozen=True)
+class _SharedEncoding:
+    """Encodes sentences on all ranks together. If one rank leaves, all do."""
+
+    encoder: StudentEncoder
+    method: Method
+    prepared: Prepared
+    take: Callable[[NDArray[np.integer]], tuple[NDArray[np.integer], NDArray[np.integer]]]
+    """The token ids of texts end to end, and their lengths."""
+    ranks: ProcessGroup
+    device: torch.device
+    poll: Callable[[], None]
+
+    def on_all(self, found: Found | None) -> Found:
+        """What this rank has found, if none has left."""
+        left = torch.tensor(float(found is None), device=self.device)
+        if self.ranks.sum_scalars({"left": left})["left"] or found is None:
+            raise EvaluationLeftError
+        return found
+
+    def poll_together(self) -> None:
+        """Calls `poll` on every rank."""
+        stays = None
+        with contextlib.suppress(EvaluationLeftError):
+            self.poll()
+            stays = True
+        self.on_all(stays)
+
+    def embed(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """[ids, dim] vectors of these texts. Each rank encodes its part."""
+        ranks, languages = self.ranks, self.prepared.text_languages()
+        order = np.random.default_rng(0).permutation(len(ids))
+        mine = ids[own_rows(order, ranks.rank, ranks.world)]
+        encoded = None
+        with contextlib.suppress(EvaluationLeftError), self.encoder.register_forward_pre_hook(lambda *_: self.poll()):
+            encoded = torch.from_numpy(encode_all(self.encoder, self.take, mine, device=self.device)).to(self.device)
+        own = self.on_all(encoded)
+        ranks.set_sizes(local_sizes(len(ids), ranks.world))
+        with torch.no_grad():
+            finished = self.method.finish(own, [self.prepared.languages[number] for number in languages[mine]])
+            vectors = ranks(finished).cpu().numpy()
+        restored = np.empty_like(vectors)
+        restored[order] = vectors
+        return restored
 
 
 def dev_scores(
@@ -52,44 +100,14 @@ def dev_scores(
 
     `poll` is called before each batch is encoded and each subset is scored; where it raises `EvaluationLeftError` on
     one rank, all raise it."""
-    frozen = isinstance(encoder, FrozenEncoder)
-    if isinstance(encoder, StaticEncoder):
-        encoder = encoder.folded()  # as it is exported
-    tokens = TextIds() if frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
-    languages = prepared.text_languages()
-
-    def on_all(found: Found | None) -> Found:
-        """What this rank has found, if none has left."""
-        if ranks.sum_scalars({"left": torch.tensor(float(found is None), device=device)})["left"] or found is None:
-            raise EvaluationLeftError
-        return found
-
-    def poll_together() -> None:
-        stays = None
-        with contextlib.suppress(EvaluationLeftError):
-            poll()
-            stays = True
-        on_all(stays)
-
-    def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        order = np.random.default_rng(0).permutation(len(ids))
-        mine = ids[own_rows(order, ranks.rank, ranks.world)]
-        encoded = None
-        with contextlib.suppress(EvaluationLeftError), encoder.register_forward_pre_hook(lambda *_: poll()):
-            encoded = torch.from_numpy(encode_all(encoder, tokens.take, mine, device=device)).to(device)
-        own = on_all(encoded)
-        ranks.set_sizes(local_sizes(len(ids), ranks.world))
-        with torch.no_grad():
-            finished = method.finish(own, [prepared.languages[number] for number in languages[mine]])
-            vectors = ranks(finished).cpu().numpy()
-        restored = np.empty_like(vectors)
-        restored[order] = vectors
-        return restored
-
+    encoder, tokens = _as_exported(encoder, trial, prepared)
+    shared = _SharedEncoding(encoder, method, prepared, tokens.take, ranks, device, poll)
     kept = [encoder, *method.layers().values()]
     size = sum(parameter.numel() for module in kept for parameter in module.parameters())
     cuts = cuts_of(encoder, trial.training)
-    scores = evaluate(prepared.tasks, embed, teacher=prepared.teacher_vectors, poll=poll_together, cuts=cuts)
+    scores = evaluate(
+        prepared.tasks, shared.embed, teacher=prepared.teacher_vectors, poll=shared.poll_together, cuts=cuts
+    )
     scores[PARAMETERS] = size
     if prepared.tasks and ranks.rank == 0:
         texts = np.unique(np.fromiter((id_ for task in prepared.tasks for id_ in task.texts_of("student")), np.int64))
@@ -104,15 +122,22 @@ def vectors_of(
     encoder: StudentEncoder, method: Method, trial: Trial, prepared: Prepared, ids: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """[ids, dim] vectors of these texts as `dev_scores` makes them, in this process alone and on the CPU."""
-    if isinstance(encoder, StaticEncoder):
-        encoder = encoder.folded()
-    is_frozen = isinstance(encoder, FrozenEncoder)
-    tokens = TextIds() if is_frozen else open_ragged(Path(token_set(trial, prepared).evaluation))
+    encoder, tokens = _as_exported(encoder, trial, prepared)
     encoded = torch.from_numpy(encode_all(encoder, tokens.take, ids, device="cpu"))
     languages = prepared.text_languages()[ids]
     with torch.no_grad():
         found: NDArray[np.float32] = method.finish(encoded, [prepared.languages[each] for each in languages]).numpy()
     return found
+
+
+def _as_exported(
+    encoder: StudentEncoder, trial: Trial, prepared: Prepared
+) -> tuple[StudentEncoder, TextIds | Ragged[np.integer]]:
+    """The encoder in the shape that it is exported in, and the tokens of the dev texts that it reads."""
+    if isinstance(encoder, FrozenEncoder):
+        return encoder, TextIds()
+    tokens = open_ragged(Path(token_set(trial, prepared).evaluation))
+    return encoder.folded() if isinstance(encoder, StaticEncoder) else encoder, tokens
 
 
 def dropped_tokens(tokens: TokenSet) -> int:

@@ -6,6 +6,7 @@ resumes from its step number alone."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,40 @@ class Stream:
         return np.concatenate(parts) if parts else self.rows[:0]
 
 
+@dataclass(frozen=True)
+class DrawnPairs:
+    """The training pairs that batches are drawn from."""
+
+    groups: NDArray[np.int16]
+    """[pairs] the number of each pair's languages."""
+    weights: NDArray[np.float32]
+    """[pairs] how often each pair occurs in an epoch."""
+    order: NDArray[np.int64] | None = None
+    """[pairs] what sorts every epoch; None: a fresh permutation each."""
+    only: NDArray[np.int64] | None = None
+    """The pairs that take part; None: all do."""
+
+    def __len__(self) -> int:
+        return len(self.groups if self.only is None else self.only)
+
+
+def _streams(drawn: DrawnPairs, seed: int) -> list[Stream]:
+    """A stream for each pair of languages that has at least two pairs. `TrainingError` where none has."""
+    pairs = np.arange(len(drawn.groups)) if drawn.only is None else drawn.only
+    groups, weights = drawn.groups[pairs], drawn.weights[pairs]
+    present = [group for group, rows in enumerate(np.bincount(groups)) if rows > 1]
+    if not present:
+        raise TrainingError(
+            "no language pair has two training pairs"
+            + (" that have an aligned word" if drawn.only is not None else "")
+            + "; give data.train sources with more rows"
+        )
+    return [
+        Stream(pairs[groups == group], weights[groups == group], (seed, 7, int(group)), drawn.order)
+        for group in present
+    ]
+
+
 class Schedule:
     """All global batches of a trial that sees `total_pairs` pairs.
 
@@ -79,30 +114,9 @@ class Schedule:
     if only one pair would remain of it."""
 
     def __init__(
-        self,
-        groups: NDArray[np.int16],
-        weights: NDArray[np.float32],
-        sampling: Sampling,
-        *,
-        global_batch: int,
-        total_pairs: int,
-        seed: int,
-        order: NDArray[np.int64] | None = None,
-        only: NDArray[np.int64] | None = None,
+        self, pairs: DrawnPairs, sampling: Sampling, *, global_batch: int, total_pairs: int, seed: int
     ) -> None:
-        """`only` names the pairs that take part; all do when it is absent."""
-        pairs = np.arange(len(groups)) if only is None else only
-        groups, weights = groups[pairs], weights[pairs]
-        present = [group for group, rows in enumerate(np.bincount(groups)) if rows > 1]
-        if not present:
-            raise TrainingError(
-                "no language pair has two training pairs"
-                + (" that have an aligned word" if only is not None else "")
-                + "; give data.train sources with more rows"
-            )
-        self.streams = [
-            Stream(pairs[groups == group], weights[groups == group], (seed, 7, int(group)), order) for group in present
-        ]
+        self.streams = _streams(pairs, seed)
         mass = np.array([float(len(s.rows)) for s in self.streams]) ** (1.0 / sampling.temperature)
         share = mass / mass.sum()
         sizes = np.array([min(global_batch, len(s.rows)) for s in self.streams])
@@ -115,7 +129,7 @@ class Schedule:
                 block = np.zeros((BLOCK, len(share)), dtype=np.int64)
                 block[np.arange(BLOCK), chosen] = sizes[chosen]
             else:
-                block = generator.multinomial(min(global_batch, len(groups)), share, size=BLOCK)
+                block = generator.multinomial(min(global_batch, len(pairs)), share, size=BLOCK)
             last = int(np.searchsorted(np.cumsum(block.sum(axis=1)), total_pairs - drawn)) + 1
             blocks.append(block[:last])
             drawn += int(blocks[-1].sum())

@@ -23,6 +23,7 @@ from babeltune.method.matryoshka import cuts_below, matryoshka_loss
 from babeltune.models.encoder import Encoder, FrozenEncoder, StudentEncoder, build_student
 from babeltune.models.start import take_embeddings
 from babeltune.models.static import StaticEncoder
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.training.batches import token_set
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
@@ -253,13 +254,15 @@ def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None 
         student = replace(student, model=tokens.tokenizer, start=None)
     encoder = build_student(
         student,
-        vocabulary_size=tokens.vocabulary,
-        pad_token_id=tokens.pad,
+        Vocabulary(
+            tokens.vocabulary,
+            tokens.pad,
+            kept=None if tokens.kept is None else np.load(tokens.kept),
+            tokenizer=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
+        ),
         teacher_dim=prepared.teacher_dim,
         seed=trial.seed,
         projected=needs.vectors,
-        kept=None if tokens.kept is None else np.load(tokens.kept),
-        tokens=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
     )
     if student.token_vectors == "teacher":
         assert isinstance(encoder, StaticEncoder)

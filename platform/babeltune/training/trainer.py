@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,7 +21,7 @@ from babeltune.errors import CheckpointError, StorageError, TrainingError
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import plain, write_json
 from babeltune.memory import give_back_memory
-from babeltune.method import trial_context
+from babeltune.method import Needs, TrialContext, trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.schema.records import Point, Report, Scalar, Trial
 from babeltune.training.averages import Averages, Interval
@@ -225,22 +225,6 @@ class TrialTrainer:
                 tensors["method"] = method_state
         save_checkpoint(folder, tensors, {**self.identity(), **state}, self.guard)
 
-    def halvings(self) -> int:
-        """How often a plateau of the first objective has halved the learning rate."""
-        if self.trial.training.schedule != "plateau":
-            return 0
-        objective = self.trial.objectives[0]
-        return halvings_after([report.metrics[objective.metric] for report in self.reports], objective.goal)
-
-    def out_of_patience(self, metrics: dict[str, float]) -> bool:
-        """Whether the first objective has not improved for `training.patience` reports."""
-        patience, objective = self.trial.training.patience, self.trial.objectives[0]
-        if patience is None:
-            return False
-        draft = Report(index=len(self.reports) + 1, step=0, pairs=0, seconds=0, metrics=metrics)
-        best = best_report([*self.reports, draft], objective)
-        return best is not None and draft.index - best.index >= patience
-
     def train(self) -> list[Report]:
         """Trains to the end or until a stop is requested; returns all reports."""
         trial, schedule = self.trial, self.schedule
@@ -253,7 +237,7 @@ class TrialTrainer:
                 return self.reports
         self.note_progress(done, {})
         for index in range(len(self.reports) + 1, len(milestones) + 1):
-            self.train_step.halvings = self.halvings()
+            self.train_step.halvings = plateau_halvings(trial, self.reports)
             end = milestones[index - 1]
             fresh = Interval(done, Averages(every=max(1, (end - done) // POINTS_PER_REPORT)))
             interval, self.interval = self.interval or fresh, None
@@ -270,29 +254,33 @@ class TrialTrainer:
             except EvaluationLeftError:
                 return self.leave(interval, end, trained)
             spent += time.perf_counter() - started
-            pairs = int(schedule.seen[end - 1])
-            points = interval.meter.take()
-            report = Report(
-                index=index,
-                step=end,
-                pairs=pairs,
-                seconds=spent,
-                metrics={
-                    **metrics,
-                    "train/pairs": pairs,
-                    "train/pairs_per_second": (pairs - self.seen(done)) / trained,
-                    **self.spent(pairs),
-                },
-                points=points,
-                checkpoint=str(checkpoint_folder(self.folder, index)),
-                last=index == len(milestones) or self.out_of_patience(metrics),
-                facts={**self.facts, **self.warning(points), **self.collapse(metrics)},
-            )
+            report = self.made_report(end, metrics, interval.meter.take(), spent, trained)
             self.save(report)
             done = end
             if not self.reporter.report(report) or report.last or "collapsed" in report.facts:
                 break
         return self.reports
+
+    def made_report(
+        self, step: int, metrics: dict[str, float], points: tuple[Point, ...], spent: float, trained: float
+    ) -> Report:
+        """The next report, after this step. `spent` seconds are the trial's, `trained` those since the last report."""
+        trial, done = self.trial, self.reports[-1].step if self.reports else 0
+        index, pairs = len(self.reports) + 1, self.seen(step)
+        compute = trial.training.compute
+        counted = {} if compute is None else {COMPUTE: compute * pairs / trial.training.pairs}
+        speed = (pairs - self.seen(done)) / trained
+        return Report(
+            index=index,
+            step=step,
+            pairs=pairs,
+            seconds=spent,
+            metrics={**metrics, "train/pairs": pairs, "train/pairs_per_second": speed, **counted},
+            points=points,
+            checkpoint=str(checkpoint_folder(self.folder, index)),
+            last=index == trial.training.reports or out_of_patience(trial, self.reports, metrics),
+            facts={**self.facts, **warning(self.context, points), **collapse(self.needs, metrics)},
+        )
 
     def scores(self) -> dict[str, float]:
         """All dev metrics, with the averages of the weights where there are some."""
@@ -308,39 +296,12 @@ class TrialTrainer:
                 self.poll_stop_while_evaluating,
             )
 
-    def spent(self, pairs: int) -> dict[str, float]:
-        """Counted seconds of one worker that so many pairs have cost, where the trial is as long as its compute."""
-        training = self.trial.training
-        return {} if training.compute is None else {COMPUTE: training.compute * pairs / training.pairs}
-
     def leave(self, interval: Interval, step: int, seconds: float) -> list[Report]:
         """Keeps where a stop met the trial: after this step. Returns all reports."""
         interval.step, interval.seconds = step, seconds
         self.save_interval(interval)
         self.note_progress(step, {}, now=True)
         return self.reports
-
-    def collapse(self, metrics: Mapping[str, float]) -> dict[str, Scalar]:
-        """The fact `collapsed`, where the student gives different sentences nearly the same vector.
-
-        A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
-        """
-        needs = self.needs
-        shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
-        cosine = metrics.get("dev/mean_cosine", 0.0)
-        if cosine < COLLAPSED or not shaped:
-            return {}
-        return {
-            "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "
-            "lower training.learning_rate or raise the temperature"
-        }
-
-    def warning(self, points: tuple[Point, ...]) -> dict[str, Scalar]:
-        """The fact `warning`, where the method has one about the latest of these points."""
-        values = points[-1].values if points else {}
-        means = {name.removeprefix("train/"): value for name, value in values.items()}
-        words = self.context.method_class.warning(means)
-        return {"warning": words} if words else {}
 
     def trim_memory(self) -> None:
         """Gives freed memory back now and then; at every step the system would be busy handing it out again."""
@@ -389,6 +350,46 @@ class TrialTrainer:
         meter.add(step + 1, values, learning_rate_at(self.trial.training, seen, self.train_step.halvings), flush=flush)
         self.note_progress(step + 1, values)
         self.trim_memory()
+
+
+def plateau_halvings(trial: Trial, reports: Sequence[Report]) -> int:
+    """How often a plateau of the first objective has halved the learning rate."""
+    if trial.training.schedule != "plateau":
+        return 0
+    objective = trial.objectives[0]
+    return halvings_after([report.metrics[objective.metric] for report in reports], objective.goal)
+
+
+def out_of_patience(trial: Trial, reports: Sequence[Report], metrics: dict[str, float]) -> bool:
+    """Whether the first objective has not improved for `training.patience` reports."""
+    patience, objective = trial.training.patience, trial.objectives[0]
+    if patience is None:
+        return False
+    draft = Report(index=len(reports) + 1, step=0, pairs=0, seconds=0, metrics=metrics)
+    best = best_report([*reports, draft], objective)
+    return best is not None and draft.index - best.index >= patience
+
+
+def collapse(needs: Needs, metrics: Mapping[str, float]) -> dict[str, Scalar]:
+    """The fact `collapsed`, if the student gives different sentences nearly the same vector.
+
+    A method that neither contrasts vectors nor follows a teacher's, such as masked language modelling, may.
+    """
+    shaped = needs.teacher or needs.in_batch_negatives or needs.hard_negatives
+    cosine = metrics.get("dev/mean_cosine", 0.0)
+    if cosine < COLLAPSED or not shaped:
+        return {}
+    return {
+        "collapsed": f"collapsed: different dev sentences have a mean cosine of {cosine:.4f}; "
+        "lower training.learning_rate or raise the temperature"
+    }
+
+
+def warning(context: TrialContext, points: Sequence[Point]) -> dict[str, Scalar]:
+    """The fact `warning`, if the method has one about the latest of these points."""
+    values = points[-1].values if points else {}
+    words = context.method_class.warning({name.removeprefix("train/"): value for name, value in values.items()})
+    return {"warning": words} if words else {}
 
 
 def train(

@@ -10,12 +10,16 @@ from babeltune.apps.filtering import translate
 from babeltune.apps.filtering.filter import NoisyCorpus, Translation, filter_corpus, score_pairs
 from babeltune.apps.filtering.select import Pairs
 from babeltune.apps.filtering.translate import Recipe
-from babeltune.apps.mining.mine import Settings
+from babeltune.apps.mining.mine import Encoding, Settings
 from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOY = Model("toy", "digest")
+
+
+def toy(storage):
+    return Encoding(models=(TOY, TOY), storage=storage, progress=lambda *_: None)
 
 
 @pytest.mark.parametrize("margin", ["ratio", "distance", "absolute"])
@@ -46,12 +50,12 @@ def test_given_pairs_are_scored_against_their_neighbourhoods(margin, k, tmp_path
     source, target = [f"s{row}" for row in rows], [f"t{row}" for row in columns]
     pairs = Pairs(source=source, target=target, read=len(source), digest="")
     settings = Settings(k=k, margin=margin)
-    found = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *noted: None)
+    found = score_pairs(pairs, settings, toy(tmp_path))
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     if margin == "ratio":
         assert np.isnan(found).any() == (k == 50)
     assert sorted(given) == sorted({*source, *target})
-    again = score_pairs(pairs, (TOY, TOY), settings, tmp_path, lambda *noted: None)
+    again = score_pairs(pairs, settings, toy(tmp_path))
     assert len(given) == len({*source, *target}), "vectors stay on disk"
     np.testing.assert_array_equal(again, found)
 
@@ -79,8 +83,8 @@ def test_the_report_holds_what_is_known_when_a_translation_model_fails(trained, 
     out = tmp_path / "out"
     with pytest.raises(DataError, match="out of memory"):
         filter_corpus(
-            NoisyCorpus(str(tmp_path / "p.tsv")), out, (4, 6, 20), lambda: (TOY, TOY), Settings(k=1),
-            tmp_path / "storage", lambda *_: None, Translation(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
+            NoisyCorpus(str(tmp_path / "p.tsv")), out, (4, 6, 20), lambda: toy(tmp_path / "storage"), Settings(k=1),
+            Translation(Recipe(model="scratch"), str(tmp_path / "test.tsv")),
         )  # fmt: skip
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert [row["asked"] for row in report["subsets"]] == [4, 6, 20]

@@ -25,6 +25,7 @@ from babeltune.apps.mining.vectors import Model, embed, joined, model_at
 from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError
 from babeltune.models.encoder import build_student
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Student
@@ -67,12 +68,19 @@ def write(path, lines):
     return path
 
 
+def toy(storage, progress=lambda *_: None):
+    return mine.Encoding(models=(TOY, TOY), storage=storage, progress=progress)
+
+
 def run(tmp_path, source, target, **settings):
     noted = []
     done = mine.mine(
-        source, target, (TOY, TOY), tmp_path / "out.tsv", mine.Settings(**settings), tmp_path / "storage",
-        lambda *a: noted.append(a),
-    )  # fmt: skip
+        source,
+        target,
+        tmp_path / "out.tsv",
+        mine.Settings(**settings),
+        toy(tmp_path / "storage", lambda *a: noted.append(a)),
+    )
     return done, [line.split("\t") for line in (tmp_path / "out.tsv").read_text("utf-8").splitlines()], noted
 
 
@@ -242,7 +250,7 @@ def test_a_ratio_around_cosines_that_are_not_positive_is_warned_of(encoded, tmp_
 def test_an_output_that_cannot_be_written_is_said_before_anything_is_encoded(encoded, tmp_path):
     source = write(tmp_path / "s.txt", sentences(3))
     with pytest.raises(DataError, match="--out"):
-        mine.mine(source, source, (TOY, TOY), tmp_path / "no" / "out", mine.Settings(), tmp_path, lambda *_: None)
+        mine.mine(source, source, tmp_path / "no" / "out", mine.Settings(), toy(tmp_path))
     assert not encoded
 
 
@@ -256,7 +264,7 @@ def test_scores_of_given_pairs_stand_in_order_and_are_those_of_mining(encoded, t
     pairs = write(
         tmp_path / "p.tsv", [*(f"{line}\t{line.upper()}" for line in text), "", f"{text[0]}\t{text[1].upper()}"]
     )
-    done = mine.score(pairs, (TOY, TOY), tmp_path / "o.tsv", mine.Settings(), tmp_path / "storage", lambda *_: None)
+    done = mine.score(pairs, tmp_path / "o.tsv", mine.Settings(), toy(tmp_path / "storage"))
     rows = [line.split("\t") for line in (tmp_path / "o.tsv").read_text().splitlines()]
     assert [row[1:] for row in rows[:20]] == [[line, line.upper()] for line in text]
     assert {tuple(row[1:]): float(row[0]) for row in mined} == pytest.approx(
@@ -416,7 +424,7 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
     given = [write(tmp_path / f"{number}.txt", side) for number, side in enumerate(sides)]
     tokenizer = train_tokenizer([*sides[0], *sides[1]], 300, folder=tmp_path / "tokenizer")
     student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=32)
-    made = build_student(student, vocabulary_size=300, pad_token_id=0, teacher_dim=None, seed=0)
+    made = build_student(student, Vocabulary(300, 0), teacher_dim=None, seed=0)
     export(made, tokenizer, student, tmp_path / "model")
     model, settings = model_at(str(tmp_path / "model")), mine.Settings(margin="distance")
     monkeypatch.setattr(vectors, "SHARD", 16)
@@ -424,10 +432,13 @@ def test_a_cluster_mines_the_file_that_one_process_mines(ray_cluster, tmp_path, 
 
     def mined(name, cluster):
         noted = []
-        done = mine.mine(
-            *given, (model, model), tmp_path / name, settings, tmp_path / f"{name}.storage",
-            lambda *a: noted.append(a), cluster=cluster,
-        )  # fmt: skip
+        encoding = mine.Encoding(
+            models=(model, model),
+            storage=tmp_path / f"{name}.storage",
+            progress=lambda *a: noted.append(a),
+            cluster=cluster,
+        )
+        done = mine.mine(*given, tmp_path / name, settings, encoding)
         assert noted[-1] == ("searching", done["source"]["kept"] * done["target"]["kept"], noted[-1][2])
         assert [what for what, _, _ in noted].count("searching") == 9
         return {**done, "out": ""}, (tmp_path / name).read_bytes()

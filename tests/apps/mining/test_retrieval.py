@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from babeltune.apps.mining import retrieval, vectors
+from babeltune.apps.mining.mine import Encoding
 from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError
 
@@ -20,6 +21,10 @@ def vector_of(text):
     return np.random.default_rng(seed).normal(size=16)
 
 
+def toy(folder):
+    return Encoding(models=(TOY, TOY), storage=folder / "storage", progress=lambda *_: None)
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Retrieves the candidates of the queries, which are the same words in capitals."""
@@ -30,7 +35,7 @@ def run(monkeypatch, tmp_path):
         for name, lines in (("q", queries), ("c", candidates), ("g", gold or [])):
             (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         done = retrieval.retrieve(
-            tmp_path / "q", tmp_path / "c", (TOY, TOY), tmp_path / "o.tsv", tmp_path / "storage", lambda *_: None,
+            tmp_path / "q", tmp_path / "c", tmp_path / "o.tsv", toy(tmp_path),
             gold=None if gold is None else tmp_path / "g", **options,
         )  # fmt: skip
         return done, [line.split("\t") for line in (tmp_path / "o.tsv").read_text("utf-8").splitlines()]
@@ -87,6 +92,4 @@ def test_files_that_hold_nothing_are_refused(run, tmp_path):
     with pytest.raises(DataError, match="holds nothing to encode"):
         run(candidates=["", "\0"])
     with pytest.raises(DataError, match="cannot be read"):
-        retrieval.retrieve(
-            tmp_path / "absent", tmp_path / "c", (TOY, TOY), tmp_path / "o", tmp_path / "storage", lambda *_: None
-        )
+        retrieval.retrieve(tmp_path / "absent", tmp_path / "c", tmp_path / "o", toy(tmp_path))

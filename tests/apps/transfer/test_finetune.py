@@ -18,6 +18,7 @@ from babeltune.data.tokens import train_tokenizer
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.encoder import build_student
 from babeltune.models.finetuning import IGNORED
+from babeltune.models.vocabulary import Vocabulary
 from babeltune.promotion.export import export
 from babeltune.schema.records import Student
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("model")
     tokenizer = train_tokenizer(["cat sat on mat", "dog ran far", "bird"] * 4, 60, folder=place / "tokenizer")
     student = Student(layers=1, width=32, heads=2, feed_forward=64, max_tokens=40, projection=8)
-    encoder = build_student(student, vocabulary_size=60, pad_token_id=0, teacher_dim=None, seed=0)
+    encoder = build_student(student, Vocabulary(60, 0), teacher_dim=None, seed=0)
     export(encoder, tokenizer, student, place / "student")
     return place / "student"
 

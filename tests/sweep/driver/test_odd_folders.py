@@ -12,7 +12,8 @@ import optuna
 import pytest
 
 from babeltune.planning.sweep_file import read_sweep
-from babeltune.promotion.promote import model_folder, promote
+from babeltune.promotion.model_names import model_folder
+from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import read_cluster
 from babeltune.schema.paths import sqlite_file, sqlite_url
 from babeltune.sweep.driver.run import submit

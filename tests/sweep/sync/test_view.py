@@ -14,7 +14,8 @@ from mlflow import MlflowClient
 
 from babeltune.errors import ClusterError, StoreError, SweepError
 from babeltune.planning.sweep_file import read_sweep, sweep_id
-from babeltune.promotion.promote import evaluate_model, promote
+from babeltune.promotion.evaluate import evaluate_model
+from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.fence import unstamped
 from babeltune.storage.mirror import PACKAGE_MANIFEST

@@ -15,7 +15,6 @@ import torch
 from babeltune.apps.filtering import select, translate
 from babeltune.apps.mining import mine
 from babeltune.apps.mining.margin import around
-from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError, SpecError
 
 if TYPE_CHECKING:
@@ -55,17 +54,15 @@ def filter_corpus(
     corpus: NoisyCorpus,
     out: Path,
     sizes: Sequence[int],
-    models: Callable[[], tuple[Model, Model]],
+    encoding: Callable[[], mine.Encoding],
     settings: mine.Settings,
-    storage: Path,
-    progress: mine.Progress,
     translation: Translation | None = None,
 ) -> dict[str, Any]:
     """Writes the best pairs of a corpus in subsets of these target tokens, ascending, and `report.json`, which it
     returns.
 
-    `models` score; they are loaded when the corpus is read. With `translation` a model is trained on each subset and
-    scored. The report is written before the first and after each, so that a failure loses no score.
+    The models of `encoding` score; it is called when the corpus is read. With `translation` a model is trained on each
+    subset and scored. The report is written before the first and after each, so that a failure loses no score.
 
     Raises `SpecError` if `out` exists already, or if the recipe cannot be followed. Raises `DataError` if a file
     cannot be read, nothing is left of it, or a subset is too small to train on.
@@ -76,13 +73,13 @@ def filter_corpus(
         translate.scorers()  # before hours of encoding
     test = None if translation is None else select.read_pairs(translation.test, corpus.columns)
     pairs, found = candidates(corpus, test)
-    both = models()
-    ranked, pairs = select.rank(pairs, score_pairs(pairs, both, settings, storage, progress))
+    loaded = encoding()
+    ranked, pairs = select.rank(pairs, score_pairs(pairs, settings, loaded))
     out.mkdir(parents=True)
     subsets = select.write_subsets(out, ranked, sizes)
     report: dict[str, Any] = {
         "pairs": {"path": corpus.path, "sha256": pairs.digest, "read": pairs.read},
-        "models": [asdict(model) for model in both],
+        "models": [asdict(model) for model in loaded.models],
         "margin": settings.margin,
         "k": settings.k,
         "dropped": dict(pairs.dropped),
@@ -121,19 +118,15 @@ def _write(out: Path, report: Mapping[str, object]) -> None:
     draft.replace(out / "report.json")
 
 
-def score_pairs(
-    pairs: Pairs, models: tuple[Model, Model], settings: mine.Settings, storage: Path, progress: mine.Progress
-) -> NDArray[np.float32]:
+def score_pairs(pairs: Pairs, settings: mine.Settings, encoding: mine.Encoding) -> NDArray[np.float32]:
     """[pairs] margins in which every distinct text stands once; NaN where a ratio's neighbourhoods are not positive."""
     texts, rows = [], []
     for side in (pairs.source, pairs.target):
         number: dict[str, int] = {}
         rows.append(np.array([number.setdefault(text, len(number)) for text in side]))
         texts.append(list(number))
-    with mine.working(storage) as work:
-        matches, scores = mine.margins(
-            (texts[0], texts[1]), (rows[0], rows[1]), models, settings, storage, work, progress
-        )
+    with mine.working(encoding.storage) as work:
+        matches, scores = mine.margins((texts[0], texts[1]), (rows[0], rows[1]), settings, encoding, work)
     if settings.margin == "ratio":
         left, right = map(torch.from_numpy, rows)
         scores[(around(matches, left, right) <= 0).numpy()] = np.nan

@@ -56,22 +56,21 @@ class Settings:
     index: Index = "exact"
 
 
-def mine(
-    source: Path,
-    target: Path,
-    models: tuple[Model, Model],
-    out: Path,
-    settings: Settings,
-    storage: Path,
-    progress: Progress,
-    *,
-    cluster: Cluster | None = None,
-) -> JsonObject:
-    """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """What a command encodes with, and where."""
 
-    `models` encode the sources and the targets: one model, its layers for either language, or two models.
-    Vectors stay in `storage`, and what an exact search has found until it ends, so that an interrupted run goes on;
-    `cluster` spreads encoding and search as Ray tasks.
+    models: tuple[Model, Model]
+    """For the sources and the targets: one model, its layers for either language, or two models."""
+    storage: Path
+    """The folder where vectors stay, and what an exact search has found until it ends. An interrupted run goes on."""
+    progress: Progress
+    cluster: Cluster | None = None
+    """Encodes and searches as Ray tasks; None: this process does."""
+
+
+def mine(source: Path, target: Path, out: Path, settings: Settings, encoding: Encoding) -> JsonObject:
+    """Writes the pairs of two files to `out`, the best first: score, source, target. Returns what was done.
 
     Raises:
         DataError: a file cannot be read or holds nothing, or both hold the same sentences.
@@ -80,7 +79,8 @@ def mine(
     if settings.index != "exact":
         load_faiss()  # before hours of encoding
     check_out(out)
-    with working(storage) as work, _runner(cluster) as run_shards:
+    progress = encoding.progress
+    with working(encoding.storage) as work, _runner(encoding.cluster) as run_shards:
         progress("reading", 0, 2)
         sources, source_lines = read_sentences(source, work / "source.txt")
         targets, target_lines = read_sentences(target, work / "target.txt")
@@ -89,8 +89,8 @@ def mine(
             raise DataError(
                 f"{source} and {target} hold the same sentences, so each would find itself; give text in two languages"
             )
-        folders = embedded((sources, targets), models, storage, work, progress, run_shards)
-        matches = _search(folders, settings, storage, cluster, functools.partial(progress, "searching"))
+        folders = embedded((sources, targets), encoding, work, run_shards)
+        matches = _search(folders, settings, encoding)
         pairs = retrieve(matches, settings.margin, settings.retrieval, settings.threshold)
         with written(out) as file:
             for score, left, right in zip(pairs.score, pairs.left, pairs.right, strict=True):
@@ -106,14 +106,7 @@ def mine(
 
 
 def score(
-    pairs_file: Path,
-    models: tuple[Model, Model],
-    out: Path,
-    settings: Settings,
-    storage: Path,
-    progress: Progress,
-    *,
-    columns: tuple[str, str] | None = None,
+    pairs_file: Path, out: Path, settings: Settings, encoding: Encoding, *, columns: tuple[str, str] | None = None
 ) -> JsonObject:
     """Writes the pairs of a TSV with their margin before them, in order, and returns what was done.
 
@@ -121,10 +114,10 @@ def score(
     counted. Raises as `mine` does.
     """
     check_out(out)
-    with working(storage) as work:
+    with working(encoding.storage) as work:
         pairs = read_pairs(pairs_file, work / "pairs", columns)
         matches, scores = margins(
-            (pairs.source, pairs.target), (pairs.sources, pairs.targets), models, settings, storage, work, progress
+            (pairs.source, pairs.target), (pairs.sources, pairs.targets), settings, encoding, work
         )
         with written(out) as file:
             for value, i, j in zip(scores, pairs.sources, pairs.targets, strict=True):
@@ -142,18 +135,16 @@ def score(
 def margins(
     sentences: tuple[Texts, Texts],
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
-    models: tuple[Model, Model],
     settings: Settings,
-    storage: Path,
+    encoding: Encoding,
     work: Path,
-    progress: Progress,
 ) -> tuple[Matches, NDArray[np.float32]]:
     """The neighbours of different sentences, and [pairs] margins; `pairs` are the numbers of their sentences.
 
-    Vectors stay in `storage`; `work` is for texts on their way.
+    `work` is for texts on their way.
     """
-    folders = embedded(sentences, models, storage, work, progress)
-    matches = _search(folders, settings, storage, None, functools.partial(progress, "searching"))
+    folders = embedded(sentences, encoding, work)
+    matches = _search(folders, settings, encoding)
     x, y = (Rows(joined(side)) for side in folders)
     scores = np.empty(len(pairs[0]), np.float32)
     for start in range(0, len(scores), BATCH):
@@ -206,34 +197,27 @@ def _batches(lines: Iterable[tuple[bytes, bool]]) -> Iterator[list[tuple[bytes, 
 
 def embedded(
     sentences: tuple[Texts, Texts],
-    models: tuple[Model, Model],
-    storage: Path,
+    encoding: Encoding,
     work: Path,
-    progress: Progress,
     run_shards: RunShards = run_here,
     *,
     names: tuple[str, str] = ("sources", "targets"),
 ) -> list[list[Path]]:
     """The folders of both sides' vectors."""
     folders = []
-    for name, side, model in zip(names, sentences, models, strict=True):
-        tell = functools.partial(progress, f"encoding {name}")
-        folders.append(embed(side, model, storage / "vectors", work, run_shards=run_shards, progress=tell))
+    for name, side, model in zip(names, sentences, encoding.models, strict=True):
+        tell = functools.partial(encoding.progress, f"encoding {name}")
+        folders.append(embed(side, model, encoding.storage / "vectors", work, run_shards=run_shards, progress=tell))
     return folders
 
 
-def _search(
-    folders: list[list[Path]],
-    settings: Settings,
-    storage: Path,
-    cluster: Cluster | None,
-    progress: Callable[[int, int], None],
-) -> Matches:
+def _search(folders: list[list[Path]], settings: Settings, encoding: Encoding) -> Matches:
+    progress = functools.partial(encoding.progress, "searching")
     if settings.index != "exact":
         left, right = (joined(side) for side in folders)
         return through_index(left, right, settings.k, settings.index, progress)
-    kept = ResumableSearch(storage, (folders[0], folders[1]), settings.k, settings.precision)
-    if cluster is not None:
+    kept = ResumableSearch(encoding.storage, (folders[0], folders[1]), settings.k, settings.precision)
+    if encoding.cluster is not None:
         from babeltune.apps.mining.ray_search import both_ways_by_ray
 
         return both_ways_by_ray(kept, (folders[0], folders[1]), progress)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 import numpy as np
 
 from babeltune.apps.mining.margin import precision_at_1
-from babeltune.apps.mining.mine import Progress, check_out, embedded, working, written
+from babeltune.apps.mining.mine import Encoding, check_out, embedded, working, written
 from babeltune.apps.mining.resumable_search import ResumableSearch, one_way_resumable
 from babeltune.apps.mining.sentences import NONE, Sentences, read_gold, read_lines
 from babeltune.apps.mining.tiles import Precision
-from babeltune.apps.mining.vectors import Model
 from babeltune.errors import DataError
 from babeltune.evaluation.knn import Neighbours
 
@@ -30,10 +29,8 @@ if TYPE_CHECKING:
 def retrieve(
     queries: Path,
     candidates: Path,
-    models: tuple[Model, Model],
     out: Path,
-    storage: Path,
-    progress: Progress,
+    encoding: Encoding,
     *,
     gold: Path | None = None,
     k: int = 1,
@@ -41,23 +38,24 @@ def retrieve(
 ) -> dict[str, Any]:
     """Writes the k nearest candidates of each different query to `out`, best first: cosine, query, candidate.
 
-    `models` encode the queries and the candidates. Line i of `gold` says what is right for line i of the queries: the
+    Line i of `gold` says what is right for line i of the queries: the
     number of a candidate's line, from 1, in every line, or else its text. A candidate that stands on several lines is
-    right on each; every line of the queries that holds a sentence counts. Vectors stay in `storage`, memory-mapped.
+    right on each; every line of the queries that holds a sentence counts.
 
     Raises:
         DataError: a file cannot be read or holds nothing, or the gold does not fit the files.
         StoreError: the disk is full.
     """
     check_out(out)
-    with working(storage) as work:
+    progress = encoding.progress
+    with working(encoding.storage) as work:
         progress("reading", 0, 2)
         asked, query_of, query_lines = read_lines(queries, work / "queries.txt")
         there, candidate_of, candidate_lines = read_lines(candidates, work / "candidates.txt")
         known = None if gold is None else gold_of(gold, query_of, (candidates, there, candidate_of))
         progress("reading", 2, 2)
-        folders = embedded((asked, there), models, storage, work, progress, names=("queries", "candidates"))
-        kept = ResumableSearch(storage, (folders[0], folders[1]), k, precision, both=False)
+        folders = embedded((asked, there), encoding, work, names=("queries", "candidates"))
+        kept = ResumableSearch(encoding.storage, (folders[0], folders[1]), k, precision, both=False)
         found = one_way_resumable(kept, functools.partial(progress, "searching"))
         with written(out) as file:
             for number in range(len(asked)):

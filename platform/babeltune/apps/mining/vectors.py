@@ -59,9 +59,10 @@ class Model:
 
 
 def model_at(folder: str, *, prompt: str | None = None, language: str | None = None) -> Model:
-    """The model of a folder.
+    """A model that encodes sentences, from its folder, with its prompt or another one.
 
-    Raises `DataError` for a language that it has no layers for, and for none where it has layers for each.
+    A model with layers for each language encodes one `language`. Raises `DataError` for a language that it has no
+    layers for, and for none where it has layers for each.
     """
     routes = sorted(routes_of(Path(folder)))
     if language is None and routes:

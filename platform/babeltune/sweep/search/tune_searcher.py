@@ -37,6 +37,94 @@ PAUSE = 0.02
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
+class TrialRecords:
+    """Writes what happens to trials into the study and the ledger, and tells the listener."""
+
+    def __init__(
+        self, sweep: Sweep, proposals: Proposals, ledger: Ledger, pool: WorkerPool, on_event: OnEvent, stop: StopSignal
+    ) -> None:
+        self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
+        self._on_event, self._stop = on_event, stop
+
+    def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
+        """Tells the listener, and notes what it answers in study and ledger."""
+        attributes = self._on_event(kind, number, event)
+        if attributes and kind != "end" and attributes != self._ledger.noted(number):
+            self._proposals.note(number, attributes)
+            self._ledger.add("note", number, attributes=attributes)
+
+    def record(self, number: int, result: Result) -> None:
+        """Records a report, once."""
+        report = result.get("report")
+        if report is None:
+            return
+        known = self._ledger.reports(number)
+        if known and report.index <= known[-1]["index"]:
+            if report.index == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
+                self._proposals.note(number, {"checkpoint": report.checkpoint})
+            return
+        values = [report.metrics[objective.metric] for objective in self._sweep.objectives]
+        self._proposals.report(number, report.index, values)
+        self._proposals.note(number, {"checkpoint": report.checkpoint})
+        self._ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
+        self.tell("report", number, report)
+
+    def end(self, number: int, result: Result) -> None:
+        """Records how a trial ended. `StorageError` if the storage ended it."""
+        self.record(number, result)
+        reports = self._ledger.reports(number)
+        values = reports[-1]["values"] if reports else None
+        end = result.get("end") or TrialEnd("stopped")
+        if end.kind == "storage":
+            raise StorageError(end.text)  # no fact about the trial, which stays as it is and is resumed
+        if end.failed:
+            self._finish(number, TrialState.FAIL, end)
+        elif end.kind == "collapsed":
+            self._finish(number, TrialState.PRUNED, end)
+        elif result.get("last"):
+            self._finish(number, TrialState.COMPLETE, TrialEnd("finished"))
+        elif self._stop.stops() or "report" not in result:
+            self.tell("end", number, TrialOutcome("stopped", TrialEnd("stopped"), values))
+        else:
+            self.prune(number)
+
+    def prune(self, number: int) -> None:
+        """Ends a trial as the scheduler said at its last report."""
+        made = len(self._ledger.reports(number))
+        text = f"stopped by {self._sweep.scheduler.kind} at report {made}"
+        self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
+
+    def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
+        reports = self._ledger.reports(number)
+        values = reports[-1]["values"] if reports else None
+        self.record_end(number, state, values, end)
+        self.tell("end", number, TrialOutcome(WORDS[state], end, values))
+        self.judge()
+
+    def record_end(self, number: int, state: TrialState, values: list[float] | None, end: TrialEnd) -> None:
+        """Writes the end of a trial into study and ledger."""
+        self._proposals.note_end(number, end)
+        final = values if state == TrialState.COMPLETE else None
+        self._proposals.tell(number, state, final)
+        self._ledger.add_end(number, state.name, final, end)
+
+    def judge(self, *, last: bool = False) -> None:
+        """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
+        that no trial is to come."""
+        everyone, before = self._proposals.trials(*ENDED), self._ledger.given_up
+        ended = {number: trial for number, trial in everyone.items() if number not in before}
+        if last:
+            ended = ended or everyone
+        elif len(ended) < max(ENOUGH, self._pool.count):
+            return
+        if why := too_many_failed(ended.values(), self._sweep.budget.failures):
+            self._ledger.add("give_up", max(ended), trials=sorted(ended))
+            raise SweepError(
+                f"{why}; change the sweep file, or mend what broke, then `babeltune resume`, or `extend` where no "
+                "trial is left"
+            )
+
+
 class OptunaSearcher(Searcher):  # type: ignore[misc]
     """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
     happened."""
@@ -56,9 +144,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     ) -> None:
         """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
         super().__init__()
-        self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
-        self._make_assignment, self._on_event = make_assignment, on_event
-        self._budget, self._stop = trials, stop
+        self._proposals, self._ledger, self._pool = proposals, ledger, pool
+        self._records = TrialRecords(sweep, proposals, ledger, pool, on_event, stop)
+        self._make_assignment, self._budget, self._stop = make_assignment, trials, stop
         self._polled = time.monotonic()
         self._judged = sorted(judged)
         self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
@@ -92,8 +180,8 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             while self._judged and not self._over():
                 number = self._judged.pop(0)
                 with self._stop.guard():
-                    self._tell("start", number, None)
-                    self._prune(number)
+                    self._records.tell("start", number, None)
+                    self._records.prune(number)
             while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
                 if len(self._numbers) < self._pool.count and self._pool.free():
@@ -146,26 +234,22 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             assignment = self._make_assignment(number, params)
         except (MethodError, DamagedError) as error:  # more combinations than the sweep file's check tries; a lost file
             log.warning("trial %d cannot be trained: %s", number, error)
-            self._record_end(number, TrialState.FAIL, None, TrialEnd("refused", type(error).__name__, str(error)))
-            self.judge()
+            self._records.record_end(
+                number, TrialState.FAIL, None, TrialEnd("refused", type(error).__name__, str(error))
+            )
+            self._records.judge()
             return None
         self._numbers[trial_id] = number
         self._pool.offer(trial_id, assignment)
-        self._tell("start", number, assignment)
+        self._records.tell("start", number, assignment)
         return {"trial": trial_id, "number": number}
-
-    def _tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
-        attributes = self._on_event(kind, number, event)
-        if attributes and kind != "end" and attributes != self._ledger.noted(number):
-            self._proposals.note(number, attributes)
-            self._ledger.add("note", number, attributes=attributes)
 
     def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Records a report; a listener's exception stops the sweep and is raised by `search`."""
         if self.trouble is None:
             try:
                 with self._stop.guard():
-                    self._record(self._numbers[trial_id], result)
+                    self._records.record(self._numbers[trial_id], result)
             except Exception as error:
                 self.trouble = error
 
@@ -179,7 +263,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             if error:
                 raise SweepError(f"trial {number} lost the process that watched it; `babeltune resume` goes on with it")
             with self._stop.guard():
-                self._end(number, result or {})
+                self._records.end(number, result or {})
         except Exception as caught:
             self.trouble = caught
 
@@ -187,73 +271,9 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
         """Tells the trials that run to stop."""
         self._pool.stop_all(list(self._numbers))
 
-    def _record(self, number: int, result: Result) -> None:
-        report = result.get("report")
-        if report is None:
-            return
-        known = self._ledger.reports(number)
-        if known and report.index <= known[-1]["index"]:
-            if report.index == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
-                self._proposals.note(number, {"checkpoint": report.checkpoint})
-            return
-        values = [report.metrics[objective.metric] for objective in self._sweep.objectives]
-        self._proposals.report(number, report.index, values)
-        self._proposals.note(number, {"checkpoint": report.checkpoint})
-        self._ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
-        self._tell("report", number, report)
-
-    def _end(self, number: int, result: Result) -> None:
-        self._record(number, result)
-        reports = self._ledger.reports(number)
-        values = reports[-1]["values"] if reports else None
-        end = result.get("end") or TrialEnd("stopped")
-        if end.kind == "storage":
-            raise StorageError(end.text)  # no fact about the trial, which stays as it is and is resumed
-        if end.failed:
-            self._finish(number, TrialState.FAIL, end)
-        elif end.kind == "collapsed":
-            self._finish(number, TrialState.PRUNED, end)
-        elif result.get("last"):
-            self._finish(number, TrialState.COMPLETE, TrialEnd("finished"))
-        elif self._stop.stops() or "report" not in result:
-            self._tell("end", number, TrialOutcome("stopped", TrialEnd("stopped"), values))
-        else:
-            self._prune(number)
-
-    def _prune(self, number: int) -> None:
-        """Ends a trial as the scheduler said at its last report."""
-        made = len(self._ledger.reports(number))
-        text = f"stopped by {self._sweep.scheduler.kind} at report {made}"
-        self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
-
-    def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
-        reports = self._ledger.reports(number)
-        values = reports[-1]["values"] if reports else None
-        self._record_end(number, state, values, end)
-        self._tell("end", number, TrialOutcome(WORDS[state], end, values))
-        self.judge()
-
-    def _record_end(self, number: int, state: TrialState, values: list[float] | None, end: TrialEnd) -> None:
-        self._proposals.note_end(number, end)
-        final = values if state == TrialState.COMPLETE else None
-        self._proposals.tell(number, state, final)
-        self._ledger.add_end(number, state.name, final, end)
-
     def judge(self, *, last: bool = False) -> None:
-        """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
-        that no trial is to come."""
-        everyone, before = self._proposals.trials(*ENDED), self._ledger.given_up
-        ended = {number: trial for number, trial in everyone.items() if number not in before}
-        if last:
-            ended = ended or everyone
-        elif len(ended) < max(ENOUGH, self._pool.count):
-            return
-        if why := too_many_failed(ended.values(), self._sweep.budget.failures):
-            self._ledger.add("give_up", max(ended), trials=sorted(ended))
-            raise SweepError(
-                f"{why}; change the sweep file, or mend what broke, then `babeltune resume`, or `extend` where no "
-                "trial is left"
-            )
+        """Raises `SweepError` if too many trials failed. `last` says that no trial is to come."""
+        self._records.judge(last=last)
 
 
 def too_many_failed(ended: Collection[FrozenTrial], share: float) -> str:

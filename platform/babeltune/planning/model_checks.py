@@ -1,0 +1,127 @@
+"""Checks a sweep against the models that it names: their files, and the languages that the teacher knows.
+
+Pure but for reading a model's configuration file: a sweep goes in, `(key, problem)` pairs come out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from babeltune.models.hub import ROUTED
+from babeltune.planning.availability import is_at_hand, model_dense, model_modules, model_pooling, model_positions
+from babeltune.planning.languages import right_languages, task_languages, taught_languages
+from babeltune.schema.bounds import Key, Problem
+from babeltune.schema.document import describe
+from babeltune.schema.languages import script_of
+from babeltune.schema.records import Student, Sweep, Task, Teacher
+
+
+def right_models(sweep: Sweep) -> Iterator[Problem]:
+    for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
+        yield from right_model_problems(("data", kind), tasks, sweep.teacher, sweep.data.anchor_priority)
+    if sweep.data.split is not None and sweep.data.split.right_model == "teacher":
+        yield from strange_right_side(("data", "split"), "heldout", taught_languages(sweep)[0], sweep.teacher)
+
+
+def right_model_problems(
+    key: Key, tasks: Sequence[Task], teacher: Teacher, priority: tuple[str, ...]
+) -> Iterator[Problem]:
+    """Tasks whose right side the teacher encodes without knowing its language."""
+    for index, task in enumerate(tasks):
+        if task.right_model == "teacher":
+            yield from strange_right_side((*key, index), task.name, right_languages(task, priority), teacher)
+
+
+def strange_right_side(key: Key, name: str, used: Sequence[str], teacher: Teacher) -> Iterator[Problem]:
+    """Languages of a right side that the teacher does not know."""
+    strange = [language for language in used if language not in teacher.languages]
+    if strange:
+        yield (
+            (*key, "right_model"),
+            f"'teacher': the right side of task {name!r} is in {', '.join(strange)}, and the teacher "
+            f"{teacher.model!r} knows {', '.join(teacher.languages)}; put a language that it knows first in "
+            "data.anchor_priority (mining: second in `paths`), score other pairs, or remove right_model",
+        )
+
+
+def unused_student(sweep: Sweep) -> Iterator[Problem]:
+    """Settings of a student that nothing trains, and of vectors that the exported model would not give."""
+    encoder = f"the encoder is the frozen teacher {sweep.teacher.model!r}, and no student is trained; remove it"
+    for field in dataclasses.fields(Student):
+        value = getattr(sweep.student, field.name)
+        if value != getattr(Student(), field.name):
+            yield ("student", field.name), f"{describe(value)}: {encoder}"
+    yield from ((("parameters", name), encoder) for name in sweep.parameters if name.startswith("student."))
+    if sweep.evaluation.prompt is not None:
+        yield ("evaluation", "prompt"), f"{describe(sweep.evaluation.prompt)}: {encoder}, or set teacher.prompt"
+    if sweep.teacher.precision != "fp32":
+        yield (
+            ("teacher", "precision"),
+            "the exported model's encoder runs in fp32, and so must the frozen one; remove it",
+        )
+
+
+def model_files(sweep: Sweep) -> Iterator[Problem]:
+    """Settings that contradict the files of the models that they name, as far as those are at hand."""
+    if "Router" in model_modules(sweep.teacher.model, sweep.teacher.revision):
+        yield ("teacher", "model"), f"{sweep.teacher.model!r} {ROUTED}"
+    positions = model_positions(sweep.teacher.model, sweep.teacher.revision)
+    if positions is not None and sweep.teacher.max_tokens > positions:
+        yield (
+            ("teacher", "max_tokens"),
+            f"{sweep.teacher.max_tokens} is more than the {positions} positions of {sweep.teacher.model!r}; lower it",
+        )
+    student = sweep.student
+    yield from _trimming(sweep)
+    if student.model is None:
+        return
+    static = model_modules(student.model, student.revision)[:1] == ("StaticEmbedding",)
+    if is_at_hand(student.model) and static != (student.kind == "static") and "student.kind" not in sweep.parameters:
+        yield (
+            ("student", "kind"),
+            f"{student.kind!r}: {student.model!r} is {'a' if static else 'no'} static model; "
+            f"set student.kind to {'static' if static else 'transformer'}",
+        )
+    positions = model_positions(student.model, student.revision)
+    if positions is not None and student.max_tokens > positions:
+        yield (
+            ("student", "max_tokens"),
+            f"{student.max_tokens} is more than the {positions} positions of {student.model!r}; lower it",
+        )
+    pooling = model_pooling(student.model, student.revision)
+    if pooling is not None and pooling != student.pooling:
+        yield (
+            ("student", "pooling"),
+            f"{student.pooling!r}: {student.model!r} was trained with {pooling!r}; set student.pooling to that "
+            "(a dense layer after it, with tanh or not, comes with the model)",
+        )
+    brought = model_dense(student.model, student.revision)
+    if brought is not None and isinstance(student.projection, int) and student.projection != brought:
+        yield (
+            ("student", "projection"),
+            f"{student.projection}: {student.model!r} comes with a projection to {brought}; set that, or leave it out",
+        )
+
+
+def _trimming(sweep: Sweep) -> Iterator[Problem]:
+    """A trimmed vocabulary without a model to trim, and tests in scripts that neither training nor dev text has."""
+    if not sweep.student.trim:
+        return
+    key: Key = ("student", "trim")
+    if sweep.student.model is None and "student.model" not in sweep.parameters:
+        yield key, "true needs student.model; the tokenizer of a student from scratch has the corpus's tokens alone"
+    read = [
+        *itertools.chain(*taught_languages(sweep)),
+        *(one for task in sweep.data.dev for one in task_languages(task)),
+    ]
+    scripts = {script_of(language) for language in read}
+    tested = [language for task in sweep.data.test for language in task_languages(task)]
+    if lost := dict.fromkeys(language for language in tested if script_of(language) not in scripts):
+        named = ", ".join(f"{language} ({script_of(language)})" for language in lost)
+        yield (
+            key,
+            f"true: data.test has text in {named}, and neither data.train nor data.dev has that script, so its tokens "
+            "would be dropped; add such text, or remove student.trim",
+        )

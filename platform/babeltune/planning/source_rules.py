@@ -1,0 +1,132 @@
+"""What a source of text must satisfy: the fields of its format, its languages and its pairs.
+
+Pure: records go in, `(key, problem)` pairs come out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+
+from babeltune.data.translation import translation_problems
+from babeltune.errors import nearest
+from babeltune.planning.languages import languages, split_pair
+from babeltune.schema.bounds import NAME, Key, Problem, record_problems
+from babeltune.schema.languages import meaning
+from babeltune.schema.records import Source
+
+
+def source_problems(key: Key, source: Source, others: dict[str, Source], least: int = 2) -> Iterator[Problem]:
+    """One source: the fields of its format, its languages (at `least` so many) and its pairs."""
+    if not NAME.fullmatch(source.name):
+        yield (*key, "name"), f"{source.name!r} must be letters, digits, `_`, `.` or `-`"
+    yield from record_problems(key, source)
+    if source.format == "beir":
+        yield (*key, "format"), "'beir' is for tasks of kind retrieval; name the columns or files of this text"
+        return
+    shape = list(shape_problems(key, source, others))
+    yield from shape
+    if shape:
+        return
+    known = languages(source, others)
+    spelled: dict[str, str] = {}
+    for language in known:
+        if (first := spelled.setdefault(meaning(language).variety, language)) != language:
+            yield key, f"source {source.name!r} holds {first} and {language}, which are one language; keep one of them"
+    if len(known) < least and source.train:
+        yield key, f"source {source.name!r} holds only {', '.join(known)}; a source needs two languages"
+    if isinstance(source.pairs, tuple):
+        if not source.pairs:
+            yield (*key, "pairs"), "must list a pair, or be `anchor` or `all`"
+        for index, pair in enumerate(source.pairs):
+            if split_pair(pair, known) is None:
+                offered = [f"{a}-{b}" for a in known for b in known if a != b]
+                yield (
+                    (*key, "pairs", index),
+                    f"{pair!r} is not two languages of {source.name!r} joined by `-`; "
+                    f"languages: {', '.join(known)}{nearest(pair, offered)}",
+                )
+
+
+def climbing(key: Key, paths: Mapping[str, str | None]) -> Iterator[Problem]:
+    """Relative paths that leave the folder where they start."""
+    for name, path in paths.items():
+        if path and ".." in PurePath(path).parts and not PurePath(path).is_absolute():
+            yield (*key, name), f"{path!r} leaves data.root; change data.root, or give a whole path"
+
+
+FIELDS_OF = {
+    "path": ("path", "columns"),
+    "folder": ("path",),
+    "paths": ("paths",),
+    "dataset": ("dataset", "columns"),
+    "pivot": ("left", "right"),
+    "translate": ("translation",),
+}
+LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translation")
+
+
+def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether the fields that say where text lies go together, and with the format."""
+    given = {name for name in LOCATIONS if getattr(source, name) is not None}
+    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder",)}
+    alone |= {"pivot": ("pivot",), "translate": ("translate",)}
+    shapes = alone.get(source.format, ("path", "paths"))
+    wanted = [set(FIELDS_OF[shape]) for shape in shapes]
+    if given not in wanted:
+        rule = " or ".join(" + ".join(FIELDS_OF[shape]) for shape in shapes)
+        has = ", ".join(sorted(given)) or "none of them"
+        yield key, f"a source of format {source.format!r} needs {rule}, and no other of these; it has {has}"
+        return
+    yield from climbing(key, {"path": source.path, "dataset": source.dataset})
+    yield from climbing((*key, "paths"), source.paths or {})
+    for name, default, format_ in (("quoted", None, "tsv"), ("delimiter", Source.delimiter, "csv")):
+        if getattr(source, name) != default and source.format != format_:
+            yield (*key, name), f"is for a source of format {format_!r}, and this one is {source.format!r}"
+    if source.where and source.columns is None:
+        yield (*key, "where"), "chooses among the rows of one table; it goes with `columns`"
+    if source.paths is not None:
+        if source.format == "moses" and source.join not in ("id", "line"):
+            yield (*key, "join"), f"{source.join!r} is not possible; Moses files are joined by line"
+        elif source.format != "moses" and source.join not in ("id", "line"):
+            yield (
+                (*key, "join"),
+                f"{source.join!r} is not possible; allowed: id, line{nearest(source.join, ['id', 'line'])}",
+            )
+        elif source.format != "moses" and source.join == "id" and source.id is None:
+            yield (*key, "id"), "must name the column that joins the files, or say `join: line`"
+    if source.format == "pivot":
+        yield from pivot_problems(key, source, others)
+    if source.translation is not None:
+        read = {name: languages(o, others) for name, o in others.items() if o.format not in ("pivot", "translate")}
+        yield from translation_problems((*key, "translation"), source.translation, read)
+        yield from record_problems((*key, "translation"), source.translation)
+
+
+def pivot_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
+    """Whether a pivot's two sources exist and share what joins them."""
+    names = [name for name, other in others.items() if other.format != "pivot"]
+    for side in ("left", "right"):
+        name = getattr(source, side)
+        if name not in names:
+            why = "is a pivot itself" if name in others else "is not a training source"
+            yield (*key, side), f"{name!r} {why}; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
+            return
+    if source.left == source.right:
+        yield (*key, "right"), f"{source.right!r} is also the left source; name another"
+        return
+    left, right = (languages(others[name], others) for name in (source.left or "", source.right or ""))
+    if source.join == "id":
+        for side in ("left", "right"):
+            if others[getattr(source, side)].id is None:
+                yield (
+                    (*key, side),
+                    f"source {getattr(source, side)!r} has no `id` column; name it there, or join on a language",
+                )
+    elif source.join not in set(left) & set(right):
+        shared = [language for language in left if language in right]
+        yield (
+            (*key, "join"),
+            f"{source.join!r} is not in both; allowed: id{''.join(f', {s}' for s in shared)}"
+            f"{nearest(source.join, ['id', *shared])}",
+        )

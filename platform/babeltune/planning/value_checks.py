@@ -1,0 +1,212 @@
+"""Checks the values that a sweep can propose, alone and together, against sections and methods' settings.
+
+Pure: a sweep goes in, `(key, problem)` pairs come out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from babeltune.errors import MethodError
+from babeltune.files import plain
+from babeltune.method import Method, load_method
+from babeltune.planning.name_checks import methods_with
+from babeltune.planning.parameters import is_bare, split_name, values_of
+from babeltune.planning.rules import kind_of
+from babeltune.planning.space import (
+    SECTIONS,
+    combinations,
+    config_for,
+    fields_of,
+    largest,
+    proposable_methods,
+    section_of,
+    smallest,
+)
+from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
+from babeltune.schema.document import describe, refusal
+from babeltune.schema.records import Parameter, Scalar, Student, Sweep
+
+JUDGED_TOGETHER = ("pooling", "kind")
+"""Fields of a student whose searched values are judged in `_config_combinations`, beside the others."""
+MOST_STEPS = 10_000_000
+"""The most steps of a trial: at a hundred a second, more than a day. All their sizes are in memory."""
+
+
+def value_problems(sweep: Sweep) -> Iterator[Problem]:
+    single = list(_single_values(sweep))
+    yield from single
+    if not single:
+        yield from _grace_past_the_end(sweep)
+        yield from _config_combinations(sweep)
+        yield from _reports_without_steps(sweep)
+
+
+def _single_values(sweep: Sweep) -> Iterator[Problem]:
+    for name, parameter in sweep.parameters.items():
+        if "." in name:
+            yield from _section_values(sweep, name, parameter)
+        if name == "seed":
+            for end in (0, 1):
+                for value in values_of(parameter, end):
+                    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**32:
+                        yield ("parameters", "seed"), f"{describe(value)} must be a whole number from 0 to 2**32 - 1"
+    for method in [load_method(name) for name in proposable_methods(sweep)]:
+        yield from _config_types(sweep, method)
+        try:
+            config_for(sweep, method, {})
+        except MethodError as error:
+            yield blamed(sweep.fixed, "config", str(error)), str(error)
+
+
+def _grace_past_the_end(sweep: Sweep) -> Iterator[Problem]:
+    if sweep.scheduler.kind != "none" and sweep.scheduler.grace > (reports := largest(sweep, "reports")):
+        yield (
+            ("scheduler", "grace"),
+            f"{sweep.scheduler.grace} must be at most training.reports ({reports}): else nothing stops",
+        )
+
+
+def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
+    """More reports than the shortest trial has steps, and more steps than a trial can have. How many steps a trial's
+    compute pays for is known once it is counted."""
+    if sweep.budget.unit == "compute":
+        return
+    pairs, batch, reports = smallest(sweep, "pairs"), largest(sweep, "global_batch"), largest(sweep, "reports")
+    whole, rest = divmod(pairs, batch)  # a last batch of one pair is left out
+    if reports > (steps := whole + (rest > 1 or not whole)):
+        yield (
+            ("training", "reports"),
+            f"{reports} reports need as many steps, and training.pairs {pairs} in batches of {batch} are {steps}; "
+            "give fewer reports, more pairs, or smaller batches",
+        )
+    if (steps := (most := largest(sweep, "pairs")) // (least := smallest(sweep, "global_batch"))) > MOST_STEPS:
+        yield (
+            ("training", "pairs"),
+            f"{most:,} in batches of {least} are {steps:,} steps, and a trial "
+            f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
+        )
+
+
+def _both_ends(parameter: Parameter) -> list[object]:
+    return [*values_of(parameter, 0), *values_of(parameter, 1)]
+
+
+def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
+    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it."""
+    prefix, last = split_name(name)
+    section = section_of(sweep, prefix)
+    adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
+    key: Key = ("parameters", name, kind_of(parameter))
+    for value in dict.fromkeys(_both_ends(parameter)):
+        try:
+            record = adapter.validate_json(json.dumps(plain(section) | {last: value}), strict=True)
+        except ValidationError as error:
+            yield key, refusal(value, error.errors(include_url=False))
+            continue
+        if last in JUDGED_TOGETHER or (last == "heads" and record.heads >= 1):
+            continue
+        yield from ((key, problem) for where, problem in record_problems((), record) if where == (last,))
+
+
+def _config_types(sweep: Sweep, method: type[Method]) -> Iterator[Problem]:
+    """Fixed settings and each parameter's values against the types of the method's `Config`, one at a time.
+
+    Two methods may have a setting of one name and different values; a parameter is judged by those that can get it.
+    """
+    known = fields_of(method)
+    fixed = [(("config", name), name, value) for name, value in sweep.fixed.items()]
+    searched = [
+        (("parameters", name, kind_of(parameter)), name, value)
+        for name, parameter in sweep.parameters.items()
+        if is_bare(name) and method.name in methods_with(sweep, name)
+        for end in (0, 1)
+        for value in values_of(parameter, end)
+    ]
+    try:
+        hints = typing.get_type_hints(method.Config)
+    except NameError:
+        return  # a type that only checkers import: the constructor alone judges
+    for key, name, value in [*fixed, *searched]:
+        if name not in known:
+            continue
+        try:
+            TypeAdapter(hints[name]).validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            yield key, f"{refusal(value, error.errors(include_url=False))} (method {method.name!r})"
+        except PydanticUserError:
+            continue  # a type that pydantic does not know: the constructor alone judges
+
+
+def _config_combinations(sweep: Sweep) -> Iterator[Problem]:
+    """Every combination of choices, with ranges at both ends, as the method's own checks see it."""
+    names = [name for name in sweep.parameters if is_bare(name) or name == "method"]
+    for end in (0, 1):
+        for params in combinations(sweep.parameters, names, end=end):
+            method = load_method(str(params.get("method", sweep.method)))
+            try:
+                config_for(sweep, method, params)
+            except MethodError as error:
+                yield blamed(params, "parameters", str(error)), str(error)
+    yield from _static_combinations(sweep)
+    shape = ("student.kind", "student.preset", "student.width", "student.heads", "student.model")
+    for params in combinations(sweep.parameters, shape):
+        student = student_with(sweep, params)
+        if (
+            student.kind == "transformer"
+            and student.model is None
+            and student.heads >= 1
+            and student.width % student.heads
+        ):
+            yield (
+                ("parameters", "student.heads" if "student.heads" in params else "student.width"),
+                f"student.heads {student.heads} does not divide student.width {student.width}, which can be proposed "
+                "together; choose values that always do, or tie them with `when`",
+            )
+    for params in combinations(sweep.parameters, ("student.pooling", "student.projection")):
+        student = student_with(sweep, params)
+        if student.pooling == "pooler" and student.projection is not None:
+            name = "student.projection" if "student.projection" in params else "student.pooling"
+            yield ("parameters", name), f"{student.projection!r} can be proposed with it: {POOLER_OR_PROJECTION}"
+
+
+def _static_combinations(sweep: Sweep) -> Iterator[Problem]:
+    """Static students that are proposed with what only a Transformer has."""
+    for params in combinations(
+        sweep.parameters,
+        ("student.kind", "student.pooling", "student.ngrams", *(f"student.{name}" for name in ATTENTION)),
+    ):
+        student = student_with(sweep, params)
+        if student.ngrams and student.kind != "static":
+            searched = "student.ngrams" in params
+            yield (
+                ("parameters", "student.ngrams") if searched else ("student", "ngrams"),
+                f"{student.ngrams}: only a static student's token vectors are sums of n-grams; "
+                + ("add `when: {student.kind: static}`" if searched else "set student.kind to static, or remove it"),
+            )
+        for name, _ in static_problems(student) if student.kind == "static" else ():
+            if f"student.{name}" in params:
+                yield (
+                    ("parameters", f"student.{name}"),
+                    "a static student has none, and `student.kind: static` can be proposed with it; "
+                    "add `when: {student.kind: transformer}`",
+                )
+
+
+def blamed(values: Mapping[str, object], section: str, message: str) -> Key:
+    """The key of the setting that a method's message speaks of first, or the section."""
+    places = {name: re.search(rf"\b{re.escape(name)}\b", message) for name in values}
+    named = sorted((found.start(), name) for name, found in places.items() if found)
+    return (section, named[0][1]) if named else (section,)
+
+
+def student_with(sweep: Sweep, params: Mapping[str, Scalar]) -> Student:
+    """The student that these proposed parameters ask for."""
+    given = {split_name(name)[1]: value for name, value in params.items() if name.startswith("student.")}
+    return sweep.student.changed(**given)

@@ -1,0 +1,153 @@
+"""Scores a model on the dev or sealed test sets of a file: `evaluate MODEL --with FILE`.
+
+A fresh process scores, as in promotion. Opening sealed tests is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from babeltune.data.eval_sets import EvalRows, read_eval, subsets
+from babeltune.data.prepared import TextTask
+from babeltune.errors import SpecError
+from babeltune.planning.model_checks import right_model_problems
+from babeltune.planning.sweep_file import read_data, read_teacher
+from babeltune.promotion.candidate import Candidate, exported
+from babeltune.promotion.fresh_scorer import FreshScorer, Target
+from babeltune.promotion.gates import Scores
+from babeltune.promotion.model_names import model_folder, trial_of
+from babeltune.promotion.sealed_test_log import record_opening, sealed_elsewhere
+from babeltune.promotion.training_text import trained_on
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Promotion, Task, Teacher
+from babeltune.sweep.sync.view import StorageView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """What `evaluate_model` found."""
+
+    scores: Scores
+    warnings: tuple[str, ...] = ()
+    """About sealed tests that were opened, now and before, and about sets that the model was trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """A model, and the sets that it is to be scored on."""
+
+    model: str
+    trial: Candidate | None
+    """The trial that `model` names; None for any other model."""
+    tasks: Sequence[TextTask]
+    prefix: Literal["dev", "test"]
+    sealed: Sequence[EvalRows]
+    """The sealed sets among them, whose opening is recorded."""
+    prompt: str | None
+    target: Target | None
+    """What encodes the right sides."""
+    warnings: tuple[str, ...] = ()
+
+
+def evaluate_model(
+    model: str,
+    with_: str,
+    cluster: Cluster,
+    *,
+    test: bool,
+    prompt: str | None = None,
+    target_model: str | None = None,
+) -> Evaluated:
+    """Scores a model on the dev or sealed test sets of a file's data section. Opening the tests is recorded, and so is
+    scoring dev sets that hold the text of tests which a sweep of this storage has sealed.
+
+    `prompt` is put before every sentence that the model encodes, in place of its own one. `target_model` encodes the
+    right side of every bitext and mining set. Without it, a set with `right_model: teacher` takes the teacher of the
+    file, or else of the trial's sweep. Raises `SpecError` when the section has no such sets, `TeacherError` when the
+    vectors of both models have different dimensions.
+    """
+    data, root = read_data(with_)
+    wanted = data.test if test else data.dev
+    if not wanted:
+        raise SpecError(f"{with_}: data.{'test' if test else 'dev'} names no tasks to score")
+    found = read_eval(wanted, root, data.max_line_bytes)
+    tasks = [task for rows in found for task in subsets(rows, data.anchor_priority)]
+    view = StorageView(cluster)
+    view.update(every=True)
+    sealed = found if test else sealed_elsewhere(view.folder, found)
+    trial = trial_of(model, view.folder)
+    target: Target | None
+    if target_model is not None:
+        target = model_folder(target_model, cluster, setting="--target-model")
+        tasks = [task.against_target() for task in tasks]
+    else:
+        target = _teacher_for(wanted, with_, data.anchor_priority, trial, cluster)
+    asked = Scoring(
+        model=model,
+        trial=trial,
+        tasks=tasks,
+        prefix="test" if test else "dev",
+        sealed=sealed,
+        prompt=prompt,
+        target=target,
+        warnings=() if test else tuple(_sealed_among_dev(sealed, view.folder)),
+    )
+    return score_model(asked, view, target_model)
+
+
+def _sealed_among_dev(sealed: Sequence[EvalRows], storage: Path) -> Iterator[str]:
+    if sealed:
+        names = ", ".join(dict.fromkeys(rows.task.name for rows in sealed))
+        yield (
+            f"{names} of data.dev is a sealed test of a sweep in {storage}: this is recorded as an opening of it; "
+            "choose models by other text"
+        )
+
+
+def score_model(asked: Scoring, view: StorageView, target_model: str | None) -> Evaluated:
+    """Scores a model in a fresh process. Before that, the opening of sealed sets is recorded."""
+    words, target = list(asked.warnings), asked.target
+    with weights_of(asked, view) as (who, folder), FreshScorer() as rescore:
+        words += trained_on(asked.model, asked.trial, asked.tasks, view, folder)
+        if target is not None:
+            rescore.check_widths({"model": folder}, target, {"model": repr(asked.model), "": repr(target_model)})
+        with view.openings():
+            if asked.sealed:
+                openings = record_opening(view.folder, who, folder, asked.sealed)
+                words += filter(None, [openings.warning(Promotion().confidence).removeprefix("warning: ")])
+        scores = rescore({"model": folder}, asked.tasks, asked.prefix, asked.prompt, target)["model"]
+        return Evaluated(scores=scores, warnings=tuple(words))
+
+
+@contextmanager
+def weights_of(asked: Scoring, view: StorageView) -> Iterator[tuple[str, str]]:
+    """What the model is called in the record of openings, and a folder with it; a trial's is exported for the while."""
+    trial = asked.trial
+    if trial is None:
+        yield asked.model, model_folder(asked.model, view.cluster)
+        return
+    with exported(trial, view, view.folder / "evaluations") as folder:
+        yield f"{trial.folder.id}/{trial.name}/{trial.report.index}", str(folder)
+
+
+def _teacher_for(
+    tasks: Sequence[Task], with_: str, priority: tuple[str, ...], trial: Candidate | None, cluster: Cluster
+) -> Teacher | None:
+    """The teacher of the file, or else of the trial's sweep, where it encodes the right side of any of the tasks."""
+    asking = [task.name for task in tasks if task.right_model == "teacher"]
+    if not asking:
+        return None
+    teacher = read_teacher(with_) or (trial.sweep.teacher if trial else None)
+    if teacher is None:
+        raise SpecError(
+            f"{with_}: task {asking[0]!r} has `right_model: teacher`, and the file has no section `teacher`; add one, "
+            "or name a model with --target-model"
+        )
+    for _, problem in right_model_problems((), tasks, teacher, priority):
+        raise SpecError(f"{with_}: {problem}")
+    registered = teacher.model.startswith("models:/")
+    return replace(teacher, model=model_folder(teacher.model, cluster)) if registered else teacher

@@ -1,0 +1,194 @@
+"""The verdict on an exported candidate: its dev scores come out again, its gates hold, the champion is beaten.
+
+`promote` calls `weigh`. Sealed tests are opened here, and only if the dev scores hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from babeltune.data.contamination import contaminated
+from babeltune.data.eval_sets import subsets
+from babeltune.data.prepared import TextTask
+from babeltune.errors import TeacherError
+from babeltune.models.hub import baseline_row, split_revision
+from babeltune.models.hub import model_folder as hub_folder
+from babeltune.promotion.candidate import (
+    Candidate,
+    chosen_among,
+    dev_texts,
+    doubts_about,
+    sealed_tests,
+    selection_of,
+    target_of,
+)
+from babeltune.promotion.champion import Champion, is_same, unfiltered
+from babeltune.promotion.compare import Outcomes, compare, said_of, words_of
+from babeltune.promotion.fresh_scorer import FreshScorer
+from babeltune.promotion.gates import Decision, Scores, chance_of, judge
+from babeltune.promotion.sealed_test_log import record_opening
+
+UNSEALED = (
+    "warning: the sweep has no sealed tests, so no unseen text checks the choice among its trials; the model is marked "
+    "so. Add `data.test`, as `babeltune init` does"
+)
+"""What promotion says if the sweep's file names no sealed tests."""
+BASELINE = "baseline "
+"""Begins the key of a baseline among the models that are scored; no model's name holds a blank."""
+
+
+def weigh(candidate: Candidate, draft: Path, rescore: FreshScorer, champion: Champion | None = None) -> Decision:
+    """Scores the exported folders afresh and judges; opens sealed tests only if the dev numbers hold.
+
+    Where there is a champion, it is scored on the same sealed tests (without any, on the dev sets), and the challenger
+    has to be better.
+    """
+    data, dev_tasks = candidate.sweep.data, dev_texts(candidate.prepared)
+    before = _folder_of(champion)
+    shared = target_of(candidate, "test" if data.test else "dev")
+    if champion is not None and shared is not None:
+        rescore.check_widths(before, shared, {"champion": f"the champion {champion.name}"})
+    models = {"model": str(draft / "model")} | ({} if data.test else before)
+    dev = rescore.scored(models, dev_tasks, "dev", target=target_of(candidate, "dev"))
+    decision = _undecided(candidate, dev["model"][0])
+    verdict, reasons = judge(_logged(candidate), decision.dev)
+    chosen_by = contaminated(candidate.prepared.counts, "dev")
+    doubts = [*doubts_about(candidate), *(f"warning: {why}" for why in chosen_by.values())]
+    if verdict == "refuse":
+        return replace(decision, verdict=verdict, reasons=(*reasons, *doubts))
+    if champion is not None and is_same(champion, candidate):
+        same = "the champion is this very checkpoint; the alias stays where it is"
+        return replace(decision, verdict="tie", reasons=(*reasons, same, *doubts))
+    if data.test:
+        return _on_sealed_tests(candidate, draft, rescore, champion, decision, doubts)
+    decision = replace(decision, verdict=verdict, reasons=(*reasons, UNSEALED, *doubts))
+    fit = [task for task in dev_tasks if task.name not in chosen_by]
+    return decision if champion is None else contested(decision, candidate, champion, dev, fit, "dev", chosen_by)
+
+
+def _folder_of(champion: Champion | None) -> dict[str, str]:
+    return {} if champion is None else {"champion": str(champion.folder)}
+
+
+def _logged(candidate: Candidate) -> dict[str, float]:
+    """The dev metrics that have to come out again."""
+    # `xsim_flipped` says how a score was made, and is there only where it is above zero.
+    metrics = candidate.report.metrics
+    return {k: v for k, v in metrics.items() if k.startswith("dev/") and not k.endswith("/xsim_flipped")}
+
+
+def _undecided(candidate: Candidate, dev: Scores) -> Decision:
+    """What is known of a candidate before it is judged."""
+    return Decision(
+        verdict="refuse",
+        reasons=(),
+        sweep=candidate.folder.id,
+        trial=candidate.name,
+        report=candidate.report.index,
+        dev=dev,
+        chosen_by=candidate.chosen_by.metric,
+        among=chosen_among(candidate),
+        selection=selection_of(candidate),
+        members=candidate.members,
+    )
+
+
+def _on_sealed_tests(
+    candidate: Candidate,
+    draft: Path,
+    rescore: FreshScorer,
+    champion: Champion | None,
+    decision: Decision,
+    doubts: Sequence[str],
+) -> Decision:
+    """The decision after the sealed tests, whose opening is recorded before they are scored."""
+    rules, found, shared = candidate.sweep.promotion, sealed_tests(candidate), target_of(candidate, "test")
+    tests = [task for rows in found for task in subsets(rows, candidate.sweep.data.anchor_priority)]
+    what = f"{candidate.folder.id}/{candidate.name}/{candidate.report.index}"
+    own = {name: str(draft / name) for name in ("model", "untrained")}
+    openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)
+    bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
+    scored = rescore.scored(own | _folder_of(champion) | bought, tests, "test", target=shared)
+    scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
+    dirty = contaminated(candidate.prepared.counts)
+    logged, gates = _logged(candidate), rules.gates
+    verdict, reasons = judge(logged, decision.dev, gates, scores["model"], scores["untrained"], chance, dirty)
+    warning = openings.warning(rules.confidence)
+    clean = [task for task in tests if task.name not in dirty]
+    against = against_baselines(candidate, scored, bought, clean)
+    seen = [f"warning: {why}" for why in dirty.values()]
+    decision = replace(
+        decision,
+        verdict=verdict,
+        reasons=(*reasons, *against, *lost, *doubts, *seen, *([warning] if warning else [])),
+        test=scores["model"],
+        untrained=scores["untrained"],
+        chance=chance,
+        baselines={key.removeprefix(BASELINE): scores[key] for key in bought},
+        openings=openings.times,
+    )
+    return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test", dirty)
+
+
+def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:
+    """The folders of the sweep's `baselines` by their keys, and a warning for each that cannot be had now.
+
+    A key is the row after `BASELINE`: a folder may be called `model`, as the candidate is."""
+    folders: dict[str, str] = {}
+    lost: list[str] = []
+    for name in candidate.sweep.baselines:
+        try:
+            folders[BASELINE + baseline_row(name)] = str(hub_folder(*split_revision(name), setting="baselines"))
+        except TeacherError as error:
+            lost.append(f"warning: not compared with a baseline: {error}")
+    return folders, lost
+
+
+def against_baselines(
+    candidate: Candidate,
+    scored: Mapping[str, tuple[Scores, Outcomes]],
+    baselines: Iterable[str],
+    tasks: Sequence[TextTask],
+) -> list[str]:
+    """Whether training beat each model that could be had without, in the means of the sealed tests. It decides nothing:
+    who reads it chooses between both."""
+    rules, lines = candidate.sweep.promotion, []
+    for key in baselines:
+        row = key.removeprefix(BASELINE)
+        found = compare((scored[key][1], scored["model"][1]), tasks, rules, name=row, on="test")
+        for mean in found.overall:
+            said = said_of(mean, rules.confidence)
+            lines.append(
+                f"{'no better' if said == 'not distinguishable' else said} than the baseline {row}: {words_of(mean)}"
+            )
+    return lines
+
+
+def contested(
+    decision: Decision,
+    candidate: Candidate,
+    champion: Champion,
+    scored: Mapping[str, tuple[Scores, Outcomes]],
+    tasks: Sequence[TextTask],
+    on: Literal["test", "dev"],
+    contaminated: Collection[str] = (),
+) -> Decision:
+    """The decision after the comparison with the champion; what was refused before stays refused."""
+    contest = compare(
+        (scored["champion"][1], scored["model"][1]),
+        tasks,
+        candidate.sweep.promotion,
+        name=champion.name,
+        on=on,
+        among=decision.among,
+        contaminated=contaminated,
+    )
+    seen = unfiltered(champion.version, candidate, "the champion") if on == "test" else []
+    verdict = "refuse" if decision.verdict == "refuse" else contest.verdict
+    reasons = (*contest.reasons, *seen, *decision.reasons)
+    if decision.verdict == "refuse":
+        reasons = (*decision.reasons, *contest.reasons, *seen)
+    return replace(decision, verdict=verdict, reasons=reasons, contest=contest)

@@ -1,0 +1,71 @@
+"""Puts a sweep's report together: its title, its verdict, its first facts, and which sections follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.sweep_report.document import Document, Fact
+from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.sections.languages import languages
+from babeltune.sweep_report.sections.leaderboard import leaderboard
+from babeltune.sweep_report.sections.provenance import cost, data, reproduction
+from babeltune.sweep_report.sections.sealed_tests import sealed
+from babeltune.sweep_report.sections.settings import what_mattered
+from babeltune.sweep_report.sections.size_and_speed import pareto
+from babeltune.sweep_report.sections.training import diagnostics, learning_curves
+from babeltune.sweep_report.sections.translations import translations
+from babeltune.sweep_report.words import better, duration, interval, score, settings, short, verdict
+
+MOST_ROWS = 200
+"""Trials that tables and charts show at most, the best first."""
+
+
+def document(report: SweepReport, most: int = MOST_ROWS) -> Document:
+    """The report's page, with at most so many trials in a table or chart."""
+    sections = [
+        leaderboard(report, most),
+        learning_curves(report, most),
+        languages(report),
+        translations(report),
+        what_mattered(report, most),
+        pareto(report, most),
+        sealed(report),
+        diagnostics(report),
+        data(report),
+        cost(report),
+        reproduction(report),
+    ]
+    return Document(
+        title=f"Sweep {report.name}",
+        subtitle=f"{report.sweep} · {report.state} · {', '.join(report.methods)}",
+        verdict=verdict(report),
+        facts=tuple(_facts(report)),
+        sections=tuple(section for section in sections if section is not None),
+        footer=f"Made by babeltune on {report.made} UTC from the sweep's records.",
+    )
+
+
+def _facts(report: SweepReport) -> Iterator[Fact]:
+    best = report.winner
+    yield Fact(label="best trial", value=best.row.name, detail=settings(best))
+    yield Fact(
+        label=short(report.objective.metric),
+        value=score(best.value),
+        detail=f"95 % interval {interval(best)}" if best.interval else better(report.objective.goal),
+    )
+    states = ", ".join(f"{count} {state}" for state, count in report.cost.states)
+    yield Fact(label="trials", value=str(len(report.trials)), detail=states)
+    yield Fact(
+        label="training time",
+        value=duration(report.cost.training_s),
+        detail=f"{report.cost.pairs:,} pairs seen, over all trials",
+    )
+    if PARAMETERS in best.row.metrics:
+        size = best.row.metrics[PARAMETERS]
+        speed = f", {best.row.metrics[SPEED]:,.0f} sentences/s" if SPEED in best.row.metrics else ""
+        yield Fact(label="parameters", value=_millions(size), detail=f"{4 * size / 1e6:,.1f} MB in fp32{speed}")
+
+
+def _millions(size: float) -> str:
+    return f"{size / 1e6:.1f} M" if size >= 1e5 else f"{size:,.0f}"

@@ -1,0 +1,123 @@
+"""The leaderboard of a report: every trial and baseline with its interval, as a chart and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from babeltune.evaluation.evaluate import COMPUTE, PARAMETERS, SPEED
+from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
+from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
+from babeltune.sweep_report.record import Standing, SweepReport
+from babeltune.sweep_report.svg import SERIES, drawing, svg_of
+from babeltune.sweep_report.words import better, duration, interval, score, settings, short
+
+
+def leaderboard(report: SweepReport, most: int) -> Section:
+    """All trials and baselines with their intervals, the best first."""
+    metric, shown = report.objective.metric, report.standings[:most]
+    chart = leaderboard_chart(
+        Caption(
+            name="leaderboard",
+            title=f"{short(metric)} by trial",
+            description=f"Value and 95 % interval of each trial and baseline; {better(report.objective.goal)}. "
+            f"{report.winner.row.name} leads with {score(report.winner.value)}.",
+        ),
+        shown,
+        metric,
+    )
+    description = "Circles are trials, diamonds are baselines. Hollow circles did not finish. Lines are 95 % intervals."
+    blocks: list[Block] = [
+        _intervals(report),
+        Figure("Scores and their intervals", description, chart, _scores_table(shown, metric)),
+        _leaderboard_table(report, shown),
+    ]
+    if any(each.row.front for each in shown):
+        blocks.append(Text(text="★: on the Pareto front of the objectives."))
+    if (cut := len(report.standings) - len(shown)) > 0:
+        blocks.append(Text(text=f"{cut} more trials are in `babeltune runs {report.sweep}`."))
+    if report.selection is not None and report.selection.among > 1:
+        found = report.selection
+        blocks.append(
+            Text(
+                text=f"The best of {found.among} equally good trials looks {found.inflation:.4f} better than it is, "
+                f"through luck alone. Drawn towards the mean of all trials, {report.winner.row.name} has "
+                f"{found.shrunken:.4f}."
+            )
+        )
+    return Section(anchor="leaderboard", title="Leaderboard", blocks=tuple(blocks))
+
+
+COSTS = {PARAMETERS: "parameters", SPEED: "sentences/s", COMPUTE: "compute (s)"}
+"""What a model costs, and the title of its column."""
+
+
+def _leaderboard_table(report: SweepReport, shown: Sequence[Standing]) -> Table:
+    metric, others = report.objective.metric, [o.metric for o in report.objectives[1:]]
+    costs = [name for name in COSTS if any(name in each.row.metrics for each in shown)]
+    rows = tuple(
+        (
+            each.row.name + (" ★" if each.row.front else ""),
+            "baseline" if each.is_baseline else each.row.state,
+            score(each.value),
+            interval(each),
+            *(score(each.row.metrics.get(name)) for name in others),
+            *(f"{each.row.metrics[name]:,.0f}" if name in each.row.metrics else "–" for name in costs),
+            f"{each.row.pairs:,}" if each.row.pairs else "–",
+            duration(each.row.seconds) if each.row.seconds else "–",
+            settings(each),
+        )
+        for each in shown
+    )
+    columns = ("trial", "state", short(metric), "95 % interval", *map(short, others), *(COSTS[name] for name in costs))
+    columns += ("pairs", "time", "settings")
+    return Table(
+        caption=f"Trials and baselines by {short(metric)}, {better(report.objective.goal)}",
+        columns=columns,
+        rows=rows,
+        left=frozenset({0, 1, len(columns) - 1}),
+        marked=next((i for i, each in enumerate(shown) if each is report.winner), None),
+    )
+
+
+def _intervals(report: SweepReport) -> Text:
+    """What the intervals mean."""
+    if report.winner.error is None:
+        return Text(text="This metric's standard error is not known, so there are no intervals.")
+    return Text(
+        text="An interval is the value ± 1.96 standard errors, by the number of distinct dev rows. It says how much "
+        "the score would vary with other sentences, not with other seeds."
+    )
+
+
+def _scores_table(shown: Sequence[Standing], metric: str) -> Table:
+    rows = tuple((each.row.name, score(each.value), interval(each)) for each in shown if each.value is not None)
+    return Table(caption=f"{short(metric)} by trial", columns=("trial", "value", "95 % interval"), rows=rows)
+
+
+def leaderboard_chart(caption: Caption, standings: Sequence[Standing], metric: str) -> str:
+    """Each trial's and baseline's value with its 95 % interval, the best on top."""
+    shown = [each for each in standings if each.value is not None][:BARS]
+    with drawing(WIDTH, 0.9 + 0.26 * len(shown)) as figure:
+        axes = figure.subplots()
+        for place, each in enumerate(shown):
+            color = SERIES[2] if each.is_baseline else SERIES[0]
+            if each.interval is not None:
+                axes.plot(each.interval, (place, place), color=color, linewidth=1.6, solid_capstyle="butt")
+            filled = each.row.state == "finished"
+            axes.plot(
+                each.value or 0.0,
+                place,
+                marker="D" if each.is_baseline else "o",
+                color=color,
+                markersize=6,
+                markerfacecolor=color if filled else "none",
+            )
+        axes.set_yticks(range(len(shown)), [_label(each) for each in shown])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(short(metric))
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def _label(each: Standing) -> str:
+    return clipped(each.row.name if each.row.state == "finished" else f"{each.row.name} ({each.row.state})")

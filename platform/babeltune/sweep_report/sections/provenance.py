@@ -1,0 +1,87 @@
+"""Where the numbers of a report come from: the data and its cleaning, the cost, and how to run it again."""
+
+from __future__ import annotations
+
+import shlex
+
+from babeltune.sweep_report.document import Block, Code, Items, Section, Table, Text
+from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.words import duration
+
+
+def data(report: SweepReport) -> Section | None:
+    """The training text, what was left out of it, and which sets have near-duplicates in it."""
+    facts, blocks = report.data, list[Block]()
+    if facts.pairs:
+        counted = tuple((each.name, f"{each.pairs:,}") for each in facts.pairs)
+        blocks.append(Table(caption="Training pairs by language", columns=("languages", "pairs"), rows=counted))
+    if facts.sources:
+        steps = tuple(dict.fromkeys(name for source in facts.sources for name, _ in source.steps))
+        rows = tuple(
+            (
+                source.name + (" (synthetic)" if source.synthetic else ""),
+                *(f"{dict(source.steps)[step]:,}" if step in dict(source.steps) else "–" for step in steps),
+            )
+            for source in facts.sources
+        )
+        caption = "Rows of each source, and the pairs that each step of cleaning left"
+        blocks.append(Table(caption=caption, columns=("source", *steps), rows=rows))
+    if facts.overlaps:
+        blocks.append(
+            Table(
+                caption="Contamination: dev and test texts with a near-duplicate in the training text",
+                columns=("set", "texts", "near-duplicates", "share", "judgement"),
+                rows=tuple(
+                    (
+                        each.name,
+                        f"{each.texts:,}",
+                        f"{each.near:,}",
+                        f"{each.share:.1%}",
+                        each.judged or "low",
+                    )
+                    for each in facts.overlaps
+                ),
+                left=frozenset({0, 4}),
+            )
+        )
+    return Section(anchor="data", title="Data and contamination", blocks=tuple(blocks)) if blocks else None
+
+
+def cost(report: SweepReport) -> Section:
+    """What the sweep took."""
+    found = report.cost
+    rows = [
+        *((f"trials {state}", str(count)) for state, count in found.states),
+        ("pairs seen, all trials", f"{found.pairs:,}"),
+        ("training time, all trials", duration(found.training_s)),
+        ("the same, times workers", duration(found.worker_s)),
+    ]
+    if found.compute_s is not None:
+        rows.append(("counted compute of one worker", duration(found.compute_s)))
+    rows.append(("from the first line of the log to the last", duration(found.wall_s)))
+    table = Table(caption="What the sweep took", columns=("what", "how much"), rows=tuple(rows))
+    return Section(anchor="cost", title="Cost", blocks=(table,))
+
+
+def reproduction(report: SweepReport) -> Section:
+    """The command, the sweep file and the digests."""
+    found = report.provenance
+    command = f"babeltune submit {shlex.quote(found.file)}"
+    blocks: list[Block] = [
+        Text(
+            text=f"Save the sweep file below as {found.file}, then run the command. The sweep gets the id {found.id}."
+        ),
+        Code(label="Command", text=command),
+        Code(label=f"Sweep file {found.file}", text=found.spec, folded=True),
+    ]
+    if found.changes:
+        blocks.append(Items(items=found.changes))
+    for caption, columns, rows in (
+        ("Code and data", ("what", "version or digest"), found.code),
+        ("Packages and machine", ("package", "version"), found.versions),
+        ("Digests of sources and evaluation sets", ("text", "SHA-256"), found.digests),
+        (f"Checkpoint of {report.winner.row.name}", ("file", "SHA-256"), found.weights),
+    ):
+        if rows:
+            blocks.append(Table(caption=caption, columns=columns, rows=rows, left=frozenset({0, 1})))
+    return Section(anchor="reproduce", title="To reproduce it", blocks=tuple(blocks))

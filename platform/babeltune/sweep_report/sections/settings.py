@@ -1,0 +1,208 @@
+"""Which settings mattered: their importance, a slice for each, and all of them as parallel coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from babeltune.schema.base import number
+from babeltune.schema.records import Scalar
+from babeltune.sweep.search.importance import BEST_SHARE, LEAST_TRIALS
+from babeltune.sweep_report.charts import NAMED, WIDTH, Caption, clipped
+from babeltune.sweep_report.document import Block, Figure, Section, Table, Text
+from babeltune.sweep_report.record import Standing, SweepReport
+from babeltune.sweep_report.svg import DASHES, FAINT, MUTED, PAGE, SERIES, drawing, svg_of
+from babeltune.sweep_report.words import score, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def what_mattered(report: SweepReport, most: int) -> Section | None:
+    """Importance, slices and parallel coordinates of the searched settings."""
+    scored = [each for each in report.trials if each.value is not None][:most]
+    if not report.searched or not scored:
+        return None
+    blocks: list[Block] = [*_importance(report, len(scored))]
+    metric, names = report.objective.metric, report.searched
+    columns = ("trial", short(metric), *names)
+    rows = tuple(
+        (
+            each.row.name,
+            score(each.value),
+            *(number(each.row.params[name]) if name in each.row.params else "–" for name in names),
+        )
+        for each in scored
+    )
+    table = Table(caption="Settings and score of each trial", columns=columns, rows=rows)
+    description = f"{short(metric)} over each setting. The star is the best trial; hollow circles did not finish."
+    caption = Caption(name="slices", title="Slices", description=description)
+    svg = slices_chart(caption, scored, names, report.logarithmic, metric)
+    blocks.append(Figure("Slices", description, svg, table))
+    description = f"One line per trial through all settings to {short(metric)}. The best have colours."
+    caption = Caption(name="parallel", title="Parallel coordinates", description=description)
+    svg = parallel_chart(caption, scored, names, report.logarithmic, metric)
+    blocks.append(Figure("Parallel coordinates", description, svg, table))
+    return Section(anchor="settings", title="What mattered", blocks=tuple(blocks))
+
+
+def _importance(report: SweepReport, scored: int) -> Iterator[Block]:
+    if not report.importance:
+        yield Text(
+            text=f"Importance is not shown: it needs {LEAST_TRIALS} scored trials that differ, and there are {scored}."
+        )
+        return
+    description = (
+        f"PED-ANOVA: which settings separate the best {BEST_SHARE:.0%} of {scored} trials from the rest. "
+        "Few trials give a rough picture."
+    )
+    caption = Caption(name="importance", title="Importance of settings", description=description)
+    rows = tuple((name, f"{share:.4f}") for name, share in report.importance)
+    table = Table(caption="Importance of settings", columns=("setting", "share"), rows=rows)
+    yield Figure("Importance", description, importance_chart(caption, report.importance), table)
+
+
+TICKS = 4
+"""Numbers on the axis of a small chart."""
+COLUMNS = 3
+"""Small charts side by side."""
+
+
+def importance_chart(caption: Caption, shares: Sequence[tuple[str, float]]) -> str:
+    """A bar per setting, the most important on top."""
+    with drawing(WIDTH, 0.9 + 0.3 * len(shares)) as figure:
+        axes = figure.subplots()
+        axes.barh(range(len(shares)), [share for _, share in shares], height=0.6, color=SERIES[0])
+        axes.set_yticks(range(len(shares)), [clipped(name, 34) for name, _ in shares])
+        axes.set_ylim(len(shares) - 0.5, -0.5)
+        axes.set_xlabel("share of the importance")
+        axes.grid(axis="y", visible=False)
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def slices_chart(
+    caption: Caption, trials: Sequence[Standing], searched: Sequence[str], logarithmic: frozenset[str], metric: str
+) -> str:
+    """For each setting, every trial's objective over the setting's value."""
+    rows = math.ceil(len(searched) / COLUMNS)
+    with drawing(WIDTH, 0.3 + 2.3 * rows) as figure:
+        grid = figure.subplots(rows, COLUMNS, squeeze=False, sharey=True)
+        for axes, name in zip(grid.flat, searched, strict=False):
+            _slice(axes, trials, name, name in logarithmic)
+        for axes in grid.flat[len(searched) :]:
+            axes.set_visible(False)
+        for line in grid:
+            line[0].set_ylabel(short(metric), fontsize=9)
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+def _slice(axes: Axes, trials: Sequence[Standing], name: str, logarithmic: bool) -> None:
+    found = [each for each in trials if each.value is not None and name in each.row.params]
+    values = [each.row.params[name] for each in found]
+    is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    names = sorted({_word(value) for value in values})
+    for each, value in zip(found, values, strict=True):
+        best = each is trials[0]
+        axes.plot(
+            value if is_number else names.index(_word(value)),  # type: ignore[arg-type]
+            each.value,  # type: ignore[arg-type]
+            marker="*" if best else "o",
+            markersize=12 if best else 5.5,
+            markerfacecolor=SERIES[0] if each.row.state == "finished" else "none",
+            color=SERIES[0],
+            zorder=4 if best else 3,
+        )
+    axes.set_title(clipped(name, 30))
+    if not is_number:
+        axes.set_xticks(
+            range(len(names)), [clipped(word, 17) for word in names], fontsize=8, rotation=0 if len(names) < 3 else 20
+        )
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        return
+    if logarithmic:
+        axes.set_xscale("log")
+    _plain_ticks(axes, [float(value) for value in values if isinstance(value, int | float)], logarithmic)
+
+
+def _plain_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
+    """A few ticks, written as people write them."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    distinct = sorted(set(values))
+    if len(distinct) <= TICKS and all(value == int(value) for value in distinct):
+        axes.xaxis.set_major_locator(FixedLocator(distinct))
+    elif not logarithmic:
+        axes.xaxis.set_major_locator(MaxNLocator(TICKS))
+    elif distinct and distinct[-1] / distinct[0] > 30:
+        axes.xaxis.set_major_locator(LogLocator(numticks=TICKS + 1))
+    elif distinct:
+        low, high = distinct[0], distinct[-1]
+        axes.xaxis.set_major_locator(FixedLocator(sorted({low, math.sqrt(low * high), high})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}" if value < 1 else f"{value:.4g}"))
+
+
+def _word(value: Scalar) -> str:
+    return "none" if value is None else str(value)
+
+
+def parallel_chart(
+    caption: Caption, trials: Sequence[Standing], searched: Sequence[str], logarithmic: frozenset[str], metric: str
+) -> str:
+    """A line per trial through an axis per setting and one for the objective; the best are named."""
+    shown = [each for each in trials if each.value is not None]
+    columns: list[tuple[str, list[Scalar]]] = [
+        (name, [each.row.params.get(name) for each in shown]) for name in searched
+    ]
+    columns.append((short(metric), [each.value for each in shown]))
+    with drawing(max(WIDTH, 1.2 * len(columns)), 4.2) as figure:
+        axes = figure.subplots()
+        axes.set_axis_off()
+        heights = [_axis(axes, x, name, values, name in logarithmic) for x, (name, values) in enumerate(columns)]
+        for index, each in reversed(list(enumerate(shown))):
+            (line,) = axes.plot(range(len(columns)), [column[index] for column in heights], color=FAINT, linewidth=1)
+            line.set_zorder(2)
+            if index < NAMED:
+                line.set(color=SERIES[index], linestyle=DASHES[index], label=each.row.name, zorder=9 - index)
+                line.set_linewidth(2.6 if index == 0 else 1.5)
+        axes.set_xlim(-0.3, len(columns) - 0.4)
+        axes.set_ylim(-0.22, 1.2)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="outside lower left", ncols=NAMED, handlelength=3)
+        return svg_of(figure, caption.name, caption.title, caption.description)
+
+
+UNUSED = -0.12
+"""The height of a setting that a trial does not have."""
+
+
+def _axis(axes: Axes, x: int, name: str, values: Sequence[Scalar], logarithmic: bool) -> list[float]:
+    """Draws one axis of the parallel coordinates; returns the height of every trial on it."""
+    used = [value for value in values if value is not None]
+    axes.plot((x, x), (0, 1), color=MUTED, linewidth=1, zorder=1)
+    axes.text(x, 1.12, clipped(name.rpartition(".")[2], 20), ha="center", fontsize=9)
+    numbers = [float(value) for value in used if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) == len(used) and numbers:
+        low, high = min(numbers), max(numbers)
+        marks = [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")] if high > low else [(0.5, f"{low:.4g}")]
+        heights = [UNUSED if v is None else _height(float(v), low, high, logarithmic) for v in values]
+    else:
+        words = sorted({_word(value) for value in used})
+        place = {word: (index + 0.5) / len(words) for index, word in enumerate(words)}
+        marks = [(height, clipped(word, 18)) for word, height in place.items()]
+        heights = [UNUSED if value is None else place[_word(value)] for value in values]
+    if len(used) < len(values):
+        marks.append((UNUSED, "not used"))
+    for height, text in marks:
+        box = {"facecolor": PAGE, "edgecolor": "none", "pad": 1, "alpha": 0.85}
+        axes.text(x + 0.03, height, text, va="center", fontsize=8.5, color=MUTED, zorder=20, bbox=box)
+    return heights
+
+
+def _height(value: float, low: float, high: float, logarithmic: bool) -> float:
+    if high <= low:
+        return 0.5
+    if logarithmic and low > 0:
+        value, low, high = math.log(value), math.log(low), math.log(high)
+    return (value - low) / (high - low)

@@ -1,0 +1,97 @@
+"""What models cost to use: quality over size and speed, and the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from babeltune.evaluation.evaluate import PARAMETERS, SPEED
+from babeltune.sweep_report.charts import WIDTH, Caption, clipped, thousands
+from babeltune.sweep_report.document import Figure, Section, Table, Text
+from babeltune.sweep_report.record import SweepReport
+from babeltune.sweep_report.svg import SERIES, drawing, svg_of
+from babeltune.sweep_report.words import better, score, short
+
+
+def pareto(report: SweepReport, most: int) -> Section | None:
+    """Quality against size and speed, and which trials no other one beats."""
+    models = [
+        Priced(
+            name=each.row.name,
+            quality=each.value,
+            parameters=each.row.metrics[PARAMETERS],
+            speed=each.row.metrics[SPEED],
+            on_front=each.row.name in report.front,
+            is_baseline=each.is_baseline,
+        )
+        for each in report.standings
+        if each.value is not None and each.row.name != "untrained" and {PARAMETERS, SPEED} <= each.row.metrics.keys()
+    ][:most]
+    if not models:
+        return None
+    metric = report.objective.metric
+    description = (
+        f"{short(metric)} over speed; a larger mark is a larger model. Filled circles are on the Pareto front: no "
+        "other finished trial is as good in every respect and better in one."
+    )
+    title = "Quality, size and speed"
+    rows = tuple(
+        (
+            each.name,
+            score(each.quality),
+            f"{each.parameters:,.0f}",
+            f"{each.speed:,.0f}",
+            "yes" if each.on_front else "",
+        )
+        for each in models
+    )
+    columns = ("model", short(metric), "parameters", "sentences/s", "on the front")
+    table = Table(caption=title, columns=columns, rows=rows)
+    svg = front_chart(Caption(name="front", title=title, description=description), models, metric)
+    names = ", ".join(f"{short(name)} ({better(goal)})" for name, goal in report.front_metrics)
+    text = Text(text=f"On the front of {names}: {', '.join(report.front) or 'no trial'}.")
+    return Section(anchor="front", title=title, blocks=(text, Figure("", description, svg, table)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """A model's quality and what it costs to use."""
+
+    name: str
+    quality: float
+    parameters: float
+    speed: float
+    on_front: bool
+    is_baseline: bool
+
+
+def front_chart(caption: Caption, models: Sequence[Priced], metric: str) -> str:
+    """Quality over speed; a larger circle is a larger model. Filled: on the Pareto front."""
+    largest = max(each.parameters for each in models)
+    with drawing(WIDTH, 3.8) as figure:
+        axes = figure.subplots()
+        for each in models:
+            color = SERIES[2] if each.is_baseline else SERIES[0]
+            axes.scatter(
+                each.speed,
+                each.quality,
+                s=40 + 360 * each.parameters / largest,
+                marker="D" if each.is_baseline else "o",
+                facecolor=color if each.on_front else "none",
+                edgecolor=color,
+                linewidth=1.6,
+                alpha=1,
+            )
+        named = [each for each in models if each.on_front or each.is_baseline][:12]
+        for each in named:
+            axes.annotate(
+                clipped(each.name), (each.speed, each.quality), xytext=(9, 7), textcoords="offset points", fontsize=9
+            )
+        if max(each.speed for each in models) > 20 * min(each.speed for each in models) > 0:
+            axes.set_xscale("log")
+        else:
+            thousands(axes)
+        axes.margins(0.12, 0.14)
+        axes.set_xlabel("sentences per second, one worker")
+        axes.set_ylabel(short(metric))
+        return svg_of(figure, caption.name, caption.title, caption.description)
