@@ -180,6 +180,23 @@ def asks_the_head(port, certificates):
     return "OK"
 
 
+def controllers_beside_ranks(folder):
+    """Where the controllers and the dispatcher of two worker groups are, on a head without CPUs and two nodes; and what
+    they take there."""
+    with nodes(1, 1), WorkerPool(**settings(folder, count=2, workers=1)) as pool:
+        until(pool, lambda: pool.free() == 2)
+        own, found = ray.get_runtime_context().get_node_id(), []
+        for actor in ray._private.state.actors().values():
+            if actor["State"] == "ALIVE":
+                memory = psutil.Process(actor["Pid"]).memory_full_info().uss
+                place = actor["Address"]["NodeID"]
+                found.append({"kind": actor["ActorClassName"], "own": place == own, "node": place, "mb": memory / 1e6})
+        for name in ("a", "b"):
+            offer(pool, folder, name, steps=3)
+        seen, reasons = ended(pool, "a", "b")
+    return {"actors": found, "last": {name: each[-1] for name, each in seen.items()}, "why": reasons}
+
+
 class LeaseActor:
     """An actor that holds what it was given."""
 
@@ -418,4 +435,5 @@ if __name__ == "__main__":
     pool_module.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
+    scenes += (controllers_beside_ranks,)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

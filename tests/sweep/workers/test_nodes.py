@@ -151,6 +151,16 @@ def test_each_trial_finds_the_gpu_empty_and_a_group_that_leaks_there_is_replaced
 
 
 @pytest.mark.long
+def test_controllers_are_on_the_nodes_of_the_ranks_and_not_on_the_drivers(tmp_path):
+    saw = play("controllers_beside_ranks", tmp_path)
+    print(json.dumps(saw["actors"]))
+    places = {actor["node"] for actor in saw["actors"] if "_Controller" in actor["kind"]}
+    assert len(places) == 2, "one on each"
+    assert [actor["kind"] for actor in saw["actors"] if actor["own"]] == ["TrialDispatcher"]
+    assert (saw["last"], saw["why"]) == ({"a": 3, "b": 3}, {"a": None, "b": None})
+
+
+@pytest.mark.long
 def test_worker_groups_train_over_tls_and_who_has_no_certificate_stays_out(tmp_path):
     script = Path(__file__).parents[3] / "clusters" / "tls.sh"
     for authority, node in (("ca", "node"), ("another", "stranger")):
