@@ -1,5 +1,5 @@
-"""Ray Train's run of one worker group: its controller on a given node, elastic, and without callbacks that groups do not
-need.
+"""Ray Train's run of one worker group: its controller on a given node, elastic, and without callbacks that worker
+groups do not need.
 
 The controller's process imports this file. Nothing here imports torch at once, because every worker group would wait
 for it.
