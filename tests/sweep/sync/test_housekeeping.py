@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from babeltune.data.prepared import read_prepared
 from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
@@ -25,7 +26,7 @@ from babeltune.sweep.sync import driver as driver_module
 from babeltune.sweep.sync import view as view_module
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import bucket_removals, drop_optimizers, evict, mirror_removals
-from babeltune.sweep.sync.view import StorageView, records_in
+from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.sweep.sync.worker import on_this_node
 from babeltune.training.checkpoint import REPORTS, is_good
 from bucket_servers import BUCKET
@@ -58,9 +59,8 @@ def stored(copied, machines):
     view = StorageView(machines("one"))
     shutil.copytree(folder.path.parents[1], view.folder)
     there = SweepFolder(view.folder / "sweeps" / folder.id)
-    for store in (view.folder / "stores").iterdir():
-        if store.is_dir():
-            view.mirror.push_package(store)
+    for key in stores_of(view.mirror, read_prepared(there.prepared)):
+        view.mirror.push_package(view.mirror.path(key))
     for trial in there.trials():
         for checkpoint in sorted((trial / "checkpoints").glob("0*")):
             view.mirror.push_package(checkpoint, f"{view.mirror.key(checkpoint)}-1")
@@ -171,11 +171,13 @@ def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
     assert not list(mirror_removals(mirror, older_s=WEEK)), "all was used a moment ago"
     for note in (view.folder / ".seals").rglob("*.json"):
         os.utime(note, (time.time() - 2 * WEEK,) * 2)
-    used = next(path for path in (view.folder / "stores").iterdir() if path.is_dir() and path != unsent)
+    sent = stores_of(mirror, read_prepared(folder.prepared))
+    used = mirror.path(sent[0])
     assert mirror.pull_package(mirror.key(used))
     assert evict(mirror, older_s=WEEK) > 0
     left = {path for path in (view.folder / "stores").iterdir() if path.is_dir()}
-    assert left == {used, unsent}, "what was used, and what nobody else has"
+    assert {used, unsent} <= left, "what was used, and what nobody else has"
+    assert not {view.mirror.path(key) for key in sent} & left - {used}
     assert not list(folder.path.glob("trials/*/checkpoints/0*"))
     candidate = find_candidate(folder.id, view.folder)
     view.bring(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
