@@ -29,7 +29,7 @@ from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _
 SIZES = (50, 200, 800)
 SURVEYS = 5
 MOST_SECONDS, MOST_MB = 180.0, 1.0
-"""Of the largest size: CPU seconds in all, and megabytes of this process for each group."""
+"""Goals at the largest size: CPU seconds in all, and megabytes of this process for each group."""
 
 
 class Unplaced(WorkerGroupTrainer):

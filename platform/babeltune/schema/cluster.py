@@ -71,8 +71,8 @@ class Cluster(Strict):
     storage_timeout: float = 300.0
     """Seconds for which the store behind a URI may be away before a sweep stops."""
     clean_after_days: float | None = None
-    """After each sweep, what `babeltune clean --older DAYS` would remove is removed, and each node removes copies of a
-    bucket's objects that it has not used for as long. More days than a trial takes. Absent: nothing is removed."""
+    """Days after which each sweep removes what `babeltune clean --older DAYS` would. Each node also removes copies of a
+    bucket's objects that it has not used for as long. It must be longer than a trial. Absent: nothing is removed."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
     mlflow_metrics: int | Literal["all"] = DEFAULT_METRICS

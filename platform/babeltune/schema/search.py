@@ -118,11 +118,11 @@ class Keep(Strict):
     """
 
     trials: int | None = None
-    """Only so many best trials keep their checkpoints, by the first objective and finished ones first. The others lose
-    theirs when they end, and cannot be promoted any more. Absent: all trials keep them."""
+    """How many of the best trials keep their checkpoints, by the first objective and finished ones first. The others
+    lose theirs when they end, and cannot be promoted any more. Absent: all trials keep them."""
     optimizer: bool = True
-    """false: a trial that ended loses the state of its optimizer, about two thirds of a checkpoint. Nothing trains on
-    from it. Trials that were stopped keep it, for they are resumed."""
+    """Whether an ended trial keeps the state of its optimizer, about two thirds of a checkpoint. Nothing trains on from
+    it. Stopped trials keep it in any case, for they are resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)

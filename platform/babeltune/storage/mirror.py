@@ -195,7 +195,13 @@ class Mirror:
         doomed = list(keys)
         for key in doomed:
             self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
-        _together(self.store.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
+        folders = {f"{key}/" for key in doomed}
+
+        def below(at: str) -> bool:
+            parts = at.split("/")
+            return any("/".join(parts[:depth]) + "/" in folders for depth in range(1, len(parts)))
+
+        _together(self.store.remove, [at for at in there if below(at)])
 
     def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
         """Removes a file from a package in the bucket, and writes others anew. Between two requests a reader may find a

@@ -16,10 +16,12 @@ from babeltune.data.prepared import read_prepared
 from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Keep
 from babeltune.storage.mirror import PACKAGE_MANIFEST
+from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome
-from babeltune.sweep.state.housekeeping import OPTIMIZER
+from babeltune.sweep.state.housekeeping import OPTIMIZER, why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import driver as driver_module
@@ -228,6 +230,30 @@ def test_the_command_cleans_a_bucket(stored, command, tmp_path):
     assert not list(folder.path.glob("trials/*/checkpoints/0*")), "the mirror can bring them again"
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["of all trials", "of trials that end"])
+def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, monkeypatch, at_once):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
+    view, folder = stored
+    sweep = replace(folder.sweep(), keep=Keep(trials=1, optimizer=False))
+    with DriverSync(machines("one"), folder) as sync:
+        policy = CheckpointPolicy(sweep, folder, sync)
+        if at_once:
+            policy.catch_up()
+        else:
+            for row in leaderboard(folder):
+                if row.name.startswith("t0"):
+                    policy.ended(row)
+    keys = [key for key in view.mirror.store.entries(f"sweeps/{folder.id}/trials") if "/checkpoints/" in key]
+    assert {key.split("/")[3] for key in keys} == {winner(folder).name}
+    assert not [key for key in keys if key.endswith(OPTIMIZER)]
+    other = StorageView(machines("other"))
+    there = other.sweep(folder.id)
+    candidate = find_candidate(folder.id, other.folder)
+    other.bring(there, candidate.trial.number, candidate.report.index, candidate.prepared)
+    assert is_good(there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
+    assert [path.name for path in there.trials() if why_removed(path)], "other machines know why"
+
+
 # What a driver sends, and what those who look on ask
 
 
@@ -288,7 +314,7 @@ def test_who_follows_a_sweep_lists_it_only_when_something_happened(stored, machi
     assert json.loads((there.trial(0) / "outcome.json").read_text())["state"] == "failed"
 
 
-def test_mlflow_is_told_where_the_bucket_has_a_checkpoint(stored, machines, monkeypatch):
+def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machines, monkeypatch):
     monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
     view, folder = stored
     trial = folder.trial(int(winner(folder).name[1:]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,26 @@ def drop_optimizers(mirror: Mirror, trial: str) -> None:
     for name in names_in(prefix, there):
         if f"{prefix}/{name}/{OPTIMIZER}" in there:
             strip_optimizer(mirror, f"{prefix}/{name}")
+
+
+def drop_all(mirror: Mirror, sweep: str, removed: Collection[str], stripped: Collection[str]) -> None:
+    """Removes all checkpoints of some ended trials of a sweep from the bucket, and the optimizers of others. It lists
+    the sweep once, however many trials there are."""
+    _check(mirror)
+    prefix = f"{sweep}/trials"
+    there = mirror.store.entries(prefix)
+    doomed, optimizers = set[str](), set[str]()
+    for key in there:
+        trial, kind, name, *rest = (*key.removeprefix(f"{prefix}/").split("/"), "", "")[:4]
+        if kind != "checkpoints" or not name:
+            continue
+        if trial in removed:
+            doomed.add(f"{prefix}/{trial}/{kind}/{name}")
+        elif trial in stripped and rest == [OPTIMIZER]:
+            optimizers.add(f"{prefix}/{trial}/{kind}/{name}")
+    mirror.drop_packages(sorted(doomed), there)
+    for package in sorted(optimizers):
+        strip_optimizer(mirror, package)
 
 
 def strip_optimizer(mirror: Mirror, package: str) -> None:

@@ -32,7 +32,7 @@ POLL_INTERVAL_S = 2.0
 LISTING_INTERVAL_S = 30.0
 """Seconds between two listings of a sweep while nothing happens. Progress within a report is seen as late."""
 PULSE = (OWNER, "state.json", "stage.json", "results.jsonl")
-"""Those objects. The last one changes with every report and every end."""
+"""The few objects that say whether anything happened. The last one changes with every report and every end."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"

@@ -85,7 +85,7 @@ class _WorkerGroup:
     run: Any
     """The future of the run's end."""
     node: str | None = None
-    """Where its controller was started; None: on the driver's node."""
+    """The node on which its controller was started; None: the driver's."""
     unplaced: float | None = None
     """The time since when its ranks have had no node; None while they have one."""
     respawns: int = 0
