@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: sweep test test-fast chaos long lint docs bench table format clean
+.PHONY: sweep test test-fast chaos long lint docs bench table requirements format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -101,6 +101,15 @@ bench: $(DEVELOPED)
 # A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
 table: $(DEVELOPED)
 	@$(BIN)/python -m benchmarks.tables $(TABLE)
+
+# The packages of the images, with the hashes of their files: after each change of pyproject.toml or constraints.txt.
+COMPILE = $(BIN)/uv pip compile --quiet --no-header --no-annotate --generate-hashes --only-binary :all: --python-version 3.12 \
+  --python-platform x86_64-manylinux_2_28 --constraint constraints.txt
+requirements: $(INSTALLED)
+	@$(PIP) uv==0.13.9
+	@$(COMPILE) $(if $(TORCH_INDEX),--index $(TORCH_INDEX)) --extra quickstart --extra translation --extra s3 \
+	  --output-file requirements.txt pyproject.toml
+	@$(COMPILE) --output-file clusters/mlflow/requirements.txt clusters/mlflow/requirements.in
 
 clean:
 	rm -rf $(VENV) .babeltune .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis

@@ -1,13 +1,18 @@
 """A sweep of a thousand trials that do nothing, through the real Tune loop: does anything grow with their number?
 
+`TRIALS=10000 python -m benchmarks.thousand_trials` makes another number of them; it must be a multiple of 100, at least
+300.
+
 Trials make five reports each on two worker groups. Proposals are Optuna's TPE; its storage and the ledger are on disk,
 as in a sweep. MLflow's share is what `benchmarks.tracker` measures. Printed, for each hundred trials: their wall
 seconds, the median and the slowest proposal, and this process's memory. So are the median and the longest time from a
-trial's last report to its end, in which its state is saved. The ratio is the second hundred's seconds by the last's,
-measured once. TPE proposed all trials of both."""
+trial's last report to its end, in which its state is saved. So are the bytes of the study and of the ledger, which is
+what a bucket would get. The ratio is the second hundred's seconds by the last's, measured once. TPE proposed all trials
+of both."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,9 +27,13 @@ from babeltune.sweep.workers.connection import local_ray
 from benchmarks.race import Row, options, verdict
 from benchmarks.sweep_overhead import ROOT, WORKER_GROUPS, open_pool, run, sweep_of, wait_for
 
-TRIALS, PART, REPORTS = 1000, 100, 5
-GROWTH_MIB = 40
-"""Allowed between the first hundred trials and the last."""
+TRIALS, PART, REPORTS = int(os.environ.get("TRIALS", "1000")), 100, 5
+GROWTH_KB = 15.0
+"""Kilobytes of this process that a trial may cost, after the first hundred."""
+BASE_MIB = 25
+"""Allowed besides: caches that fill once."""
+SLOWEST_PROPOSAL = 0.2
+"""CPU seconds that a proposal may take at most."""
 SLOWER = 2.0
 """How much longer the last hundred, and each of their proposals, may take than the second hundred's."""
 SAVING = 1.0
@@ -39,6 +48,8 @@ class Watch:
         self.ends: list[float] = []
         self.saved: list[float] = []
         self.proposed: list[float] = []
+        self.cpu: list[float] = []
+        """CPU seconds of each proposal, of this thread."""
         self.memory: list[float] = []
         self._reported: dict[int, float] = {}
 
@@ -57,11 +68,12 @@ class Watch:
         """The same, its seconds noted."""
 
         def asking(proposals: Proposals) -> Any:
-            started = time.perf_counter()
+            started, spent = time.perf_counter(), time.thread_time()
             try:
                 return ask(proposals)
             finally:
                 self.proposed.append(time.perf_counter() - started)
+                self.cpu.append(time.thread_time() - spent)
 
         return asking
 
@@ -82,11 +94,17 @@ class Watch:
         """MiB from the end of the first hundred to that of the last."""
         return self.memory[-1] - self.memory[0]
 
+    def per_trial(self) -> float:
+        """Kilobytes of this process that a trial cost, after the first hundred."""
+        return self.growth() * 2**20 / 1000 / (TRIALS - PART)
+
     def faults(self) -> list[str]:
         """What grew with the number of trials, or took too long."""
         broken = []
-        if self.growth() > GROWTH_MIB:
-            broken.append(f"memory grew by {self.growth():.0f} MiB, allowed {GROWTH_MIB}")
+        if (allowed := BASE_MIB + GROWTH_KB * 1000 * (TRIALS - PART) / 2**20) < self.growth():
+            broken.append(f"memory grew by {self.growth():.0f} MiB, allowed {allowed:.0f}")
+        if max(self.cpu) > SLOWEST_PROPOSAL:
+            broken.append(f"a proposal took {max(self.cpu):.3f} CPU seconds, allowed {SLOWEST_PROPOSAL:g}")
         if max(self.saved) > SAVING:
             broken.append(f"saving a trial took {max(self.saved):.2f} s, allowed {SAVING:g}")
         early, late = (statistics.median(self.proposed[start : start + PART]) for start in (PART, TRIALS - PART))
@@ -108,10 +126,18 @@ def main() -> None:
         with open_pool(place / "groups") as pool:
             wait_for(pool)
             took = run(sweep_of(TRIALS, REPORTS, "tpe"), pool, place / "sweep", 0.0, watch)
-    print(f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, allowed {GROWTH_MIB}")
+        sizes = {path.name: path.stat().st_size for path in (place / "sweep").iterdir() if path.is_file()}
+    print(
+        f"{TRIALS} trials in {took:.0f} s; memory grew by {watch.growth():.0f} MiB, {watch.per_trial():.1f} KB a trial"
+    )
+    print(f"slowest proposal: {max(watch.cpu):.3f} CPU seconds, {max(watch.proposed):.3f} s by the clock")
+    print(
+        "; ".join(f"{name}: {size / 1e6:.2f} MB, {size / TRIALS:.0f} B a trial" for name, size in sorted(sizes.items()))
+    )
     first, last = watch.seconds(1), watch.seconds(TRIALS // PART - 1)
     print(f"last hundred {last:.1f} s, second hundred {first:.1f} s")
-    facts = {"growth_mib": watch.growth(), "slowest_save": max(watch.saved), "seconds": took}
+    facts = {"growth_mib": watch.growth(), "kb_a_trial": watch.per_trial(), "slowest_proposal": max(watch.cpu)}
+    facts |= {"slowest_save": max(watch.saved), "seconds": took}
     verdict("thousand_trials", [Row(ours=last, peer=first)], 1 / SLOWER, given, broken=watch.faults(), **facts)
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import psutil
 import ray
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
@@ -145,6 +146,55 @@ def lose_one_of_two(folder):
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
+
+
+def with_tls(folder):
+    """A worker group on each of two nodes trains while all connections between nodes want a certificate; then one of
+    another authority asks for the cluster, and one without a certificate."""
+    with nodes(1, 1) as (cluster, _), WorkerPool(**settings(folder, count=2, workers=1)) as pool:
+        until(pool, lambda: pool.free() == 2)
+        for name in ("a", "b"):
+            offer(pool, folder, name, steps=3)
+        seen, reasons = ended(pool, "a", "b")
+        port = int(cluster.address.rpartition(":")[2])
+        answers = {kind: asks_the_head(port, folder / kind) for kind in ("node", "stranger")}
+        answers["plain"] = asks_the_head(port, None)
+    return {"last": {name: each[-1] for name, each in seen.items()}, "why": reasons, "answers": answers}
+
+
+def asks_the_head(port, certificates):
+    """Whether the head's address takes a connection with these certificates; without any, a plain one."""
+    credentials = None
+    if certificates is not None:
+        authority = Path(os.environ["RAY_TLS_CA_CERT"]).read_bytes()
+        own = [(certificates / name).read_bytes() for name in ("tls.key", "tls.crt")]
+        credentials = grpc.ssl_channel_credentials(authority, *own)
+    address = f"127.0.0.1:{port}"
+    channel = grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)
+    with channel:
+        call = channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive", lambda data: data, lambda data: data)
+        try:
+            call(b"", timeout=10, metadata=[("authorization", f"Bearer {os.environ['RAY_AUTH_TOKEN']}")])
+        except grpc.RpcError as error:
+            return error.code().name
+    return "OK"
+
+
+def controllers_beside_ranks(folder):
+    """Where the controllers and the dispatcher of two worker groups are, on a head without CPUs and two nodes; and what
+    they take there."""
+    with nodes(1, 1), WorkerPool(**settings(folder, count=2, workers=1)) as pool:
+        until(pool, lambda: pool.free() == 2)
+        own, found = ray.get_runtime_context().get_node_id(), []
+        for actor in ray._private.state.actors().values():
+            if actor["State"] == "ALIVE":
+                memory = psutil.Process(actor["Pid"]).memory_full_info().uss
+                place = actor["Address"]["NodeID"]
+                found.append({"kind": actor["ActorClassName"], "own": place == own, "node": place, "mb": memory / 1e6})
+        for name in ("a", "b"):
+            offer(pool, folder, name, steps=3)
+        seen, reasons = ended(pool, "a", "b")
+    return {"actors": found, "last": {name: each[-1] for name, each in seen.items()}, "why": reasons}
 
 
 class LeaseActor:
@@ -384,5 +434,6 @@ def offer(pool, folder, name, **assignment):
 if __name__ == "__main__":
     pool_module.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
-    scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu)
+    scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
+    scenes += (controllers_beside_ranks,)
     print(json.dumps({scene.__name__: scene for scene in scenes}[sys.argv[1]](Path(sys.argv[2]))))

@@ -506,6 +506,7 @@ def test_a_thousand_trials_are_refused_for_whatever_grows_with_their_number():
         watch = Watch()
         watch.ends = [0.2 * n for n in range(TRIALS)]
         watch.saved, watch.proposed, watch.memory = [0.02] * TRIALS, [0.01] * TRIALS, [300.0] * (TRIALS // PART)
+        watch.cpu = [0.01] * TRIALS
         for name, values in more.items():
             setattr(watch, name, values)
         return watch.faults()
@@ -515,7 +516,9 @@ def test_a_thousand_trials_are_refused_for_whatever_grows_with_their_number():
     (saving,) = watched(saved=[*[0.02] * (TRIALS - 1), 1.5])
     (proposals,) = watched(proposed=[1e-4 * n for n in range(TRIALS)])
     (trials,) = watched(ends=[1e-4 * n**2 for n in range(TRIALS)])
-    assert memory == "memory grew by 90 MiB, allowed 40"
+    (slow,) = watched(cpu=[*[0.01] * (TRIALS - 1), 0.25])
+    assert memory == "memory grew by 90 MiB, allowed 38", "25 and 15 KB for each of 900 trials"
+    assert slow == "a proposal took 0.250 CPU seconds, allowed 0.2"
     assert saving == "saving a trial took 1.50 s, allowed 1"
     assert "a proposal took 6.35 times as long at the end" in proposals
     assert trials.startswith("the last hundred took 6.3")

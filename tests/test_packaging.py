@@ -215,9 +215,9 @@ def test_what_leaves_a_checkout_holds_its_files_and_no_secret(pack, planted, tmp
     assert not missing, "add their suffix to `include` in pyproject.toml and to .dockerignore"
 
 
-def test_the_image_of_mlflow_is_sent_its_script_alone(planted, tmp_path):
+def test_the_image_of_mlflow_is_sent_its_script_and_packages_alone(planted, tmp_path):
     copy, _ = planted
-    assert context_of(copy / "clusters" / "mlflow", tmp_path).keys() == {"serve.sh"}
+    assert context_of(copy / "clusters" / "mlflow", tmp_path).keys() == {"serve.sh", "requirements.txt"}
 
 
 def test_git_adds_no_secret_that_lies_where_one_usually_does(planted):

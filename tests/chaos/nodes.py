@@ -4,6 +4,8 @@
 
     node PID     the number of the worker node on which this process runs
     lose PID     that node is lost, with everything on it
+    halt PID     all processes of that node stand still (SIGSTOP)
+    go on        and go on (SIGCONT)
     gcs down     the head's `gcs_server` is killed
     gcs up       and started again
     left         what there is of actors, placement groups and their processes
@@ -48,6 +50,7 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0})
     nodes_here = [cluster.add_node(**NODE, num_cpus=1, num_gpus=1) for _ in range(WORKERS)]
     answer(cluster.address)
+    halted: list[psutil.Process] = []
     for line in sys.stdin:
         match line.split():
             case ["node", pid]:
@@ -55,6 +58,16 @@ def main() -> None:
             case ["lose", pid]:
                 cluster.remove_node(node_of(int(pid), nodes_here), allow_graceful=False)
                 answer(len(cluster.worker_nodes))
+            case ["halt", pid]:
+                halted = family(node_of(int(pid), nodes_here))
+                for process in halted:
+                    process.suspend()
+                answer(len(halted))
+            case ["go", "on"]:
+                for process in reversed(halted):  # workers first, while their node does not yet know what it missed
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.resume()
+                answer(len(halted))
             case ["gcs", "down"]:
                 cluster.head_node.kill_gcs_server()
                 answer("down")
@@ -78,6 +91,13 @@ def node_of(pid: int, nodes: list[Any]) -> Any:
 
 def raylets(node: Any) -> list[int]:
     return [info.process.pid for info in node.all_processes["raylet"]]
+
+
+def family(node: Any) -> list[psutil.Process]:
+    """The processes of a node, its raylet first."""
+    own = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
+    own.sort(key=lambda process: process.pid not in raylets(node))
+    return [*own, *(child for process in own for child in process.children(recursive=True))]
 
 
 @dataclass

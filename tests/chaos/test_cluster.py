@@ -87,6 +87,40 @@ def test_a_wrong_token_and_none_are_one_line_that_says_what_to_do(make_arena, th
         note(arena, name, lost="nothing; one line says which token to set")
 
 
+def test_a_node_that_stands_still_and_goes_on_costs_that_time(make_arena, there, note):
+    arena = at(make_arena, there)
+    driver = arena.start("submit", file=True)
+    arena.until(arena.trained(130))
+    assert there.tell(f"halt {arena.steps()[-1]['pid']}") > 1
+    seconds = 10.0
+    time.sleep(seconds)  # so long is the fault
+    there.tell("go on")
+    assert driver.wait() == 0, driver.words()[-2000:]
+    arena.check(marked=driver.mark)
+    there.nothing_is_left()
+    assert arena.repeated() == 0
+    note(arena, f"node SIGSTOP for {seconds:g} s", seconds=arena.pause())
+
+
+HASTY = {"period_ms": "500", "timeout_ms": "1000", "failure_threshold": "3", "initial_delay_ms": "0"}
+"""Ray holds a node to be dead after 5 s without an answer, not after a minute."""
+
+
+def test_a_node_that_wakes_after_its_trial_has_gone_elsewhere_changes_nothing(make_arena, short_place, note):
+    settings = {f"RAY_health_check_{name}": value for name, value in HASTY.items()}
+    with nodes(environment(short_place, **settings)) as running:
+        arena = at(make_arena, running)
+        driver = arena.start("submit", file=True)
+        arena.until(arena.trained(130))
+        halted, pid = time.time(), arena.steps()[-1]["pid"]
+        running.tell(f"halt {pid}")
+        arena.until(lambda: arena.steps()[-1]["pid"] != pid)
+        running.tell("go on")
+        assert driver.wait() == 0, driver.words()[-2000:]
+        arena.check(marked=driver.mark)
+        note(arena, "node SIGSTOP, goes on when its trial is elsewhere", seconds=arena.recovered(halted), most=20)
+
+
 def test_a_sweep_goes_on_when_the_node_of_its_worker_is_lost(make_arena, there, note):
     arena = at(make_arena, there)
     driver = arena.start("submit", file=True)

@@ -25,6 +25,7 @@ from babeltune.planning.warnings import about_memory, about_precision, about_que
 from babeltune.planning.written import spec_yaml
 from babeltune.sweep.driver.run import driven_folder, only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome, sweep_folders
+from babeltune.sweep.sync.audit import SIGNAL, read_audit
 from ports import free_port
 from toy_trials import groups_held
 from waiting import PATIENCE_S, wait_until
@@ -689,6 +690,7 @@ def test_ctrl_c_leaves_a_sweep_resumable_and_a_cluster_that_runs_goes_on_with_it
     assert "Traceback" not in err
     assert not out
     assert sweep.state() == "interrupted"
+    assert [(line.action, line.through) for line in read_audit(storage)] == [("submit", ""), ("stop", SIGNAL)]
     before = reports_of(sweep)
     assert 1 <= len(before) < 10
     there, held = tmp_path / "there.yaml", groups_held()

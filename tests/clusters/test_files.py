@@ -195,7 +195,7 @@ def test_clusters_on_kubernetes_want_a_token_survive_their_head_and_scale():
             assert group["minReplicas"] < group["maxReplicas"]
         for pod in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
             inside = pod["template"]["spec"]
-            assert inside["securityContext"] == {"fsGroup": int(uid)}, (
+            assert inside["securityContext"]["fsGroup"] == inside["securityContext"]["runAsUser"] == int(uid), (
                 "what it mounts may be written by the image's user"
             )
             volumes = {volume["name"] for volume in inside["volumes"]}
@@ -297,7 +297,7 @@ INSTRUCTIONS = {"FROM", "ARG", "RUN", "COPY", "WORKDIR", "USER", "ENV", "EXPOSE"
 
 
 @pytest.mark.parametrize(("file", "context"), [("Dockerfile", ROOT), ("mlflow/Dockerfile", CLUSTERS / "mlflow")])
-def test_an_image_copies_what_exists_and_has_the_versions_of_the_constraints(file, context):
+def test_an_image_copies_what_exists(file, context):
     text = (CLUSTERS / file).read_text(encoding="utf-8")
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
     assert {line.split()[0] for line in lines} <= INSTRUCTIONS
@@ -305,14 +305,10 @@ def test_an_image_copies_what_exists_and_has_the_versions_of_the_constraints(fil
         word, *rest = line.split()
         if word == "COPY":
             assert all((context / source).exists() for source in rest[:-1]), line
-    versions = re.findall(r"'([\w-]+)(?:\[[\w,]+\])?==([\w.]+)'", text)
-    assert versions
-    for name, version in versions:
-        assert pinned()[name] == version, name
     assert not re.search(r":latest\b", text)
 
 
-@pytest.mark.parametrize("script", ["slurm.sh", "mlflow/serve.sh"])
+@pytest.mark.parametrize("script", ["slurm.sh", "pin.sh", "tls.sh", "mlflow/serve.sh"])
 def test_a_shell_script_parses_and_stops_at_errors(script):
     path = CLUSTERS / script
     first, *_ = path.read_text(encoding="utf-8").splitlines()
@@ -352,13 +348,13 @@ def test_the_slurm_script_takes_an_address_that_other_nodes_can_reach(tmp_path):
 
 
 SUSPECT = re.compile(r"(?i)(password|passwd|secret|token|api_?key)[\"']?\s*[:=]\s*[\"']?(?![\s$({/~<\[]|token\b)(\S+)")
-HARMLESS = re.compile(r"""^"?(/|~|[A-Z_]+$|babeltune|\{|valueFrom|\$)""")
+HARMLESS = re.compile(r"""^"?(/|~|false$|[A-Z_]+$|babeltune|\{|valueFrom|\$)""")
 LONG_HEX = re.compile(r"\b[0-9a-f]{24,}\b|AKIA[0-9A-Z]{16}|-----BEGIN")
 
 
 @pytest.mark.parametrize("path", sorted(p for p in CLUSTERS.rglob("*") if p.is_file()), ids=name_of)
 def test_no_file_holds_a_secret(path):
-    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"\bsha256:[0-9a-f]{64}\b", "", path.read_text(encoding="utf-8"))
     assert not LONG_HEX.search(text)
     for found in SUSPECT.finditer(text):
         assert HARMLESS.match(found[2]), found[0]

@@ -34,6 +34,7 @@ from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.remote.jobs import ADDRESSES, SWEEP, Job, Jobs, _job, exit_code, json_in, own_output, without_variables
 from babeltune.remote.wheel import build_wheel
 from babeltune.schema.cluster import read_cluster
+from babeltune.sweep.sync.audit import ACTOR, read_audit
 from ports import free_port, listens
 from toy_plugin import PACKAGE, importable, install, make_source
 from waiting import PATIENCE_S, wait_until
@@ -242,7 +243,8 @@ def test_a_job_whose_plugin_is_compiled_for_other_machines_says_so(babeltune, ti
 
 
 @pytest.mark.long
-def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, long):
+def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, long, place, monkeypatch):
+    monkeypatch.setenv(ACTOR, "ana@laptop")  # another user than the head's
     code, out, err = babeltune("submit", tiny_file, *LONG, "--detach", "--json")
     assert code == 0, out + err
     assert json.loads(out) | {"state": ""} == {"sweep": long, "job": f"{long}-1", "state": "", "new": True}
@@ -264,6 +266,10 @@ def test_a_second_submit_attaches_and_stop_ends_the_sweep(babeltune, tiny_file, 
     code, out, err = babeltune("stop", long, "--json")
     assert code == 0, out + err
     assert json.loads(out) == {"sweep": long, "stopped": True}
+    lines = [line for line in read_audit(place / "storage") if line.subject == long]
+    assert [line.action for line in lines] == ["submit", "stop"]
+    assert {f"{line.user}@{line.machine}" for line in lines} == {"ana@laptop"}, "who sent the jobs"
+    assert all(line.through for line in lines)
     code, out, _ = babeltune("logs", long, "--json")
     assert (code, json.loads(out)["state"]) == (0, "SUCCEEDED")
     assert "stopped; nothing is lost" in json.loads(out)["log"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from babeltune.cli.common import ClusterFile, Json, app, cluster_of, out, say
+
+if TYPE_CHECKING:
+    from babeltune.sweep.state.housekeeping import Removal
+    from babeltune.sweep.sync.housekeeping import BucketRemoval
 
 DAY_S = 86_400.0
 
@@ -23,36 +27,51 @@ def clean(
     cluster: ClusterFile = None,
     as_json: Json = False,
 ) -> None:
-    """Free space: stores that no sweep reads, optimizers of ended trials, Ray's own state, drafts.
+    """Free space: stores that no sweep reads, optimizers of ended trials, sent metrics, Ray's own state, drafts.
 
     Results, models and everything of a running sweep stay. With `--top 3`, checkpoints of other ended trials go, too:
-    these trials keep their scores and cannot be promoted any more.
+    these trials keep their scores and cannot be promoted any more. Of a storage behind a URI, the bucket is cleaned,
+    and this machine's mirror of it.
     """
-    from babeltune.errors import SpecError
     from babeltune.sweep.state.housekeeping import removals
+    from babeltune.sweep.sync.housekeeping import bucket_removals, mirror_removals
+    from babeltune.sweep.sync.view import StorageView
 
     chosen = cluster_of(cluster)
-    if chosen.mirrored is not None:
-        raise SpecError(
-            f"the storage {chosen.storage} is behind a URI; give its bucket a rule that deletes old objects, or clean "
-            "a folder"
-        )
-    found = list(removals(chosen.folder, older_s=older * DAY_S, top=top))
+    view = StorageView(chosen)
+    if view.mirror is None:
+        found: list[BucketRemoval | Removal] = list(removals(chosen.folder, older_s=older * DAY_S, top=top))
+    else:
+        found = list(bucket_removals(view, older_s=older * DAY_S, top=top))
+        found += mirror_removals(view.mirror, older_s=older * DAY_S)
     started = time.monotonic()
     for removal in () if dry_run else found:
         removal.carry_out()
     seconds = time.monotonic() - started
+    where = chosen.folder if view.mirror is None else f"{chosen.storage} and {chosen.folder}"
+
+    def place_of(removal: BucketRemoval | Removal) -> str:
+        """Relative to the storage; what is in a mirror, as it is on this machine."""
+        inside = removal.path.relative_to(chosen.folder).as_posix()
+        return inside if view.mirror is None or hasattr(removal, "key") else f"{chosen.folder}/{inside}"
 
     def show() -> None:
         table = Table(box=None, pad_edge=False)
         for title in ("MB", "why", "path"):
             table.add_column(title, justify="right" if title == "MB" else "left", overflow="fold")
         for removal in found:
-            table.add_row(f"{removal.size / 1e6:,.1f}", removal.reason, str(removal.path.relative_to(chosen.folder)))
+            table.add_row(f"{removal.size / 1e6:,.1f}", removal.reason, place_of(removal))
         if found:
             out.print(table, soft_wrap=True)
         total = sum(removal.size for removal in found) / 1e6
         done = "can be removed" if dry_run else f"removed in {seconds:.1f} s"
-        out.print(f"{len(found)} files and folders, {total:,.1f} MB, {done} in {chosen.folder}", highlight=False)
+        out.print(f"{len(found)} files and folders, {total:,.1f} MB, {done} in {where}", highlight=False)
 
-    say([{"path": str(r.path), "bytes": r.size, "reason": r.reason} for r in found], as_json, show)
+    say(
+        [
+            {"path": str(r.path) if view.mirror is None else place_of(r), "bytes": r.size, "reason": r.reason}
+            for r in found
+        ],
+        as_json,
+        show,
+    )

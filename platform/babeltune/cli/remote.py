@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -265,6 +266,8 @@ def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) ->
         raise not_running(state["sweep"], state["state"])
     if job.state == "PENDING":
         remote.jobs.end(job.id)
+        with suppress(ClusterError):  # it has stopped all the same
+            remote.ask("stop", job.sweep, "--ended-job", job.id)
     else:
         code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json", wait=wait)
         if code and "is not running; its state is finished" in text and not _ended(remote.jobs, job.id, wait).live:

@@ -194,6 +194,7 @@ def stop(
     name: SweepName = None,
     cluster: ClusterFile = None,
     wait: Annotated[int, typer.Option(help="Seconds to wait for the driver.", min=0)] = 120,
+    ended_job: Annotated[str | None, typer.Option("--ended-job", hidden=True)] = None,
     as_json: Json = False,
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
@@ -206,6 +207,9 @@ def stop(
     remote = remote_of(cluster)
     if remote is not None:
         stop_there(remote, name, wait=wait, as_json=as_json)
+        return
+    if ended_job is not None:  # before it ran: there may be no sweep in the storage yet
+        audit(StorageView(cluster_of(cluster)), "stop", f"{name}, job {ended_job}")
         return
     folder, where = folder_of(name, cluster), with_cluster(cluster)
     if not is_driven(folder):

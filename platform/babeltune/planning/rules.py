@@ -33,7 +33,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
     warm = sweep.sampler.warm_start
     if warm is not None and not NAME.fullmatch(warm):
         yield ("sampler", "warm_start"), f"{warm!r} must be a sweep's name or id: letters, digits, `_`, `.` or `-`"
-    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget", "promotion"):
+    for section in ("training", "student", "teacher", "scheduler", "sampler", "budget", "keep", "promotion"):
         yield from record_problems((section,), getattr(sweep, section))
     yield from data_problems(sweep.data)
     for name, parameter in sweep.parameters.items():

@@ -62,7 +62,7 @@ REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NEUTRAL = ("training.checkpoint_minutes",)
 """Keys below others that decide no result, so a resumed sweep may have other values."""
-NOT_DECIDING = ("baselines", "budget", "description", "promotion", "refit_of")
+NOT_DECIDING = ("baselines", "budget", "description", "keep", "promotion", "refit_of")
 
 
 def read_sweep(

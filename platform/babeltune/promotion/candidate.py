@@ -21,6 +21,7 @@ from babeltune.promotion.standard_errors import error_of
 from babeltune.promotion.statistics import Selection, selection
 from babeltune.schema.records import Objective, Report, Sweep, Teacher, Trial, trial_from
 from babeltune.sweep.state.folder import SweepFolder, find_run, find_sweep, read_of_trial
+from babeltune.sweep.state.housekeeping import why_removed
 from babeltune.sweep.state.leaderboard import leaderboard, scores_of, trial_row, winner
 from babeltune.sweep.state.rebuild import damage
 from babeltune.training.checkpoint import best_report, checkpoint_folder, load_checkpoint, read_reports
@@ -61,8 +62,9 @@ class Candidate:
         return self.preferred or self.sweep.objectives[0]
 
 
-def find_candidate(name: str | None, storage: Path) -> Candidate:
-    """The named trial, or the best finished one of the named (or latest) sweep."""
+def find_candidate(name: str | None, storage: Path, *, weights: bool = True) -> Candidate:
+    """The named trial, or the best finished one of the named (or latest) sweep. Raises `SweepError` for one without a
+    checkpoint, or whose checkpoint was removed; with `weights=False` its scores suffice."""
     from babeltune.sweep.state.progress import is_driven
 
     folder, number = find_run(storage, name) if name else (find_sweep(storage, None), None)
@@ -75,6 +77,13 @@ def find_candidate(name: str | None, storage: Path) -> Candidate:
     if report is None:
         raise SweepError(
             f"{folder.id}/{place.name} has no checkpoint yet; `babeltune status {folder.id}` shows how far it is"
+        )
+    if weights and (rule := why_removed(place)) is not None:
+        left = [path.name for path in folder.trials() if why_removed(path) is None and read_reports(path)]
+        raise SweepError(
+            f"{folder.id}/{place.name} has its scores only: its checkpoint was removed (`{rule}`); name a trial that "
+            f"has its own ({', '.join(left[:6]) or 'none has'}), or train these settings again with "
+            f"`babeltune refit {folder.id}`"
         )
     sweep = replace(folder.sweep_of(number), promotion=sweep.promotion)
     values = read_of_trial(place, "trial.json")

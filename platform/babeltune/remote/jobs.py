@@ -34,6 +34,7 @@ from ray.job_submission import JobSubmissionClient
 from babeltune.errors import BabeltuneError, ClusterError, UnknownNameError, from_network
 from babeltune.remote.wheel import build_plugins, build_wheel
 from babeltune.schema.cluster import Cluster
+from babeltune.sweep.sync.audit import ACTOR, actor
 
 LIVE = ("PENDING", "RUNNING")
 """States of a job that has not ended."""
@@ -241,7 +242,7 @@ class Jobs:
             environment = {
                 "py_modules": list(map(str, wheels)),
                 "working_dir": str(beside),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S},
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": STOP_WAIT_S, ACTOR: actor()},
             }
             deadline = time.monotonic() + START_TIMEOUT_S
             while True:

@@ -18,6 +18,7 @@ from babeltune.schema.records import (
     Budget,
     Data,
     Gate,
+    Keep,
     Mined,
     Promotion,
     Sampler,
@@ -157,6 +158,7 @@ BOUNDS: dict[type, dict[str, Bound]] = {
         "resamples": at_least(100),
     },
     Gate: {"times_chance": at_least(0), "times_untrained": at_least(0)},
+    Keep: {"trials": within(1, 1e6)},
     Budget: {
         "trials": within(1, 1e6),
         "minutes": positive,

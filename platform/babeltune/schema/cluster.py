@@ -70,6 +70,9 @@ class Cluster(Strict):
     """The folder for such mirrors; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
     storage_timeout: float = 300.0
     """Seconds for which the store behind a URI may be away before a sweep stops."""
+    clean_after_days: float | None = None
+    """Days after which each sweep removes what `babeltune clean --older DAYS` would. Each node also removes copies of a
+    bucket's objects that it has not used for as long. It must be longer than a trial. Absent: nothing is removed."""
     mlflow: str = ""
     """MLflow's tracking URI; absent: a sqlite file in the storage, which then has to be a folder."""
     mlflow_metrics: int | Literal["all"] = DEFAULT_METRICS
@@ -122,7 +125,12 @@ class Cluster(Strict):
         """The mirror of a storage behind a URI; None where the storage is a folder."""
         if not URI.fullmatch(self.storage):
             return None
-        return StorageLocation(uri=self.storage.rstrip("/"), cache=self.cache, timeout=self.storage_timeout)
+        return StorageLocation(
+            uri=self.storage.rstrip("/"),
+            cache=self.cache,
+            timeout=self.storage_timeout,
+            unused_days=self.clean_after_days,
+        )
 
     @property
     def folder(self) -> Path:
@@ -275,6 +283,7 @@ def _share_problems(cluster: Cluster) -> Iterator[Problem]:
         ("gpus_per_worker", cluster.gpus_per_worker, 0),
         ("storage_timeout", cluster.storage_timeout, 1),
         ("nodes_within", cluster.nodes_within, 0),
+        ("clean_after_days", 1 if cluster.clean_after_days is None else cluster.clean_after_days, 1),
         ("progress_timeout", cluster.progress_timeout, 1),
         ("worker_groups", 1 if cluster.worker_groups == "auto" else cluster.worker_groups, 1),
         ("mlflow_metrics", 1 if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics, 1),

@@ -18,6 +18,7 @@ from babeltune.schema.presets import FIELDS, NO_PRESET, PRESETS
 from babeltune.schema.search import Budget as Budget
 from babeltune.schema.search import Gate as Gate
 from babeltune.schema.search import Goal as Goal
+from babeltune.schema.search import Keep as Keep
 from babeltune.schema.search import Objective as Objective
 from babeltune.schema.search import Parameter as Parameter
 from babeltune.schema.search import Promotion as Promotion
@@ -291,6 +292,7 @@ class Sweep(Strict):
     scheduler: Scheduler = field(default_factory=Scheduler)
     sampler: Sampler = field(default_factory=Sampler)
     budget: Budget = field(default_factory=Budget)
+    keep: Keep = field(default_factory=Keep)
     promotion: Promotion = field(default_factory=Promotion)
     baselines: tuple[str, ...] = ()
     """Models to buy instead of training one: hub ids (`NAME@REVISION` pins one), or folders, that sentence-transformers

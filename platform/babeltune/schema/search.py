@@ -111,6 +111,21 @@ class Gate(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keep(Strict):
+    """Which checkpoints stay when trials end. It decides no result, so it is not part of a sweep's id.
+
+    A trial keeps the checkpoints of its best and of its last report. Scores, settings and reports of all trials stay.
+    """
+
+    trials: int | None = None
+    """How many of the best trials keep their checkpoints, by the first objective and finished ones first. The others
+    lose theirs when they end, and cannot be promoted any more. Absent: all trials keep them."""
+    optimizer: bool = True
+    """Whether an ended trial keeps the state of its optimizer, about two thirds of a checkpoint. Nothing trains on from
+    it. Stopped trials keep it in any case, for they are resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Promotion(Strict):
     """Promotion's rules. They judge results and do not decide them, so they are not part of a sweep's id."""
 

@@ -20,6 +20,8 @@ class StorageLocation:
     """The folder for mirrors on each node; absent: `$BABELTUNE_CACHE`, or `~/.cache/babeltune`."""
     timeout: float = STORAGE_TIMEOUT_S
     """Seconds in which a request is repeated."""
+    unused_days: float | None = None
+    """Days after which a node removes copies of what it has not used and the bucket has; None: never."""
     compares: bool = True
     """Whether its server refuses a write that expects another version of an object, as S3 does."""
 

@@ -112,6 +112,8 @@ class Mirror:
         """
         folder = folder or self.path(key)
         if folder.exists() and not self._altered(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was never sealed
+                os.utime(self._manifest_of(folder))  # used just now, so it stays here
             return True
         with self.lock(key):
             if folder.exists():
@@ -193,7 +195,27 @@ class Mirror:
         doomed = list(keys)
         for key in doomed:
             self.store.remove(f"{key}/{PACKAGE_MANIFEST}")
-        _together(self.store.remove, [at for at in there for key in doomed if at.startswith(f"{key}/")])
+        folders = {f"{key}/" for key in doomed}
+
+        def below(at: str) -> bool:
+            parts = at.split("/")
+            return any("/".join(parts[:depth]) + "/" in folders for depth in range(1, len(parts)))
+
+        _together(self.store.remove, [at for at in there if below(at)])
+
+    def drop_from_package(self, key: str, name: str, changed: Mapping[str, bytes]) -> None:
+        """Removes a file from a package in the bucket, and writes others anew. Between two requests a reader may find a
+        package that differs from its seal, and reads it again. Repeated, it mends what was cut off."""
+        seal = self.store.read(f"{key}/{PACKAGE_MANIFEST}")
+        if seal is None:
+            return
+        files = json.loads(seal)["files"]
+        files.pop(name, None)
+        for each, data in changed.items():
+            files[each] = {"bytes": len(data), "sha256": _digest(data)}
+            self.store.write(f"{key}/{each}", data)
+        self.store.write(f"{key}/{PACKAGE_MANIFEST}", _document({"files": files}))
+        self.store.remove(f"{key}/{name}")
 
     # Records
 
@@ -236,11 +258,13 @@ class Mirror:
             made = self.store.write_if(key, content, found.version if found else None)
         return made
 
-    def fetch(self, key: str) -> None:
-        """Downloads one record where the bucket has a newer version."""
+    def fetch(self, key: str) -> str:
+        """Downloads one record where the bucket has a newer version. The tag of that version, or nothing."""
         entry = self.store.entry(key)
-        if entry is not None:
-            self.pull({key: entry})
+        if entry is None:
+            return ""
+        self.pull({key: entry})
+        return entry.tag
 
     def pull(self, there: Mapping[str, Entry]) -> None:
         """Downloads these objects where the folder has an older version, and none of its own."""

@@ -2,14 +2,19 @@
 
 import os
 import time
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from babeltune.promotion.promote import promote
-from babeltune.sweep.driver.run import only_driver, submit
-from babeltune.sweep.state.housekeeping import OPTIMIZER, removals
+from babeltune.schema.records import Point
+from babeltune.sweep.driver.run import _clean, only_driver, submit
+from babeltune.sweep.state.housekeeping import OPTIMIZER, SPOOL, Removal, removals, spool_savings
 from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import is_good
+from waiting import PATIENCE_S
 
 NOW = -60.0
 """An age that everything has."""
@@ -103,12 +108,36 @@ def test_the_command_shows_what_it_would_remove_and_removes_it(copied, command, 
     assert not list(storage.rglob(OPTIMIZER))
 
 
-def test_a_storage_behind_a_uri_is_not_cleaned(command, tmp_path):
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(
-        "version: 1\nname: far\naddress: local\nstorage: s3://bucket/sweeps\nmlflow: sqlite:////tmp/m.db\n",
-        encoding="utf-8",
-    )
-    code, _, err = command("clean", "--cluster", cluster)
-    assert code == 2
-    assert "give its bucket a rule that deletes old objects" in " ".join(err.split())
+def test_a_spool_keeps_the_steps_of_what_mlflow_has_and_sends_nothing_twice(tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    points = [Point(step=step, time_ms=step, values={f"train/{name}": 0.5 for name in range(50)}) for step in (1, 2)]
+    with closing(Tracker(uri, tmp_path / SPOOL, "spooled")) as tracker:
+        tracker.start_sweep("spooled-0", {}, {"babeltune.spec": "{}"})
+        tracker.start_trial(0, {}, {})
+        tracker.metrics(0, points)
+        assert spool_savings(tmp_path / SPOOL) == 0, "MLflow does not have it yet"
+        assert tracker.flush(PATIENCE_S)
+        before = tracker.spooled()
+    saved, size = spool_savings(tmp_path / SPOOL), (tmp_path / SPOOL).stat().st_size
+    Removal(tmp_path / SPOOL, "", saved).carry_out()
+    assert size - (tmp_path / SPOOL).stat().st_size == saved > 1000
+    with closing(Tracker(uri, tmp_path / SPOOL, "spooled")) as tracker:
+        assert tracker.waiting() == 0
+        assert tracker.spooled() == before
+        assert tracker.run_id(0)
+    assert spool_savings(tmp_path / SPOOL) == 0
+    assert b"babeltune.spec" in (tmp_path / SPOOL).read_bytes(), "damaged files are rebuilt from it"
+
+
+def test_a_cluster_file_can_ask_for_the_same_after_each_sweep(copied):
+    _, folder, cluster = copied
+    storage = folder.path.parents[1]
+    old = storage / "stores" / "tokens-0123456789abcdef"
+    old.mkdir()
+    (old / "values.npy").write_bytes(b"1" * 1000)
+    os.utime(old / "values.npy", (time.time() - 8 * 86_400,) * 2)
+    _clean(cluster, folder)
+    assert old.exists(), "unless it is asked for, nothing goes"
+    _clean(replace(cluster, clean_after_days=7.0), folder)
+    assert not old.exists()
+    assert "(clean_after_days)" in folder.log.read_text()

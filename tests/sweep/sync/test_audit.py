@@ -1,11 +1,13 @@
 """Who did what, and when."""
 
+import json
 import re
+import socket
 
 import pytest
 
 from babeltune.schema.cluster import Cluster
-from babeltune.sweep.sync.audit import AUDIT, OBJECTS, audit, read_audit, who
+from babeltune.sweep.sync.audit import ACTOR, AUDIT, OBJECTS, SIGNAL, audit, read_audit, who
 from babeltune.sweep.sync.view import StorageView
 
 
@@ -21,6 +23,31 @@ def test_every_action_is_a_line_with_its_time_user_and_machine(tmp_path):
         ("stop", "quickstart-7832684c43", who()),
     ]
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.time) and line.machine for line in lines)
+
+
+def test_in_a_job_the_line_names_who_sent_the_job_and_who_carried_it_out(tmp_path, monkeypatch):
+    monkeypatch.setenv(ACTOR, "ana@laptop.example.org")
+    view = StorageView(Cluster(storage=str(tmp_path)))
+    audit(view, "stop", "quickstart-7832684c43")
+    audit(view, "stop", "quickstart-7832684c43", by_signal=True)
+    asked, signalled = read_audit(tmp_path)
+    here = f"{who()}@{socket.gethostname()}"
+    assert (asked.user, asked.machine, asked.through) == ("ana", "laptop.example.org", here)
+    assert (f"{signalled.user}@{signalled.machine}", signalled.through) == (here, SIGNAL)
+
+
+def test_lines_of_earlier_versions_are_read(tmp_path):
+    line = {"time": "2026-01-01T00:00:00Z", "user": "ana", "machine": "laptop", "action": "stop", "subject": "a"}
+    (tmp_path / AUDIT).write_text(json.dumps(line) + "\n")
+    assert [each.through for each in read_audit(tmp_path)] == [""]
+
+
+def test_a_job_that_is_ended_before_it_runs_leaves_a_line(tmp_path, command):
+    file = tmp_path / "here.yaml"
+    file.write_text(f"name: here\naddress: auto\nstorage: {tmp_path}/storage\n")
+    code, _, err = command("stop", "new-0123456789", "--ended-job", "new-0123456789-1", "--cluster", file)
+    assert code == 0, err
+    assert [line.subject for line in read_audit(tmp_path / "storage")] == ["new-0123456789, job new-0123456789-1"]
 
 
 def test_a_storage_that_refuses_the_line_stops_nothing(tmp_path):

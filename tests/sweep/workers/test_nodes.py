@@ -20,10 +20,11 @@ pytestmark = pytest.mark.usefixtures("loopback_only")
 SCENES = Path(__file__).parents[2] / "several_nodes.py"
 
 
-def play(scene, folder):
+def play(scene, folder, **variables):
     """What the scene saw, on a cluster of its own that wants a token."""
     mark = uuid.uuid4().hex
     environment = {**os.environ, MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test"}
+    environment |= variables
     try:
         command = [sys.executable, str(SCENES), scene, str(folder)]
         played = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -147,3 +148,32 @@ def test_each_trial_finds_the_gpu_empty_and_a_group_that_leaks_there_is_replaced
     one, *same, last, another = saw["pid"]
     assert same == [last] * 2
     assert len({one, last, another}) == 3
+
+
+@pytest.mark.long
+def test_controllers_are_on_the_nodes_of_the_ranks_and_not_on_the_drivers(tmp_path):
+    saw = play("controllers_beside_ranks", tmp_path)
+    print(json.dumps(saw["actors"]))
+    places = {actor["node"] for actor in saw["actors"] if "_Controller" in actor["kind"]}
+    assert len(places) == 2, "one on each"
+    assert [actor["kind"] for actor in saw["actors"] if actor["own"]] == ["TrialDispatcher"]
+    assert (saw["last"], saw["why"]) == ({"a": 3, "b": 3}, {"a": None, "b": None})
+
+
+@pytest.mark.long
+def test_worker_groups_train_over_tls_and_who_has_no_certificate_stays_out(tmp_path):
+    script = Path(__file__).parents[3] / "clusters" / "tls.sh"
+    for authority, node in (("ca", "node"), ("another", "stranger")):
+        command = ["sh", str(script), str(tmp_path / authority), str(tmp_path / node), "127.0.0.1"]
+        subprocess.run(command, check=True, capture_output=True)
+    here = tmp_path / "node"
+    saw = play(
+        "with_tls",
+        tmp_path,
+        RAY_USE_TLS="1",
+        RAY_TLS_SERVER_CERT=str(here / "tls.crt"),
+        RAY_TLS_SERVER_KEY=str(here / "tls.key"),
+        RAY_TLS_CA_CERT=str(here / "ca.crt"),
+    )
+    assert (saw["last"], saw["why"]) == ({"a": 3, "b": 3}, {"a": None, "b": None})
+    assert saw["answers"] == {"node": "OK", "stranger": "UNAVAILABLE", "plain": "UNAVAILABLE"}

@@ -20,6 +20,7 @@ from babeltune.method import trial_context
 from babeltune.planning.checks import exported_width, student_width
 from babeltune.schema.cluster import DEFAULT_METRICS
 from babeltune.schema.records import Point, Report, Scalar, Sweep, Trial, trial_from
+from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.summary import (
     data_inputs,
     experiment_note,
@@ -89,11 +90,12 @@ class Recorder:
         tracker: Tracker,
         world: dict[str, Scalar],
         metrics: int | None = DEFAULT_METRICS,
+        policy: CheckpointPolicy | None = None,
     ) -> None:
         """`world` holds the tags that say how every trial runs: its world size and backend. `metrics` is how many of a
-        trial's metrics MLflow gets; None: all."""
+        trial's metrics MLflow gets; None: all. `policy` hears of each trial that ends."""
         self.sweep, self.folder, self.prepared, self.tracker = sweep, folder, prepared, tracker
-        self.world, self.metrics = world, metrics
+        self.world, self.metrics, self.policy = world, metrics, policy
         self.facts: dict[int, dict[str, Scalar]] = {}
         self.open: set[int] = set()
         """Trials that began and have not ended."""
@@ -137,6 +139,8 @@ class Recorder:
         for name, scores in self.folder.baselines().items():
             self._baseline(name, scores)
         self.summarize("running")
+        if self.policy is not None:
+            self.policy.catch_up()
         return self
 
     def _baseline(self, name: str, scores: dict[str, float]) -> None:
@@ -175,6 +179,8 @@ class Recorder:
             for number in sorted(self.open):
                 self.end(number, "stopped", TrialEnd("stopped"))
             self.catch_up()
+            if self.policy is not None:
+                self.policy.catch_up()
         raised = error[1]
         stopped = isinstance(raised, KeyboardInterrupt) or (raised is None and not self.complete)
         self.summarize("stopped" if stopped else "finished" if raised is None else "failed")
@@ -275,6 +281,8 @@ class Recorder:
         trial, name = trial_from(values), f"{self.folder.id}/{place.name}"
         scores = {name: value for name, value in best.metrics.items() if name.startswith("dev/")}
         checkpoint = f"sweeps/{self.folder.id}/trials/{place.name}/checkpoints/{best.index:06d}"
+        if self.policy is not None:
+            checkpoint = self.policy.key_of(place, best.index)
         model = CheckpointModel(
             name=f"{self.folder.id}-{place.name}",
             step=best.step,
@@ -322,6 +330,8 @@ class Recorder:
         if state in ENDED:
             self._keep_checkpoint(number, choice)
         self.tracker.end_trial(number, status, {**tags, **self.facts.get(number, {})})
+        if state in ENDED and self.policy is not None:
+            self.policy.ended(row)
         if time.monotonic() - self.summarized > SUMMARY_EVERY_S:
             self.summarize("running")
 

@@ -21,7 +21,7 @@ import ray
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import Progress, no_progress
 from babeltune.data.prepared import Prepared, write_prepared
-from babeltune.errors import ClusterError, DamagedError, SweepError, storage_refusals
+from babeltune.errors import ClusterError, DamagedError, ObjectStoreError, SweepError, storage_refusals
 from babeltune.files import plain, write_json
 from babeltune.models.hub import baseline_row
 from babeltune.planning.preparation import prepare, read_corpus
@@ -33,6 +33,7 @@ from babeltune.schema.storage_location import StorageLocation
 from babeltune.signals import StopRequestedError, StopSignal, interrupts
 from babeltune.sweep.driver.baselines import bought_scores, teacher_scores, untrained_scores
 from babeltune.sweep.driver.examples import examples_at_the_end
+from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.rates import measure_rates
 from babeltune.sweep.driver.recorder import Recorder, close_tracker
 from babeltune.sweep.search.recovery import study_refusals
@@ -49,6 +50,7 @@ from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import damage, mend
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.housekeeping import clean
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.access import open_to_all
@@ -59,6 +61,7 @@ from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.tasks import fetched, ray_refusals, ray_shards
 from babeltune.tracking.tracker import Tracker
 
+DAY_S = 86_400.0
 log = logging.getLogger(__name__)
 SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
@@ -134,20 +137,32 @@ def submit(
         if watch:
             watch(sweep_progress)
         folder.set_state("running")
-        audit(StorageView(cluster), "submit", folder.id)
-        with _kept_in_state(folder):
+        audit(view := StorageView(cluster), "submit", folder.id)
+        with _kept_in_state(folder, view):
             complete = _attempt(sweep, cluster, folder, sweep_progress, driver_sync, stop, accept=accept_changes)
         folder.set_state("finished" if complete else "stopped")
+        _clean(cluster, folder)
     return folder
 
 
+def _clean(cluster: Cluster, folder: SweepFolder) -> None:
+    """What the cluster file's `clean_after_days` asks for. This sweep is still held, so its own turn is a later one."""
+    if cluster.clean_after_days is None:
+        return
+    with contextlib.suppress(OSError, SweepError, ObjectStoreError):
+        count, freed = clean(StorageView(cluster), older_s=cluster.clean_after_days * DAY_S)
+        if count:
+            folder.note(f"removed {count} files and folders, {freed / 1e6:,.1f} MB (clean_after_days)")
+
+
 @contextmanager
-def _kept_in_state(folder: SweepFolder) -> Iterator[None]:
+def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
     """What ends the block is the sweep's state, as far as the storage takes it."""
     try:
         yield
     except KeyboardInterrupt:
         folder.set_state("interrupted")
+        audit(view, "stop", folder.id, by_signal=True)
         raise
     except OvertakenError:
         raise
@@ -268,7 +283,9 @@ def _run(
     limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
     with (
         examples_at_the_end(folder, prepared, driver_sync.where) as begin_examples,
-        Recorder(sweep, folder, prepared, tracker, world, limit) as tracking,
+        Recorder(
+            sweep, folder, prepared, tracker, world, limit, CheckpointPolicy(sweep, folder, driver_sync)
+        ) as tracking,
         pool,
     ):
 

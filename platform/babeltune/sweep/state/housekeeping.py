@@ -10,12 +10,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from babeltune.errors import SweepError
-from babeltune.files import write_json
+from babeltune.files import write_json, write_whole
 from babeltune.sweep.state.folder import ENDED, SweepFolder, sweep_folders
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.sweep.state.progress import is_driven
@@ -25,6 +26,10 @@ OPTIMIZER = "optimizer.safetensors"
 """The file of a checkpoint that only further training reads."""
 SCRATCH = ("train", "tune")
 """Folders in which Ray keeps its own state of a sweep. A resumed sweep never reads them."""
+REMOVED = "removed.json"
+"""In a trial's folder: why its checkpoints were removed."""
+SPOOL = "spool.jsonl"
+TRIAL_NAME = re.compile(r"t[0-9]{4,}")
 STORE_NAME = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """The name of a store: what it is, and the digest of what it was made from."""
 
@@ -37,9 +42,16 @@ class Removal:
     reason: str
     size: int
     """Bytes."""
+    rule: str = ""
+    """For a checkpoint that can no longer be promoted: what asked for its removal."""
 
     def carry_out(self) -> None:
         """Removes it. The manifest of a checkpoint first forgets a file that is removed, so that it stays whole."""
+        if self.rule:
+            note_removed(self.path.parents[1], self.rule)
+        if self.path.name == SPOOL:
+            shorten_spool(self.path)
+            return
         manifest = self.path.parent / MANIFEST
         if self.path.name == OPTIMIZER and manifest.exists():
             recorded = json.loads(manifest.read_text(encoding="utf-8"))
@@ -49,6 +61,28 @@ class Removal:
             shutil.rmtree(self.path)
         else:
             self.path.unlink(missing_ok=True)
+
+
+def note_removed(trial: Path, rule: str) -> None:
+    """Writes down, before it happens, that a trial's checkpoints go and what asked for it."""
+    if why_removed(trial) is None:
+        write_json(trial / REMOVED, {"rule": rule, "time": time.time()})
+
+
+def why_removed(trial: Path) -> str | None:
+    """What asked for the removal of the trial's checkpoints; None if nothing did."""
+    try:
+        return str(json.loads((trial / REMOVED).read_text(encoding="utf-8"))["rule"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def best_trials(rows: Sequence[Row], top: int | None) -> set[str]:
+    """The names of the best trials in a leaderboard; all of them if `top` is None. Finished ones come first, because
+    promotion takes the best finished trial."""
+    trials = [row for row in rows if TRIAL_NAME.fullmatch(row.name)]
+    ranked = sorted(trials, key=lambda row: row.state != "finished")
+    return {row.name for row in ranked[:top]}
 
 
 def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterator[Removal]:
@@ -67,16 +101,25 @@ def removals(storage: Path, *, older_s: float, top: int | None = None) -> Iterat
         yield from _of_sweep(folder, time.time() - older_s, top)
 
 
-def _unread_stores(stores: Path, folders: list[SweepFolder], before: float) -> Iterator[Removal]:
-    there = {path.name: path for path in stores.iterdir()} if stores.is_dir() else {}
+def stores_read(
+    folders: Sequence[SweepFolder], there: Collection[str], documents: Callable[[str], Iterable[str]]
+) -> set[str]:
+    """The names of the stores that the sweeps read, directly or through another store. `documents` gives the texts of
+    a store's JSON files."""
     read = set[str]()
     waiting = [
-        path for folder in folders for path in (folder.prepared, *folder.path.glob("conditions/*/prepared.json"))
+        _text(path) for folder in folders for path in (folder.prepared, *folder.path.glob("conditions/*/prepared.json"))
     ]
     while waiting:
-        names = set(STORE_NAME.findall(_text(waiting.pop()))) & there.keys() - read
+        names = set(STORE_NAME.findall(waiting.pop())) & set(there) - read
         read |= names
-        waiting += [file for name in names for file in there[name].glob("*.json")]
+        waiting += [text for name in names for text in documents(name)]
+    return read
+
+
+def _unread_stores(stores: Path, folders: list[SweepFolder], before: float) -> Iterator[Removal]:
+    there = {path.name: path for path in stores.iterdir()} if stores.is_dir() else {}
+    read = stores_read(folders, there.keys(), lambda name: map(_text, there[name].glob("*.json")))
     for name, path in sorted(there.items()):
         draft = not STORE_NAME.fullmatch(name)
         if name not in read and not name.endswith(".lock") and _changed(path) < before:
@@ -90,16 +133,18 @@ def _of_sweep(folder: SweepFolder, before: float, top: int | None) -> Iterator[R
     for path in sorted(folder.path.glob("*/dispatcher-*.jsonl")) + sorted(folder.path.glob("dispatcher-*.jsonl")):
         if path.parent.name not in SCRATCH:
             yield Removal(path, "the journal of a dispatcher that is gone", _size(path))
+    if (freed := spool_savings(folder.path / SPOOL)) and _changed(folder.path / SPOOL) < before:
+        yield Removal(folder.path / SPOOL, "metrics that MLflow has taken", freed)
     try:
         rows = {row.name: row for row in leaderboard(folder) if row.params}
     except SweepError:  # a damaged sweep keeps what it has
         return
-    best = list(rows)[:top]
+    best = best_trials(list(rows.values()), top)
     for path in folder.trials():
-        yield from _of_trial(path, rows.get(path.name), before, path.name in best)
+        yield from _of_trial(path, rows.get(path.name), before, "" if path.name in best else f"clean --top {top}")
 
 
-def _of_trial(path: Path, row: Row | None, before: float, best: bool) -> Iterator[Removal]:
+def _of_trial(path: Path, row: Row | None, before: float, rule: str) -> Iterator[Removal]:
     checkpoints = path / "checkpoints"
     for draft in sorted(checkpoints.glob(".*")):
         if _changed(draft) < before:
@@ -107,10 +152,41 @@ def _of_trial(path: Path, row: Row | None, before: float, best: bool) -> Iterato
     if row is None or row.state not in ENDED:
         return
     for checkpoint in sorted(checkpoints.glob("[0-9s]*")):
-        if not best:
-            yield Removal(checkpoint, "a checkpoint of a trial that is not among the best", _size(checkpoint))
+        if rule:
+            yield Removal(checkpoint, "a checkpoint of a trial that is not among the best", _size(checkpoint), rule)
         elif (optimizer := checkpoint / OPTIMIZER).exists():
             yield Removal(optimizer, "the optimizer of a trial that has ended", _size(optimizer))
+
+
+def spool_savings(path: Path) -> int:
+    """Bytes that `shorten_spool` would free; 0 while MLflow lacks anything."""
+    try:
+        sent = json.loads(path.with_name(f"{path.name}.sent").read_text(encoding="utf-8"))["offset"]
+        whole = path.read_bytes()
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return len(whole) - len(_shortened(whole)) if sent == len(whole) else 0
+
+
+def shorten_spool(path: Path) -> None:
+    """Drops the values of metrics that MLflow has taken. Their steps stay, so that nothing is sent a second time."""
+    sent = path.with_name(f"{path.name}.sent")
+    data = _shortened(path.read_bytes())
+    known = json.loads(sent.read_text(encoding="utf-8"))
+    write_whole(sent, json.dumps({**known, "offset": len(data)}).encode())
+    write_whole(path, data)
+
+
+def _shortened(spool: bytes) -> bytes:
+    lines = []
+    for line in spool.splitlines(keepends=True):
+        with suppress(ValueError, KeyError, TypeError):
+            event = json.loads(line)
+            if event["do"] == "metrics":
+                event["points"] = [[step, time_ms, {}] for step, time_ms, _ in event["points"]]
+                line = json.dumps(event).encode() + b"\n"
+        lines.append(line)
+    return b"".join(lines)
 
 
 def _text(path: Path) -> str:

@@ -1,6 +1,7 @@
 """Who submitted, stopped and promoted what, and when: `audit.jsonl` in the storage, one line for each.
 
-In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's.
+In a storage behind a URI each line is an object of its own, so that two machines never overwrite one another's. A Ray
+job carries the name of the user who sent it, for the head's own user says nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ AUDIT = "audit.jsonl"
 OBJECTS = "audit"
 """In a bucket, the folder of the objects."""
 Action = Literal["submit", "stop", "promote"]
+ACTOR = "BABELTUNE_ACTOR"
+"""In a Ray job, the variable with the user and the machine that sent the job, as `user@machine`."""
+SIGNAL = "a signal"
+"""How a driver is stopped by Ctrl-C, `ray job stop` or Slurm. Nobody can say who sent it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class AuditLine:
     action: Action
     subject: str
     """The sweep's id, or the registered model and its version."""
+    through: str = ""
+    """The user and machine that carried the action out as a Ray job, or that it was a signal."""
 
 
 def who() -> str:
@@ -47,10 +54,21 @@ def who() -> str:
         return f"uid {os.getuid()}"
 
 
-def audit(view: StorageView, action: Action, subject: str) -> None:
-    """Writes the action down. A storage that refuses the line stops nothing: the action itself would be refused."""
+def actor() -> str:
+    """The user and the machine that ask for what this process does."""
+    return os.environ.get(ACTOR) or f"{who()}@{socket.gethostname()}"
+
+
+def audit(view: StorageView, action: Action, subject: str, *, by_signal: bool = False) -> None:
+    """Writes the action down. A storage that refuses the line stops nothing: the action itself would be refused.
+
+    `by_signal`: whoever sent this process a signal did it, and not the sender of the job that it runs in.
+    """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = json.dumps(plain(AuditLine(now, who(), socket.gethostname(), action, subject)), ensure_ascii=False).encode()
+    here = f"{who()}@{socket.gethostname()}"
+    user, _, machine = (here if by_signal else actor()).rpartition("@")
+    through = SIGNAL if by_signal else "" if actor() == here else here
+    line = json.dumps(plain(AuditLine(now, user, machine, action, subject, through)), ensure_ascii=False).encode()
     path = view.folder / AUDIT
     with suppress(OSError), locked(path):
         append_line(path, line)

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -46,6 +47,7 @@ from babeltune.sweep.state.heartbeat import here
 from babeltune.sweep.state.lease import running_elsewhere
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync.checkpoint_names import checkpoints_there
 from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
 from babeltune.sweep.sync.view import StorageView, records_in, records_there, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
@@ -57,7 +59,10 @@ LARGE = 2**20
 """Bytes beyond which a file that no resumed sweep needs is sent less often."""
 PER_MEBIBYTE = 2.0
 """Seconds between two uploads of such a file, for each MiB of it."""
-URGENT = ("study.db", RESULTS)
+STUDY = "study.db"
+STUDY_INTERVAL_S = 60.0
+"""Seconds between two uploads of the study, which changes with every report. The ledger has all that it has: a driver
+elsewhere that finds it older than the ledger makes it anew."""
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
 LOCK_TIMEOUT_S = 5.0
@@ -92,12 +97,17 @@ class DriverSync:
         self._renewed = 0.0
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
+        self._errands = deque[Callable[[], None]]()
+        """What waits to be done in the bucket, besides sending records."""
         self._thread = threading.Thread(target=self._work, name="babeltune-driver-sync", daemon=True)
 
     @property
-    def _mirror(self) -> Mirror:
+    def mirror(self) -> Mirror:
+        """This driver's mirror of the bucket, where the storage is one."""
         assert self._view.mirror is not None
         return self._view.mirror
+
+    _mirror = mirror
 
     @property
     def _prefix(self) -> str:
@@ -241,6 +251,26 @@ class DriverSync:
         """Something has changed that a resumed sweep needs."""
         self._changed.set()
 
+    def key_of(self, place: Path, report: int) -> str:
+        """Where the storage has a trial's checkpoint. In a bucket its name has the token of the driver of that time."""
+        base, trial = f"{report:06d}", f"{self._prefix}/trials/{place.name}"
+        name = base
+        if self.where is not None:
+            name = f"{base}-{self.token}"
+            with suppress(ObjectStoreError):
+                name = checkpoints_there(self._mirror, trial, 0).get(base, name)
+        return f"{trial}/checkpoints/{name}"
+
+    def later(self, errand: Callable[[], None]) -> None:
+        """Does something in the bucket, in this driver's own thread; again, if the store does not answer."""
+        self._errands.append(errand)
+        self._changed.set()
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            self._errands[0]()
+            self._errands.popleft()
+
     def check(self) -> None:
         """Raises `ClusterError` when the store has been away for too long, `SweepError` when another driver came."""
         if self.lost is not None:
@@ -292,6 +322,7 @@ class DriverSync:
                 if self.trouble is not None or awake() - self._renewed >= RENEWAL_INTERVAL_S:
                     self._listen()
                 self._send(final=False)
+                self._run_errands()
                 if self.trouble is not None:
                     self.trouble = None
                     self.folder.note(f"the storage {self._mirror.store.uri} takes what is sent again")
@@ -306,12 +337,14 @@ class DriverSync:
         for path in records_in(self.folder.path):
             now = time.monotonic()
             due = self._sent.get(path, -1e9)
-            if not final and path.name not in URGENT and due > now:
+            if not final and path.name != RESULTS and due > now:
                 continue
             if awake() - self._renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
                 self._renew()
-            if self._mirror.push(path) and (size := path.stat().st_size) > LARGE:
-                self._sent[path] = now + PER_MEBIBYTE * size / LARGE
+            if self._mirror.push(path):
+                size = path.stat().st_size
+                wait = STUDY_INTERVAL_S if path.name == STUDY else 0.0
+                self._sent[path] = now + max(wait, PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
 
     def _listen(self) -> None:
         """Renews the lease; sees who wants this driver to stop."""
@@ -338,6 +371,7 @@ class DriverSync:
     def _finish(self) -> None:
         self._listen()
         self._send(final=True)
+        self._run_errands()
         self._renew(ended=True)
 
     def _insist(self, errand: Callable[[], Result], seconds: float) -> Result:

@@ -28,7 +28,11 @@ from babeltune.sweep.sync.checkpoint_names import bring_checkpoint
 from babeltune.training.checkpoint import PROGRESS, REPORTS, checkpoint_folder
 
 POLL_INTERVAL_S = 2.0
-"""Seconds between two looks at the bucket."""
+"""Seconds between two looks at the few objects of a sweep that say whether anything happened."""
+LISTING_INTERVAL_S = 30.0
+"""Seconds between two listings of a sweep while nothing happens. Progress within a report is seen as late."""
+PULSE = (OWNER, "state.json", "stage.json", "results.jsonl")
+"""The few objects that say whether anything happened. The last one changes with every report and every end."""
 OPENINGS = "openings"
 """In the bucket, the folder of the openings of sealed tests: an object each."""
 OPENED = "openings.jsonl"
@@ -104,29 +108,47 @@ class StorageView:
     def _in_step(self, folder: SweepFolder) -> SweepFolder:
         if self.mirror is None:
             return folder
-        polled = time.monotonic()
+        polled = listed = time.monotonic()
+        known: str | None = None
 
         def refresh() -> None:
-            nonlocal polled
-            if time.monotonic() - polled > POLL_INTERVAL_S:
-                with contextlib.suppress(ObjectStoreError):  # the reader may try again
+            nonlocal polled, listed, known
+            if time.monotonic() - polled <= POLL_INTERVAL_S:
+                return
+            with contextlib.suppress(ObjectStoreError):  # the reader may try again
+                found = self._pull_pulse(folder.id)
+                if found != known or time.monotonic() - listed > LISTING_INTERVAL_S:
                     self._pull(folder.id)
-                polled = time.monotonic()
+                    known, listed = found, time.monotonic()
+            polled = time.monotonic()
 
         return replace(folder, refresh=refresh)
 
-    def _pull(self, sweep: str) -> None:
-        """Unless a driver on this machine has the sweep: then this folder is what the bucket will be."""
+    @contextlib.contextmanager
+    def _undriven(self, sweep: str) -> Iterator[Mirror | None]:
+        """The mirror, unless a driver on this machine has the sweep: then this folder is what the bucket will be."""
         assert self.mirror is not None
         lock = self.mirror.lock(f"sweeps/{sweep}")
         try:
             lock.acquire(timeout=0)
         except Timeout:
+            yield None
             return
         try:
-            self.mirror.pull(records_there(self.mirror, sweep, also=OWNER))
+            yield self.mirror
         finally:
             lock.release()
+
+    def _pull(self, sweep: str) -> None:
+        with self._undriven(sweep) as mirror:
+            if mirror is not None:
+                mirror.pull(records_there(mirror, sweep, also=OWNER))
+
+    def _pull_pulse(self, sweep: str) -> str:
+        """Brings the few objects that say how the sweep is; the versions of its state and of its results."""
+        with self._undriven(sweep) as mirror:
+            tags = {} if mirror is None else {name: mirror.fetch(f"sweeps/{sweep}/{name}") for name in PULSE}
+        return f"{tags.get('state.json')} {tags.get('results.jsonl')}"
 
     def ask_to_stop(self, folder: SweepFolder) -> None:
         """Leaves word for the driver, wherever it is."""

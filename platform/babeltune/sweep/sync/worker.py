@@ -32,6 +32,7 @@ from babeltune.storage.object_store import is_local
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there, latest_names, names_in, parts_of
 from babeltune.sweep.sync.fencing import BucketLease, TrialFence
+from babeltune.sweep.sync.housekeeping import evict
 from babeltune.sweep.sync.view import bring_stores
 from babeltune.training.checkpoint import (
     MANIFEST,
@@ -52,6 +53,7 @@ LONGER = 2.0
 and logs why."""
 PROGRESS_INTERVAL_S = 15.0
 """Seconds between two notes of a trial's progress in the bucket."""
+DAY_S = 86_400.0
 SIGN_EVERY = 1.0
 """Seconds between two heartbeats while something is downloaded or uploaded."""
 log = logging.getLogger(__name__)
@@ -148,6 +150,9 @@ def on_this_node(
         return NodeError(f"cannot keep a copy of the storage in {mirror.folder} ({why}); make room there")
 
     try:
+        if where.unused_days is not None and rank == 0:
+            with suppress(ObjectStoreError):  # there is room until the disk says otherwise
+                evict(mirror, older_s=where.unused_days * DAY_S)
         waiting(lambda: bring_prepared(mirror, prepared))
         settle(mirror, folder, waiting, rank, world, device)
     except (ObjectStoreError, OSError) as error:

@@ -19,6 +19,20 @@ def here() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
+def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
+    """The scheduling strategy for actors on this node, or anywhere if it is gone; without a node, on the driver's."""
+    return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+
+
+def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | None:
+    """The node for one more controller: of those that hold a worker with these resources, and are not the driver's, the
+    one with the fewest for its size. None if there is no such node."""
+    own = ray.get_runtime_context().get_node_id()
+    held = {node: workers_held(worker, there) for node, there in nodes_there().items() if node != own}
+    able = {node: count for node, count in held.items() if count > 0}
+    return min(able, key=lambda node: (taken.get(node, 0) / able[node], node), default=None)
+
+
 def own_node() -> str:
     """The resource that only the driver's node has, for requests that name resources only."""
     own = nodes_there()[ray.get_runtime_context().get_node_id()]

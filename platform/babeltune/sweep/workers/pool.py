@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from babeltune.sweep.workers.node_blocklist import NodeBlocklist
 from babeltune.sweep.workers.nodes import (
     groups_of,
     here,
+    least_taken,
     named,
     nodes_there,
     places_of,
@@ -83,6 +84,8 @@ class _WorkerGroup:
     controller: Any
     run: Any
     """The future of the run's end."""
+    node: str | None = None
+    """The node on which its controller was started; None: the driver's."""
     unplaced: float | None = None
     """The time since when its ranks have had no node; None while they have one."""
     respawns: int = 0
@@ -208,7 +211,10 @@ class WorkerPool:
         return worker_group
 
     def _start(self, worker_group: str) -> None:
-        """A Ray Train run of the worker group's ranks."""
+        """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
+        not on the driver's node."""
+        taken = Counter(each.node for each in self._worker_groups.values() if each.node is not None)
+        node = least_taken(self._resources, taken)
         trainer = WorkerGroupTrainer(
             worker_loop,
             name=worker_group,
@@ -217,9 +223,10 @@ class WorkerPool:
             least_workers=self._least,
             resources=self._resources,
             storage=self._storage,
+            node=node,
         )
         trainer.fit()
-        self._worker_groups[worker_group] = _WorkerGroup(trainer.controller, trainer.controller.run.remote())
+        self._worker_groups[worker_group] = _WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
 
     def mend(self) -> None:
         """Restarts worker groups whose run ended, and adds as many as the nodes hold. Raises `ClusterError` if none can
@@ -243,6 +250,8 @@ class WorkerPool:
             reason, before = self._why_ended(worker_group), self._worker_groups[worker_group]
             made = self._ask("made", worker_group)
             respawns = before.respawns + 1 if made == before.made else 1
+            if before.node is not None and before.node not in nodes_there():  # it went with its node
+                respawns = before.respawns
             if respawns > RESPAWNS:
                 words = (
                     f"worker group {worker_group} cannot train: {reason}; see Ray's logs of its workers, then resume"

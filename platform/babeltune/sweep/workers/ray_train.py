@@ -1,5 +1,5 @@
-"""Ray Train's run of one worker group: on the driver's node, elastic, and without callbacks that worker groups do not
-need.
+"""Ray Train's run of one worker group: its controller on a given node, elastic, and without callbacks that worker
+groups do not need.
 
 The controller's process imports this file. Nothing here imports torch at once, because every worker group would wait
 for it.
@@ -27,7 +27,7 @@ from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, 
 from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from babeltune.sweep.workers.nodes import here, places_of, room_for
+from babeltune.sweep.workers.nodes import beside, places_of, room_for
 
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -67,7 +67,7 @@ class WorkerSettings(TypedDict):
 
 
 class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """A Ray Train run whose `fit` starts the controller on the driver's node and does not wait for its end."""
+    """A Ray Train run whose `fit` starts the controller and does not wait for its end."""
 
     controller: ray.actor.ActorHandle
     """The actor that starts, watches and restarts the group of ranks; `run` is what it does."""
@@ -82,8 +82,10 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
         least_workers: int,
         resources: dict[str, float],
         storage: str,
+        node: str | None = None,
     ) -> None:
-        """`least_workers` are enough if the cluster has no room for `workers`. `resources` are those of each worker."""
+        """`least_workers` are enough if the cluster has no room for `workers`. `resources` are those of each worker.
+        `node` is for the controller; None: the driver's."""
         super().__init__(
             loop,
             train_loop_config=dict(settings),
@@ -95,7 +97,7 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
                 name=name, storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=-1)
             ),
         )
-        self._least = least_workers
+        self._least, self._node = least_workers, node
 
     def _create_default_callbacks(self) -> list[object]:
         return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]
@@ -104,7 +106,7 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
         elastic = self._least < self.scaling_config.num_workers
         parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
         kind = ray.remote(num_cpus=0)(_Controller)
-        self.controller = kind.options(scheduling_strategy=here()).remote(ENVIRONMENT, **parts)
+        self.controller = kind.options(scheduling_strategy=beside(self._node)).remote(ENVIRONMENT, **parts)
         return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
 
 

@@ -1,0 +1,126 @@
+"""What the driver itself spends to open worker groups: CPU seconds and memory, at three numbers of groups.
+
+The pool, its dispatcher and Ray Train's trainers are the sweep's own. The controllers ask for a resource that no node
+has, so Ray accepts them and starts no process: this machine holds a few real groups only. A stand-in asks the
+dispatcher for a trial on behalf of each group. Printed are CPU seconds and wall seconds of this process until every
+group waits for a trial, five surveys of all groups included, and how much its memory grew. It fails if 800 groups take
+three minutes of the driver's CPU time, if a group costs it 1 MB, or if the cost of a group grows faster than their
+number.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import ray
+from ray.train import Result
+
+from babeltune.sweep.workers import pool as pool_module
+from babeltune.sweep.workers.connection import local_ray
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Controller, _Fixed
+
+SIZES = (50, 200, 800)
+SURVEYS = 5
+MOST_SECONDS, MOST_MB = 180.0, 1.0
+"""Goals at the largest size: CPU seconds in all, and megabytes of this process for each group."""
+
+
+class Unplaced(WorkerGroupTrainer):
+    """A worker group whose controller never finds a node."""
+
+    def _initialize_and_run_controller(self, **parts: object) -> Result:
+        parts["scaling_policy"] = _Fixed(self.scaling_config)
+        kind = ray.remote(num_cpus=0, resources={"nowhere": 1.0})(_Controller)
+        self.controller = kind.remote(ENVIRONMENT, **parts)
+        return Result(metrics=None, checkpoint=None, error=None, path=None)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What so many groups cost the driver."""
+
+    groups: int
+    cpu: float
+    wall: float
+    mb: float
+
+    def shown(self) -> str:
+        each = 1000 * self.mb / self.groups
+        return f"{self.groups:6d} {self.cpu:10.1f} {self.wall:10.1f} {self.mb:10.1f} {each:12.0f}"
+
+
+HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12}"
+
+
+def asking(pool: WorkerPool) -> Callable[[], None]:
+    """Asks the dispatcher for a trial once, on behalf of all groups."""
+    asked: set[str] = set()
+
+    def ask() -> None:
+        for name in pool._worker_groups.keys() - asked:
+            asked.add(name)
+            pool._dispatcher.next.remote(name, "ranks")
+
+    return ask
+
+
+def opened(groups: int, place: Path) -> Opened:
+    """Opens the groups in this process."""
+    process = psutil.Process()
+    before, started, spent = process.memory_info().rss, time.perf_counter(), time.process_time()
+    pool = WorkerPool(
+        count=groups,
+        workers=1,
+        cpus_per_worker=0.001,
+        gpus_per_worker=0,
+        run_trial="benchmarks.sweep_overhead:work",
+        storage=place,
+    )
+    pool._waiting = asking(pool)
+    with pool:
+        while pool.free() < groups:
+            pool._waiting()
+            time.sleep(0.2)
+        for _ in range(SURVEYS):
+            pool._surveyed = 0.0
+            pool.mend()
+        cpu, wall = time.process_time() - spent, time.perf_counter() - started
+        return Opened(groups, cpu, wall, (process.memory_info().rss - before) / 1e6)
+
+
+def faults(found: list[Opened]) -> list[str]:
+    """What missed its goal."""
+    small, large, broken = found[0], found[-1], []
+    if large.cpu > MOST_SECONDS:
+        broken.append(f"{large.groups} groups took {large.cpu:.0f} CPU seconds, allowed {MOST_SECONDS:g}")
+    if large.mb > MOST_MB * large.groups:
+        broken.append(f"{large.groups} groups took {large.mb:.0f} MB, allowed {MOST_MB * large.groups:.0f}")
+    growth, most = large.cpu / small.cpu, large.groups / small.groups
+    if growth > most:
+        broken.append(f"the CPU time is {growth:.1f} times as much with {most:.0f} times as many groups")
+    return broken
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    pool_module.WorkerGroupTrainer = Unplaced  # type: ignore[misc]
+    found = []
+    print(HEAD)
+    with local_ray(num_cpus=1):
+        for groups in SIZES:
+            with TemporaryDirectory() as place:
+                found.append(opened(groups, Path(place)))
+            print(found[-1].shown(), flush=True)
+    if broken := faults(found):
+        sys.exit("; ".join(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Removes the checkpoints that a sweep's `keep` does not ask for, as its trials end.
+
+Scores, settings and reports stay, so the leaderboard, `reproduce` and `refit` need no checkpoint. Promotion, a start
+and `--soup` do: they name what removed it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from babeltune.schema.records import Sweep
+from babeltune.storage.mirror import Mirror
+from babeltune.sweep.state.folder import ENDED, SweepFolder
+from babeltune.sweep.state.housekeeping import OPTIMIZER, Removal, note_removed, why_removed
+from babeltune.sweep.state.leaderboard import Row, best_first, trial_row
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.housekeeping import drop_all, drop_checkpoints, drop_optimizers
+
+Rank = tuple[bool, tuple[bool, float], str]
+
+
+class CheckpointPolicy:
+    """The `keep` of a running sweep. It does nothing unless the sweep file asks for it."""
+
+    def __init__(self, sweep: Sweep, folder: SweepFolder, driver_sync: DriverSync) -> None:
+        self._sweep, self._folder, self._sync = sweep, folder, driver_sync
+        self._order = best_first(sweep, sweep.objectives[0].metric)
+        self._best: list[Rank] = []
+        """The ranks of the trials that keep their checkpoints, the best first."""
+        self.active = sweep.keep.trials is not None or not sweep.keep.optimizer
+
+    def key_of(self, place: Path, report: int) -> str:
+        """Where the storage has a trial's checkpoint."""
+        return self._sync.key_of(place, report)
+
+    def catch_up(self) -> None:
+        """For all trials that have ended: at the beginning, and at the end for what late workers wrote."""
+        if not self.active:
+            return
+        rows = [trial_row(path, *self._sweep.objectives) for path in self._trials()]
+        ranks = sorted(map(self._rank, (row for row in rows if row.state in ENDED)))
+        most = self._sweep.keep.trials
+        self._best, others = ranks[:most], ranks[len(ranks[:most]) :]
+        removed, kept = ([rank[2] for rank in each] for each in (others, self._best))
+        stripped = [] if self._sweep.keep.optimizer else kept
+        for name in removed:
+            self._remove_here(name)
+        for name in stripped:
+            self._strip_here(name)
+        if removed or stripped:
+            self._in_bucket(lambda mirror: drop_all(mirror, mirror.key(self._folder.path), removed, stripped))
+
+    def _trials(self) -> Iterable[Path]:
+        return [path for path in self._folder.trials() if (path / "trial.json").exists()]
+
+    def _rank(self, row: Row) -> Rank:
+        return row.state != "finished", self._order(row.metrics), row.name
+
+    def ended(self, row: Row) -> None:
+        """Called for each trial that ends, after its outcome and its model in MLflow were recorded."""
+        if not self.active:
+            return
+        most = self._sweep.keep.trials
+        bisect.insort(self._best, self._rank(row))
+        while most is not None and len(self._best) > most:
+            name = self._best.pop()[2]
+            self._remove_here(name)
+            self._of_trial(name, drop_checkpoints)
+        if not self._sweep.keep.optimizer and any(rank[2] == row.name for rank in self._best):
+            self._strip_here(row.name)
+            self._of_trial(row.name, drop_optimizers)
+
+    def _place(self, name: str) -> Path:
+        return self._folder.trial(int(name[1:]))
+
+    def _remove_here(self, name: str) -> None:
+        place = self._place(name)
+        if why_removed(place) is not None and not (place / "checkpoints").exists():
+            return
+        with self._folder.guard():
+            note_removed(place, f"keep.trials: {self._sweep.keep.trials}")
+            shutil.rmtree(place / "checkpoints", ignore_errors=True)
+
+    def _strip_here(self, name: str) -> None:
+        """In a mirror the copies stay as the bucket had them."""
+        paths = list(self._place(name).glob(f"checkpoints/*/{OPTIMIZER}")) if self._sync.where is None else []
+        if paths:
+            with self._folder.guard():
+                for path in paths:
+                    Removal(path, "keep.optimizer: false", 0).carry_out()
+
+    def _of_trial(self, name: str, errand: Callable[[Mirror, str], None]) -> None:
+        self._in_bucket(lambda mirror: errand(mirror, mirror.key(self._place(name))))
+
+    def _in_bucket(self, errand: Callable[[Mirror], None]) -> None:
+        if self._sync.where is not None:
+            mirror = self._sync.mirror
+            self._sync.later(lambda: errand(mirror))

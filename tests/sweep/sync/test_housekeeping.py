@@ -1,0 +1,331 @@
+"""What a bucket and a machine's mirror of it can do without, on a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from babeltune.data.prepared import read_prepared
+from babeltune.errors import SweepError
+from babeltune.promotion.candidate import find_candidate
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Keep
+from babeltune.storage.mirror import PACKAGE_MANIFEST
+from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.run import only_driver
+from babeltune.sweep.state.folder import SweepFolder, outcome
+from babeltune.sweep.state.housekeeping import OPTIMIZER, why_removed
+from babeltune.sweep.state.leaderboard import leaderboard, winner
+from babeltune.sweep.state.messages import TrialAssignment
+from babeltune.sweep.sync import driver as driver_module
+from babeltune.sweep.sync import view as view_module
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.sync.housekeeping import bucket_removals, drop_optimizers, evict, mirror_removals
+from babeltune.sweep.sync.view import StorageView, records_in, stores_of
+from babeltune.sweep.sync.worker import on_this_node
+from babeltune.training.checkpoint import REPORTS, is_good
+from bucket_servers import BUCKET
+from waiting import wait_until
+
+NOW = -60.0
+"""An age that everything has."""
+WEEK = 7 * 86_400.0
+
+
+@pytest.fixture
+def machines(s3, tmp_path, request):
+    """The cluster as machines with caches of their own have it."""
+
+    def named(name):
+        return Cluster(
+            storage=f"s3://{BUCKET}/{request.node.name[:60]}",
+            cache=str(tmp_path / name),
+            mlflow=f"sqlite:///{tmp_path}/mlflow.db",
+            worker_groups=1,
+        )
+
+    return named
+
+
+@pytest.fixture
+def stored(copied, machines):
+    """A finished sweep in a bucket, and the view of the machine that has sent it."""
+    _, folder, _ = copied
+    view = StorageView(machines("one"))
+    shutil.copytree(folder.path.parents[1], view.folder)
+    there = SweepFolder(view.folder / "sweeps" / folder.id)
+    for key in stores_of(view.mirror, read_prepared(there.prepared)):
+        view.mirror.push_package(view.mirror.path(key))
+    for trial in there.trials():
+        for checkpoint in sorted((trial / "checkpoints").glob("0*")):
+            view.mirror.push_package(checkpoint, f"{view.mirror.key(checkpoint)}-1")
+        view.mirror.push(trial / REPORTS)
+    for record in records_in(there.path):
+        view.mirror.push(record)
+    return view, there
+
+
+def removed(view, **options):
+    found = list(bucket_removals(view, older_s=NOW, **options))
+    for removal in found:
+        removal.carry_out()
+    return found
+
+
+def test_a_cleaned_bucket_has_whole_checkpoints_without_optimizers(stored, machines):
+    view, folder = stored
+    before = [(row.name, row.metrics) for row in leaderboard(folder)]
+    found = removed(view)
+    assert found
+    assert {removal.reason for removal in found} == {"the optimizer of a trial that has ended"}
+    assert not [key for key in view.mirror.store.entries() if key.endswith(OPTIMIZER)]
+    assert not removed(view), "nothing is left to remove"
+    other = StorageView(machines("other"))
+    there = other.sweep(folder.id)
+    assert [(row.name, row.metrics) for row in leaderboard(there)] == before
+    candidate = find_candidate(folder.id, other.folder)
+    other.bring(there, candidate.trial.number, candidate.report.index, candidate.prepared)
+    brought = there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}"
+    assert is_good(brought)
+    assert sorted(path.name for path in brought.iterdir()) >= ["manifest.json", "state.json", "student.safetensors"]
+
+
+def test_a_cut_off_removal_of_an_optimizer_is_finished_by_the_next_one(stored, machines, monkeypatch):
+    view, folder = stored
+    trial = f"sweeps/{folder.id}/trials/{winner(folder).name}"
+    seal = view.mirror.store.write
+
+    def cut_off(key, data):
+        if key.endswith(PACKAGE_MANIFEST):
+            raise OSError("the machine went down")
+        seal(key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(view.mirror.store, "write", cut_off)
+        with pytest.raises(OSError, match="went down"):
+            drop_optimizers(view.mirror, trial)
+    drop_optimizers(view.mirror, trial)
+    other = StorageView(machines("other"))
+    names = [key.split("/")[-2] for key in view.mirror.store.entries(trial) if key.endswith(PACKAGE_MANIFEST)]
+    assert names
+    for name in names:
+        assert other.mirror.pull_package(f"{trial}/checkpoints/{name}", other.folder / name)
+        assert is_good(other.folder / name)
+
+
+def test_in_a_bucket_only_the_best_keep_checkpoints_and_others_say_so(stored, machines):
+    view, folder = stored
+    best = winner(folder).name
+    removed(view, top=1)
+    keys = [key for key in view.mirror.store.entries(f"sweeps/{folder.id}/trials") if "/checkpoints/" in key]
+    assert {key.split("/")[3] for key in keys} == {best}
+    other = StorageView(machines("other"))
+    there = other.sweep(folder.id)
+    assert find_candidate(folder.id, other.folder).name == best
+    lost = next(row.name for row in leaderboard(there) if row.best and row.name not in (best, "untrained", "teacher"))
+    with pytest.raises(SweepError, match=rf"has its scores only: .*clean --top 1.* its own \({best}\)"):
+        find_candidate(f"{folder.id}/{lost}", other.folder)
+    assert find_candidate(f"{folder.id}/{lost}", other.folder, weights=False).name == lost
+
+
+def test_stores_in_a_bucket_that_no_sweep_reads_go_once_they_are_old(stored):
+    view, _ = stored
+    unread = view.folder / "stores" / "tokens-0123456789abcdef"
+    unread.mkdir()
+    (unread / "values.npy").write_bytes(b"1" * 1000)
+    view.mirror.push_package(unread)
+    stores = {key.split("/")[1] for key in view.mirror.store.entries("stores")}
+    assert not [each for each in bucket_removals(view, older_s=WEEK) if each.key.startswith("stores/")], "it is new"
+    found = [each for each in removed(view) if each.key.startswith("stores/")]
+    assert [(each.key, each.size >= 1000) for each in found] == [("stores/tokens-0123456789abcdef", True)]
+    assert {key.split("/")[1] for key in view.mirror.store.entries("stores")} == stores - {unread.name}
+
+
+def test_a_checkpoint_that_a_later_driver_replaced_goes(stored):
+    view, folder = stored
+    place = next(path for trial in folder.trials() for path in (trial / "checkpoints").glob("0*"))
+    key = view.mirror.key(place)
+    view.mirror.push_package(place, f"{key}-9")
+    replaced = [each.key for each in removed(view) if "later driver" in each.reason]
+    assert replaced == [f"{key}-1"]
+
+
+def test_nothing_of_a_sweep_that_runs_is_removed_from_its_bucket(stored):
+    view, folder = stored
+    with only_driver(folder):
+        assert not [each for each in bucket_removals(view, older_s=NOW) if each.key.startswith("sweeps/")]
+
+
+def test_a_mirror_gives_up_what_it_has_not_used_and_the_bucket_has(stored):
+    view, folder = stored
+    mirror = view.mirror
+    unsent = view.folder / "stores" / "tokens-fedcba9876543210"
+    unsent.mkdir()
+    (unsent / "values.npy").write_bytes(b"1")
+    mirror.sealed(unsent)
+    assert not list(mirror_removals(mirror, older_s=WEEK)), "all was used a moment ago"
+    for note in (view.folder / ".seals").rglob("*.json"):
+        os.utime(note, (time.time() - 2 * WEEK,) * 2)
+    sent = stores_of(mirror, read_prepared(folder.prepared))
+    used = mirror.path(sent[0])
+    assert mirror.pull_package(mirror.key(used))
+    assert evict(mirror, older_s=WEEK) > 0
+    left = {path for path in (view.folder / "stores").iterdir() if path.is_dir()}
+    assert {used, unsent} <= left, "what was used, and what nobody else has"
+    assert not {view.mirror.path(key) for key in sent} & left - {used}
+    assert not list(folder.path.glob("trials/*/checkpoints/0*"))
+    candidate = find_candidate(folder.id, view.folder)
+    view.bring(folder, candidate.trial.number, candidate.report.index, candidate.prepared)
+    assert is_good(folder.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
+
+
+def test_a_node_gives_up_unused_copies_before_a_trial_if_the_cluster_says_so(stored, machines):
+    view, folder = stored
+    where = machines("one").mirrored
+    for note in (view.folder / ".seals").rglob("*.json"):
+        os.utime(note, (time.time() - 2 * WEEK,) * 2)
+    trial = folder.trial(int(winner(folder).name[1:]))
+    order = TrialAssignment(
+        trial={},
+        prepared=view.mirror.key(folder.prepared),
+        folder=f"sweeps/{folder.id}/trials/t0099",
+        seed=0,
+        mirror=replace(where, unused_days=7.0),
+    )
+
+    class Nobody:
+        def stopped(self):
+            return False
+
+    with on_this_node(order, Nobody(), 0, 1, "cpu") as (here, _):
+        assert Path(here.prepared).exists()
+    assert not list(trial.glob("checkpoints/0*"))
+    assert any((view.folder / "stores").glob("tokens-*")), "what the trial reads is brought again"
+
+
+def test_the_command_cleans_a_bucket(stored, command, tmp_path):
+    view, folder = stored
+    cluster = tmp_path / "cluster.yaml"
+    at = view.cluster
+    cluster.write_text(
+        f"version: 1\nname: far\naddress: local\nstorage: {at.storage}\ncache: {at.cache}\nmlflow: {at.mlflow}\n",
+        encoding="utf-8",
+    )
+    before = set(view.mirror.store.entries())
+    code, out, err = command("clean", "--dry-run", "--older", "0", "--cluster", cluster)
+    assert code == 0, err
+    assert "the optimizer of a trial that has ended" in out
+    assert set(view.mirror.store.entries()) == before
+    code, out, _ = command("clean", "--older", "0", "--json", "--cluster", cluster)
+    assert code == 0
+    gone = {removal["path"] for removal in json.loads(out)}
+    assert before - set(view.mirror.store.entries()) == {key for key in gone if key.endswith(OPTIMIZER)}
+    assert not list(folder.path.glob("trials/*/checkpoints/0*")), "the mirror can bring them again"
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["of all trials", "of trials that end"])
+def test_a_sweeps_own_policy_cleans_its_bucket_while_it_runs(stored, machines, monkeypatch, at_once):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
+    view, folder = stored
+    sweep = replace(folder.sweep(), keep=Keep(trials=1, optimizer=False))
+    with DriverSync(machines("one"), folder) as sync:
+        policy = CheckpointPolicy(sweep, folder, sync)
+        if at_once:
+            policy.catch_up()
+        else:
+            for row in leaderboard(folder):
+                if row.name.startswith("t0"):
+                    policy.ended(row)
+    keys = [key for key in view.mirror.store.entries(f"sweeps/{folder.id}/trials") if "/checkpoints/" in key]
+    assert {key.split("/")[3] for key in keys} == {winner(folder).name}
+    assert not [key for key in keys if key.endswith(OPTIMIZER)]
+    other = StorageView(machines("other"))
+    there = other.sweep(folder.id)
+    candidate = find_candidate(folder.id, other.folder)
+    other.bring(there, candidate.trial.number, candidate.report.index, candidate.prepared)
+    assert is_good(there.trial(candidate.trial.number) / "checkpoints" / f"{candidate.report.index:06d}")
+    assert [path.name for path in there.trials() if why_removed(path)], "other machines know why"
+
+
+# What a driver sends, and what those who look on ask
+
+
+def test_the_study_is_sent_at_intervals_and_at_the_end(machines, monkeypatch):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
+    cluster = machines("one")
+    folder = SweepFolder(cluster.folder / "sweeps" / "a-0123456789")
+    folder.path.mkdir(parents=True)
+    key = f"sweeps/{folder.id}/study.db"
+
+    def event(number):
+        with sqlite3.connect(folder.study) as study:
+            study.execute("create table if not exists events (number)")
+            study.execute("insert into events values (?)", (number,))
+        with (folder.path / "results.jsonl").open("a") as ledger:
+            ledger.write(f"{number}\n")
+
+    with DriverSync(cluster, folder) as sync:
+        store, sent = sync.mirror.store, []
+        for number in range(3):
+            event(number)
+            sync.wake()
+            wait_until(
+                lambda number=number: f"{number}\n".encode() in (store.read(f"sweeps/{folder.id}/results.jsonl") or b"")
+            )
+            wait_until(lambda: store.entry(key) is not None)
+            sent.append(store.entry(key).version)
+        assert len(set(sent)) == 1, "each event is in the ledger, and the study waits"
+    assert store.entry(key).version != sent[0]
+    with sqlite3.connect(":memory:") as copy:
+        copy.deserialize(store.read(key))
+        assert copy.execute("select count(*) from events").fetchone() == (3,)
+
+
+def test_who_follows_a_sweep_lists_it_only_when_something_happened(stored, machines, monkeypatch):
+    monkeypatch.setattr(view_module, "POLL_INTERVAL_S", 0.0)
+    view, folder = stored
+    other = StorageView(machines("other"))
+    there = other.sweep(folder.id)
+    listings, entries = [], other.mirror.store.entries
+
+    def counted(prefix=""):
+        listings.append(prefix)
+        return entries(prefix)
+
+    monkeypatch.setattr(other.mirror.store, "entries", counted)
+    for _ in range(5):
+        there.refresh()
+    assert len(listings) <= 1
+    seen = len(listings)
+    outcome(folder.trial(0), "failed")
+    with (folder.path / "results.jsonl").open("a") as ledger:
+        ledger.write("\n")
+    for record in records_in(folder.path):
+        view.mirror.push(record)
+    there.refresh()
+    assert len(listings) == seen + 1
+    assert json.loads((there.trial(0) / "outcome.json").read_text())["state"] == "failed"
+
+
+def test_mlflow_gets_the_name_that_a_checkpoint_has_in_the_bucket(stored, machines, monkeypatch):
+    monkeypatch.setattr(driver_module, "RENEWAL_INTERVAL_S", 0.1)
+    view, folder = stored
+    trial = folder.trial(int(winner(folder).name[1:]))
+    report = int(max(path.name for path in (trial / "checkpoints").glob("0*")))
+    with DriverSync(machines("one"), folder) as sync:
+        known = sync.key_of(trial, report)
+        assert f"{known}/{PACKAGE_MANIFEST}" in view.mirror.store.entries(known)
+        assert known.endswith(f"/{report:06d}-1")
+        assert sync.key_of(trial, 99).endswith(f"/000099-{sync.token}"), "one that is on its way"
+    assert (
+        DriverSync(Cluster(storage=str(machines("one").folder)), folder)
+        .key_of(trial, report)
+        .endswith(f"/{report:06d}")
+    )
