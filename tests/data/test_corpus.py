@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.eval_sets import read_tasks
-from babeltune.data.sources import text_key
-from babeltune.data.split import components, sentence_keys
+from babeltune.data.sources import sentence_keys, text_key
+from babeltune.data.split import components
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import read_data
 from babeltune.schema.records import Data, Source, Split, Task

@@ -117,8 +117,8 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
             )
         check_words(found, len(corpus.pairs), sweep.data.words)
         words = word_counts(found, len(corpus.pairs))
-    groups = corpus.pair_groups.tolist()
-    pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
+    rows = np.bincount(corpus.pair_groups, minlength=len(corpus.groups))
+    pairs = dict(zip(corpus.groups, rows.tolist(), strict=True))
     report = describe(
         sweep,
         counts=corpus.counts,

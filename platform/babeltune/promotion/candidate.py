@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -111,7 +110,7 @@ def export_model(candidate: Candidate, folder: Path, *, untrained: bool = False)
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:
     """The dev tasks in plain text."""
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    texts = prepared.all_texts()
     return [task.mapped(lambda number, _: texts[number]) for task in prepared.tasks]
 
 
