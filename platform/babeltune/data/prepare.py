@@ -319,7 +319,8 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
     teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of two
     languages are asked once.
     """
-    some = [np.array([i for task in corpus.tasks for i in task.texts()], np.int64)]
+    evals = np.array([i for task in corpus.tasks for i in task.texts()], np.int64)
+    some: list[NDArray[np.integer]] = [evals]
     if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
         some.append(corpus.pairs[:, 0])
     if wanted.frozen or ("target" in wanted.sides and not copy_anchor):

@@ -290,7 +290,7 @@ def join_ids(
     texts: dict[str, Texts] = {}
     rows: dict[str, dict[str, int]] = {}
     for language, table in tables.items():
-        rows[language] = seen = {}
+        seen = rows[language] = dict[str, int]()
         kept = TableWriter(1)
         here = Refusals(refusals.switch, refusals.drop)
         for line, values in here.count(table):

@@ -173,7 +173,7 @@ class TextWriter:
     def _files(self) -> tuple[ScratchFile, ScratchFile]:
         """The texts end to end, and where each begins."""
         files = ScratchFile(), ScratchFile()
-        files[1].write(memoryview(np.zeros(1, np.int64)))
+        files[1].write(np.zeros(1, np.int64).data)
         return files
 
     def _spill(self) -> None:
@@ -183,7 +183,7 @@ class TextWriter:
             offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
             if len(array):
                 texts.write(memoryview(values)[int(offsets[0]) : int(offsets[-1])])
-                begins.write(memoryview(offsets[1:] - offsets[0] + self._end))
+                begins.write((offsets[1:] - offsets[0] + self._end).data)
                 self._end += int(offsets[-1] - offsets[0])
                 self._rows += len(array)
         self._arrays, self._bytes = [], 0
