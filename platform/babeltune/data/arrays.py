@@ -67,13 +67,13 @@ class ScratchFile:
         with _disk_errors():
             self._file.write(data)
 
-    def mapped(self, size: int | None = None) -> mmap.mmap:
+    def mapped(self, size: int | None = None) -> mmap.mmap | bytes:
         """The file in memory, of the bytes written or of `size` bytes; the disk has room for all of them."""
         with _disk_errors(), self._file as file:
             file.flush()
             if size is not None:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
-            return mmap.mmap(file.fileno(), 0)
+            return mmap.mmap(file.fileno(), 0) if os.fstat(file.fileno()).st_size else b""
 
 
 def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) -> NDArray[Value]:
@@ -159,7 +159,7 @@ def _of_residue(keys: NDArray[np.uint64], count: int, residue: int) -> NDArray[n
         return np.arange(len(keys))
     divisor = np.uint64(count)
     found = [np.flatnonzero(keys[part] % divisor == residue) + part.start for part in parts(len(keys))]
-    return np.concatenate(found)
+    return np.concatenate([np.empty(0, np.int64), *found])
 
 
 def first_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:

@@ -237,12 +237,8 @@ class Prepared:
         return array
 
     def all_texts(self) -> Texts:
-        """Every text by its id, mapped into memory. Earlier versions wrote `texts.json`, which is read as a whole."""
-        path = Path(self.folder) / TEXTS
-        early = path.with_name("texts.json")
-        if not path.exists() and early.exists():
-            return Texts.of(json.loads(early.read_text(encoding="utf-8")))
-        return Texts.open(path)
+        """Every text by its id."""
+        return texts_in(Path(self.folder))
 
     def texts_of(self, ids: NDArray[np.int64]) -> list[str]:
         """The texts of these ids."""
@@ -259,6 +255,14 @@ class Prepared:
                 tokens.words and str(Path(tokens.words).parent),
             ]
         yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
+
+
+def texts_in(folder: Path) -> Texts:
+    """The texts of a store, mapped into memory. Earlier versions wrote `texts.json`, which is read as a whole."""
+    early = folder / "texts.json"
+    if early.exists() and not (folder / TEXTS).exists():
+        return Texts.of(json.loads(early.read_text(encoding="utf-8")))
+    return Texts.open(folder / TEXTS)
 
 
 class TokenSetJson(TypedDict):
