@@ -15,6 +15,7 @@ with the real bounds.
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import threading
 import time
@@ -69,13 +70,13 @@ class Figures:
         return f"{numbers} {self.seconds:>8.1f} {self.memory >> 20:>11,}"
 
 
+@functools.cache
 def vocabulary(language: str) -> list[str]:
     """Different words of letters, the shortest first."""
     draw = np.random.default_rng([ord(letter) for letter in language])
-    letters = np.array(list("etaoinshrdlucmfwygpb"))
-    sizes = draw.integers(2, 10, WORDS)
-    found = dict.fromkeys("".join(draw.choice(letters, size)) for size in sizes)
-    return sorted(found, key=len)
+    letters = "".join(np.array(list("etaoinshrdlucmfwygpb"))[draw.integers(0, 20, 10 * WORDS)])
+    ends = np.cumsum(draw.integers(2, 10, WORDS)).tolist()
+    return sorted({letters[start:end] for start, end in zip([0, *ends], ends, strict=False)}, key=lambda w: (len(w), w))
 
 
 def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> list[str]:
@@ -168,7 +169,7 @@ def watched() -> Iterator[Callable[[], int]]:
 
 def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
-    arrays.LARGE = texts.LARGE = arrays.LARGE // smaller
+    arrays.LARGE, texts.LARGE = arrays.LARGE // smaller, texts.LARGE // smaller
     arrays.PART = split.PART = arrays.PART // smaller
     data = make_data(folder, pairs)
     started, cpu = time.monotonic(), time.process_time()

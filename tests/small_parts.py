@@ -14,6 +14,7 @@ def tiny_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "PART", 7)
         patch.setattr(arrays, "LARGE", 0)
+        patch.setattr(arrays, "SEGMENT", 4096)
         patch.setattr(texts, "LARGE", 0)
         patch.setattr(texts, "BATCH", 5)
         patch.setattr(split, "PART", 7)

@@ -78,8 +78,20 @@ def test_a_large_array_lies_on_disk_and_leaves_no_file_behind_a_crash(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_arrays_of_one_file_do_not_overlap(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "SEGMENT", 1000)
+    with arrays.scratch_in(tmp_path):
+        many = [arrays.zeros((size, 3), np.uint16) for size in range(1, 30)]
+    for number, array in enumerate(many):
+        assert not array.any()
+        array[:] = number
+    assert all((array == number).all() for number, array in enumerate(many))
+
+
 def test_a_disk_that_is_full_is_one_line_with_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "SEGMENT", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond fails as on a full disk
     try:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,29 +26,52 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Value = TypeVar("Value", bound=np.generic)
-LARGE = 1 << 24
+LARGE = 1 << 20
 """Bytes above which an array lies in a file."""
 PART = 1 << 20
 """Values that are worked on at a time."""
+SEGMENT = 1 << 28
+"""Bytes of a file, which holds many arrays. It is freed with the last of them."""
 
-_folder: ContextVar[Path | None] = ContextVar("folder", default=None)
+
+class _Arena:
+    """Gives arrays room in the files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._segment: weakref.ref[mmap.mmap] | None = None
+        self._used = 0
+
+    def bytes(self, size: int) -> NDArray[np.uint8]:
+        """So many zeros. The segment lives as long as one of its arrays."""
+        with self._lock:
+            segment = self._segment and self._segment()
+            if segment is None or self._used + size > len(segment):
+                segment = ScratchFile(self.folder).mapped(max(SEGMENT, size))
+                self._segment, self._used = weakref.ref(segment), 0
+            start, self._used = self._used, self._used + -(-size // 64) * 64
+            return np.frombuffer(segment, np.uint8, size, start)
+
+
+_anywhere = _Arena(Path(tempfile.gettempdir()))
+_arena: ContextVar[_Arena] = ContextVar("arena", default=_anywhere)
 
 
 @contextmanager
 def scratch_in(folder: Path) -> Iterator[None]:
     """While the body runs, large arrays lie on the disk of this folder, not on that of temporary files."""
-    token = _folder.set(folder)
+    token = _arena.set(_Arena(folder))
     try:
         yield
     finally:
-        _folder.reset(token)
+        _arena.reset(token)
 
 
 @contextmanager
-def _disk_errors() -> Iterator[Path]:
-    folder = _folder.get() or Path(tempfile.gettempdir())
+def _disk_errors(folder: Path) -> Iterator[None]:
     try:
-        yield folder
+        yield
     except OSError as error:
         raise StoreError(
             f"cannot write temporary data of the corpus in {folder}: {error.strerror or error}; free space or choose "
@@ -57,23 +82,24 @@ def _disk_errors() -> Iterator[Path]:
 class ScratchFile:
     """A file without a name that is written from its beginning to its end, then mapped into memory."""
 
-    def __init__(self) -> None:
-        with _disk_errors() as folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (a map outlives the block)
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or _arena.get().folder
+        with _disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (a map outlives the block)
 
     def write(self, data: memoryview) -> None:
         """Appends the bytes."""
-        with _disk_errors():
+        with _disk_errors(self.folder):
             self._file.write(data)
 
-    def mapped(self, size: int | None = None) -> mmap.mmap | bytes:
+    def mapped(self, size: int | None = None) -> mmap.mmap:
         """The file in memory, of the bytes written or of `size` bytes; the disk has room for all of them."""
-        with _disk_errors(), self._file as file:
+        with _disk_errors(self.folder), self._file as file:
+            size = size or max(1, file.tell())
             file.flush()
-            if size is not None:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
-            return mmap.mmap(file.fileno(), 0) if os.fstat(file.fileno()).st_size else b""
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
+            return mmap.mmap(file.fileno(), size)
 
 
 def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) -> NDArray[Value]:
@@ -82,7 +108,7 @@ def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) ->
     size = int(np.prod(shape)) * kind.itemsize
     if size <= LARGE:
         return np.zeros(shape, kind)
-    return np.frombuffer(ScratchFile().mapped(size), kind).reshape(shape)
+    return _arena.get().bytes(size).view(kind).reshape(shape)
 
 
 def parts(count: int, size: int | None = None) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from babeltune.data.arrays import LARGE, ScratchFile, parts, zeros
+from babeltune.data.arrays import ScratchFile, parts, zeros
 from babeltune.errors import StoreError
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BATCH = 10_000
 """Texts that are strings at a time."""
+LARGE = 1 << 24
+"""Bytes of collected texts above which they go to files."""
 COLUMN = "text"
 """The column of a file of texts."""
 
