@@ -5,8 +5,6 @@ corpus: its sentences are short and of like length, so there is less padding to 
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from babeltune.data.prepared import Prepared
+from babeltune.data.prepared import TEXTS, Prepared
 from babeltune.data.store import open_ragged
 from babeltune.errors import SpecError
 from babeltune.method.distributed import ProcessGroup
@@ -65,8 +63,7 @@ def prepare_text(sweep: Sweep, storage: Path) -> Prepared:
 
 def texts_of(prepared: Prepared) -> list[str]:
     """Every text by its id."""
-    texts: list[str] = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
-    return texts
+    return prepared.all_texts()[:]
 
 
 def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, list[str]]:
@@ -83,7 +80,7 @@ def part_of(prepared: Prepared, pairs: int, folder: Path) -> tuple[Prepared, lis
     np.save(folder / "weights.npy", prepared.pair_weights()[chosen])
     np.save(folder / "teacher_rows.npy", rows)
     np.save(folder / "languages.npy", prepared.text_languages())
-    shutil.copy(Path(prepared.folder) / "texts.json", folder)
+    prepared.all_texts().save(folder / TEXTS)
     return replace(prepared, folder=str(folder)), list(places)
 
 

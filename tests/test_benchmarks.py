@@ -524,6 +524,25 @@ def test_a_thousand_trials_are_refused_for_whatever_grows_with_their_number():
     assert trials.startswith("the last hundred took 6.3")
 
 
+def test_a_corpus_is_measured_at_a_small_size(tmp_path):
+    from benchmarks import corpus
+
+    figures = corpus.measure(tmp_path, 2_000)
+    assert figures.pairs == 2_000
+    assert 1_000 < figures.kept < 2_000
+    assert min(figures.cpu, figures.seconds, figures.memory) > 0
+
+
+def test_a_corpus_is_refused_for_memory_that_grows_with_its_pairs():
+    from benchmarks.corpus import Figures, faults
+
+    small, mib = Figures(1_000, 900, 1.0, 1.0, 400 << 20), 1 << 20
+    assert faults([small, Figures(4_000, 3_600, 4.0, 4.0, 500 * mib)]) == []
+    assert faults([small, Figures(4_000, 3_600, 4.0, 4.0, 600 * mib)])[0].startswith("memory is 1.50 times as much")
+    too_much, _ = faults([small, Figures(4_000, 3_600, 4.0, 4.0, 3200 * mib)])
+    assert too_much.startswith("3.12 GiB at 4,000 pairs")
+
+
 def test_a_dispatcher_is_measured_at_a_small_size(tmp_path, monkeypatch):
     from benchmarks import scale
 

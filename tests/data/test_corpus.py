@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.eval_sets import read_tasks
-from babeltune.data.sources import text_key
-from babeltune.data.split import components, sentence_keys
+from babeltune.data.prepare import Wanted, asked_of_teacher
+from babeltune.data.sources import sentence_keys, text_key
+from babeltune.data.split import components
+from babeltune.data.store import digest_of_texts
 from babeltune.errors import DataError
-from babeltune.planning.sweep_file import read_data
+from babeltune.planning.sweep_file import data_root, read_data, read_sweep
 from babeltune.schema.records import Data, Source, Split, Task
 from corpora import DATA, needs_data
+from small_parts import tiny_parts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Table = list[tuple[str, ...]]
@@ -436,6 +441,52 @@ def test_keys_are_equal_exactly_where_text_keys_are():
     for (a, x), (b, y) in itertools.product(zip(texts, keys, strict=True), repeat=2):
         assert (x == y) == (text_key(a) == text_key(b))
     assert sentence_keys([]).shape == (0,)
+
+
+# --- the same text in parts, and as ever ---------------------------------------------------------------------------
+
+
+def facts(corpus: Corpus) -> dict[str, object]:
+    """All that a corpus holds, its arrays and texts by their digests."""
+    names = ("pairs", "pair_groups", "pair_sources", "weights")
+    found = {name: hashlib.sha256(getattr(corpus, name).tobytes()).hexdigest()[:16] for name in names}
+    found["texts"] = digest_of_texts([*corpus.texts, *corpus.languages])[:16]
+    others = ("groups", "source_names", "tasks", "counts", "overlap", "digests")
+    return found | {name: getattr(corpus, name) for name in others} | corpus.contamination.plain()
+
+
+def test_a_corpus_in_tiny_parts_is_the_one_that_is_cleaned_at_once(tmp_path):
+    first = source(tmp_path, "first", "eng fra", [(f"English {i % 60}", f"français {i % 45}") for i in range(90)])
+    made = replace(source(tmp_path, "made", "kor eng", [(f"한국어 {i}", f"english {i}!") for i in range(70)]), cap=40)
+    joined = Source(name="joined", format="pivot", left="first", right="made", join="eng", pairs=("fra-kor",))
+    dev = Task(
+        name="d", source=source(tmp_path, "d", "fra eng", [("français 3", "Something else"), ("x", "English 7")])
+    )
+    near = "a sentence of the test that is rather long and has many words"
+    test = Task(name="t", source=source(tmp_path, "t", "fra eng", [("y", near)]))
+    copies = source(tmp_path, "copies", "eng fra", [(f"{near}s", "z"), ("same", "Same"), ("English 1", "français 1")])
+    settings = {"dev": (dev,), "test": (test,), "overlap": "near", "split": Split(pairs=3)}
+    whole = build(tmp_path, first, made, joined, copies, **settings)
+    with tiny_parts():
+        parts = build(tmp_path, first, made, joined, copies, **settings)
+    assert facts(parts) == facts(whole)
+    assert whole.counts["copies"]["no_near_overlap"] < whole.counts["copies"]["no_overlap"]
+    assert heldout_share(whole)
+
+
+def test_the_bundled_corpus_is_cleaned_to_the_bytes_of_earlier_versions():
+    sweep = read_sweep(REPOSITORY / "search_spaces/quickstart.yaml")
+    corpus = build_corpus(sweep.data, data_root(sweep), sweep.seed, near=find_near_anew)
+    found = facts(corpus)
+    assert {name: found[name] for name in ("texts", "pairs", "pair_groups", "weights")} == {
+        "texts": "c44362e64fccc7a5",
+        "pairs": "d62c26f153ebc51e",
+        "pair_groups": "22055acc25289562",
+        "weights": "493b9ace14b9ee99",
+    }
+    asked, rows = asked_of_teacher(corpus, Wanted(frozenset({"source", "target"}), ()), copy_anchor=False)
+    assert digest_of_texts(asked)[:16] == "8e54c03003554411"
+    assert hashlib.sha256(rows.tobytes()).hexdigest()[:16] == "55362bb0956844ae"
 
 
 # --- real data -----------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_the_teacher_encodes_every_distinct_sentence_once(tiny):
 
 def test_a_row_holds_the_teachers_vector_of_its_text(tiny):
     sweep, prepared = tiny
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    texts = prepared.all_texts()
     ids = np.asarray(prepared.pairs())[::60, 0].astype(np.int64)
     stored = open_matrix(Path(prepared.teacher)).rows(prepared.teacher_rows()[ids])
     fresh = load_teacher(sweep.teacher).encode([texts[i] for i in ids])

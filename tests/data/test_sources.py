@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from babeltune.data.corpus import build_corpus
 from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Data, Source, Task
 from waiting import PATIENCE_S
@@ -338,7 +339,8 @@ def test_a_long_value_is_shortened_in_an_error(tmp_path):
 
 
 def rows_of(ids: list[str] | None = None, **columns: list[str]) -> Rows:
-    return Rows(columns=columns, ids=ids or [], digest="d", dropped={})
+    texts = {language: Texts.of(column) for language, column in columns.items()}
+    return Rows(columns=texts, ids=Texts.of(ids or []), digest="d", dropped={})
 
 
 PIVOT = Source(name="p", format="pivot", left="a", right="b", join="eng", pairs=("fra-kor",))
@@ -499,7 +501,7 @@ def test_a_line_beyond_memory_is_one_counted_row(tmp_path):
         "columns = {'eng': 'eng', 'fra': 'fra'}\n"
         "source = Source(name='s', path='bomb.gz', columns=columns, on_error='drop', max_dropped=1.0)\n"
         "rows = read_source(source, Path(sys.argv[1]), others={})\n"
-        "print(rows.columns, rows.dropped)"
+        "print({language: texts[:] for language, texts in rows.columns.items()}, rows.dropped)"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

@@ -208,7 +208,7 @@ def test_a_student_with_ngrams_trains_and_its_dev_scores_are_those_of_its_export
     export_trial(sweep, trial, prepared, train_step.encoder, train_step.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
     assert scores["model/parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))[:20]
+    texts = prepared.all_texts()[:20]
     store = open_ragged(Path(next(iter(prepared.tokens.values())).evaluation))
     ours = encode_all(train_step.encoder, store.take, np.arange(20), device="cpu")
     np.testing.assert_allclose(model.encode(texts), ours, atol=1e-5)

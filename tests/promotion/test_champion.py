@@ -268,7 +268,7 @@ def test_nothing_that_a_worker_can_reach_holds_a_sealed_sentence(copied):
     sealed = {text for rows in sealed_tests(candidate) for texts in rows.columns.values() for text in texts} - dev
     assert len(sealed) > 300
     files = [p for p in Path(cluster.storage).rglob("*") if p.is_file() and p.suffix not in (".safetensors", ".npy")]
-    assert {"texts.json", "trial.json", "prepared.json", "results.jsonl"} <= {path.name for path in files}
+    assert {"texts.arrow", "trial.json", "prepared.json", "results.jsonl"} <= {path.name for path in files}
     for path in files:
         content = path.read_bytes()
         text = content.decode("utf-8", "replace")

@@ -1,6 +1,5 @@
 """Methods on a frozen encoder, from the sweep file to the exported folder, and layers that an export keeps."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,7 +121,7 @@ def test_a_method_on_a_frozen_encoder_learns_and_its_export_gives_its_vectors(fr
 
     export_trial(sweep, run.trial, prepared, run.train_step.encoder, run.train_step.method, tmp_path / "model")
     model = SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    texts = prepared.all_texts()
     languages = [prepared.languages[number] for number in prepared.text_languages()]
     assert model.get_embedding_dimension() == config.get("output", config.get("dim"))
     for language in ("eng", "fra", "kor"):

@@ -7,6 +7,7 @@ does (`mutual`), or the one that a lexicon names. Each student's tokenizer then 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,7 @@ def word_samples(
 def language(corpus: Corpus, ids: NDArray[np.int32], settings: Words, stores: Path, seed: int) -> Language:
     """These texts of one language and their words."""
     unique = np.unique(ids).astype(np.int64)
-    texts = [corpus.texts[i] for i in unique]
+    texts = corpus.texts.at(unique)[:]
     found = find_words(texts, pieces(stores, texts, seed) if unspaced(texts) else None)
     return Language(unique, texts, found, found.content(settings.stop_words))
 
@@ -253,7 +254,7 @@ def build_words(
 ) -> Path:
     """The folder of `words.npy`, what `word_samples` found; its facts are their `word_counts`."""
     description = {
-        "texts": digest_of_texts([*corpus.texts, *corpus.languages]),
+        "texts": digest_of_texts(itertools.chain(corpus.texts, corpus.languages)),
         "pairs": [hashlib.sha256(array.tobytes()).hexdigest() for array in (corpus.pairs, corpus.pair_groups)],
         "settings": plain(settings),
         "lexicons": [read_source(source, root, others={}, longest=longest).digest for source in settings.lexicon],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
 import numpy as np
 from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
 
-from babeltune.data.sources import Rows, text_key
-from babeltune.data.split import sentence_keys
+from babeltune.data.arrays import in_sorted, parts
+from babeltune.data.sources import Rows, sentence_keys, text_key
 from babeltune.data.store import Contents, build, digest_of_texts
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ EXAMPLES = 3
 """Examples that are kept for each source, set and side."""
 BLOCK = 4096
 """Texts whose signatures are held at once."""
+ASKED = 1 << 16
+"""Texts that are asked for at once. Equal ones among them are looked for once."""
 
 
 def signatures(texts: Sequence[str]) -> list[RMinHash]:
@@ -93,21 +95,26 @@ class EvalIndex:
             bands.insert_pairs(enumerate(signatures(self.texts[start : start + BLOCK]), start))
         return bands
 
-    def near(self, texts: Sequence[str]) -> Near:
-        """The near-duplicates of these texts that are not equal to them."""
-        keys, first, where = np.unique(sentence_keys(texts), return_index=True, return_inverse=True)
-        found: dict[int, list[int]] = {}
-        for start in range(0, len(first), BLOCK):
-            some = range(start, min(start + BLOCK, len(first)))
-            shared = self._bands.query_all(signatures([texts[first[i]] for i in some]))
-            found |= {i: sorted(others) for i, others in zip(some, shared, strict=True) if others}
-        near = {
-            i: [j for j in others if keys[i] != self.keys[j] and jaccard(texts[first[i]], self.texts[j]) >= THRESHOLD]
-            for i, others in found.items()
-        }
-        pairs = [(row, j) for row, i in enumerate(where.tolist()) for j in near.get(i, ())]
+    def near(self, texts: Sequence[str], keys: NDArray[np.uint64] | None = None) -> Near:
+        """The near-duplicates of these texts that are not equal to them. `keys`: their `sentence_keys`, if known."""
+        keys = sentence_keys(texts) if keys is None else keys
+        pairs = [pair for part in parts(len(texts), ASKED) for pair in self._near(texts[part], keys[part], part.start)]
         rows, others = np.array(pairs, np.int64).reshape(-1, 2).T
         return Near(rows, others)
+
+    def _near(self, texts: Sequence[str], keys: NDArray[np.uint64], start: int) -> Iterator[tuple[int, int]]:
+        """Row and evaluation text of each near-duplicate; the rows count from `start`."""
+        keys, first, where = np.unique(keys, return_index=True, return_inverse=True)
+        near: dict[int, list[int]] = {}
+        for part in parts(len(first), BLOCK):
+            asked = [texts[i] for i in first[part]]
+            shared = self._bands.query_all(signatures(asked))
+            for i, (text, others) in enumerate(zip(asked, shared, strict=True), part.start):
+                known = (j for j in sorted(others) if keys[i] != self.keys[j])
+                if found := [j for j in known if jaccard(text, self.texts[j]) >= THRESHOLD]:
+                    near[i] = found
+        for row in np.flatnonzero(np.isin(where, list(near))).tolist():
+            yield from ((start + row, j) for j in near[int(where[row])])
 
 
 FindNear = Callable[[EvalIndex, Rows], dict[str, Near]]
@@ -118,7 +125,7 @@ MakeFindNear = Callable[[Mapping[str, str]], FindNear]
 
 def find_near_anew(_: Mapping[str, str]) -> FindNear:
     """Looks each time."""
-    return lambda index, rows: {language: index.near(texts) for language, texts in rows.columns.items()}
+    return lambda index, rows: {name: index.near(texts, rows.keys[name]) for name, texts in rows.columns.items()}
 
 
 def find_near_once(stores: Path, evals: Mapping[str, str]) -> FindNear:
@@ -129,8 +136,8 @@ def find_near_once(stores: Path, evals: Mapping[str, str]) -> FindNear:
         settings = [GRAM, BANDS, ROWS, THRESHOLD]
 
         def write(folder: Path) -> Contents:
-            for place, texts in enumerate(rows.columns.values()):
-                near = index.near(texts)
+            for place, (language, texts) in enumerate(rows.columns.items()):
+                near = index.near(texts, rows.keys[language])
                 np.save(folder / f"{place}.npy", np.stack([near.rows, near.texts]))
             return Contents()
 
@@ -188,18 +195,22 @@ class Contamination:
     def exact(
         self, source: str, keys: Mapping[str, NDArray[np.uint64]], sealed: Mapping[str, NDArray[np.uint64]]
     ) -> None:
-        """Counts the equal texts of a source, by the sentence keys of its sides and of the sets."""
+        """Counts the equal texts of a source, by the sentence keys of its sides and of the sets. Of the sides, keys
+        that are in no set may be left out."""
         for side, own in keys.items():
             for name, known in sealed.items():
                 if count := int(np.isin(own, known).sum()):
                     self._add(source, name, side, "exact", count)
 
     def near(
-        self, source: str, rows: Rows, found: Mapping[str, Near], kept: NDArray[np.intp], index: EvalIndex
+        self, source: str, rows: Rows, found: Mapping[str, Near], kept: Sequence[NDArray[np.intp]], index: EvalIndex
     ) -> None:
-        """Counts the near-duplicates among the rows of a source that are trained on."""
+        """Counts the near-duplicates among the rows of a source that are trained on, which each part of `kept` has in
+        order."""
         for side, near in found.items():
-            trained = np.isin(near.rows, kept)
+            trained = np.zeros(len(near.rows), bool)
+            for some in kept:
+                trained |= in_sorted(near.rows, some)
             for name, texts in index.sets.items():
                 chosen = np.flatnonzero(trained & np.isin(near.texts, texts))
                 if not len(chosen):

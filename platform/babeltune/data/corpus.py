@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
+from babeltune.data.arrays import (
+    first_places,
+    in_sorted,
+    is_first,
+    joined,
+    kept,
+    numbers,
+    parts,
+    places,
+    repeated,
+    smallest,
+    unseen,
+    where_in,
+    zeros,
+)
 from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear, Near, find_near_anew
 from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.shards import Count, uncounted
-from babeltune.data.sources import Rows, language_pairs, read_source
-from babeltune.data.split import HELDOUT, Block, hold_out, salt_of, sentence_keys
+from babeltune.data.sources import Rows, language_pairs, read_source, sentence_keys
+from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
+from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError
 from babeltune.schema.records import Data, Source
@@ -37,8 +53,8 @@ Done = TypeVar("Done")
 class Corpus:
     """Training pairs and dev tasks in text ids; an id numbers `texts`, one for every distinct (language, text)."""
 
-    texts: list[str]
-    languages: list[str]
+    texts: Texts
+    languages: Texts
     """[texts] language code of each text."""
     pairs: NDArray[np.int32]
     """[pairs, 2] text ids, the anchor's first."""
@@ -119,8 +135,8 @@ def build_corpus(
         cleaning.count(block.source, "train", int((~mask).sum()))
     train = [block.keep(~mask) for block, mask in zip(blocks, held_out, strict=True)]
     for name, found in cleaning.near.items():
-        kept = np.concatenate([np.empty(0, np.intp), *[block.rows for block in train if block.source.name == name]])
-        cleaning.contamination.near(name, read[name], found, kept, index)
+        rows_kept = [block.rows for block in train if block.source.name == name]
+        cleaning.contamination.near(name, read[name], found, rows_kept, index)
     asked = {name: np.unique(sentence_keys(rows.asked())) for name, rows in evals.items() if rows.languages}
     cleaning.contamination.both({**sealed, **asked})
     if find:
@@ -168,10 +184,10 @@ class Cleaning:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     overlap: dict[str, dict[str, int]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
-    seen: dict[tuple[str, str], NDArray[np.uint64]] = field(default_factory=dict)
-    """Pair keys by language pair."""
-    hits: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    """Eval set -> [rows] which rows of the source that is being cleaned have a text in it, in any language."""
+    seen: dict[tuple[str, str], list[NDArray[np.uint64]]] = field(default_factory=dict)
+    """Pair keys by language pair, of each source."""
+    hits: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Eval set -> the rows of the source that is being cleaned that have a text in it, in any language."""
 
     near: dict[str, dict[str, Near]] = field(default_factory=dict)
     """Source -> side -> near-duplicates."""
@@ -196,11 +212,8 @@ class Cleaning:
         """The source's pairs that are left after all steps, one block for each language pair."""
         self.count(source, "rows", len(rows))
         pairs = language_pairs(source, list(rows.columns), self.data.anchor_priority)
-        keys = {language: sentence_keys(texts) for language, texts in rows.columns.items()}
-        all_keys = np.stack(list(keys.values()), axis=1)
-        self.hits = {name: np.asarray(np.isin(all_keys, known).any(axis=1)) for name, known in self.sealed.items()}
+        self._find_equal(source, rows)
         self.overlap[source.name] = dict.fromkeys(self.sealed, 0)
-        self.contamination.exact(source.name, keys, self.sealed)
         if self.find_near:
             self.near[source.name] = self.find_near(rows)
         steps = [self.max_characters, self.sides_differ, self.distinct, self.no_overlap, self.cap]
@@ -213,8 +226,8 @@ class Cleaning:
                 group=(anchor, other),
                 anchors=rows.columns[anchor],
                 others=rows.columns[other],
-                rows=np.arange(len(rows)),
-                keys=np.stack([keys[anchor], keys[other]], axis=1),
+                rows=numbered_rows(len(rows)),
+                keys=side_by_side(rows.keys[anchor], rows.keys[other]),
             )
             self.count(source, "pairs", len(rows))
             for step in steps:
@@ -223,49 +236,76 @@ class Cleaning:
             blocks.append(block)
         return blocks
 
+    def _find_equal(self, source: Source, rows: Rows) -> None:
+        """Finds and counts the rows that have a text of an eval set."""
+        known = np.unique(np.concatenate([np.empty(0, np.uint64), *self.sealed.values()]))
+        found = {language: places(where_in(keys, known)) for language, keys in rows.keys.items()}
+        equal = {language: rows.keys[language][found[language]] for language in found}
+        self.contamination.exact(source.name, equal, self.sealed)
+        self.hits = {
+            name: np.unique(np.concatenate([found[side][in_sorted(equal[side], keys)] for side in found]))
+            for name, keys in self.sealed.items()
+        }
+
     def max_characters(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs have no side that is too long."""
-        lengths = [np.fromiter(map(len, side), np.int64, len(side)) for side in (block.anchors, block.others)]
-        fits: NDArray[np.bool_] = np.maximum(*lengths)[block.rows] <= self.data.max_characters
+        fits = zeros(len(block.rows), np.bool_)
+        for part in parts(len(fits)):
+            lengths = [side.at(block.rows[part]).lengths() for side in (block.anchors, block.others)]
+            fits[part] = np.maximum(*lengths) <= self.data.max_characters
         return fits
 
     def sides_differ(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs do not say the same on both sides (compared by `text_key`): those are not translations."""
-        differ: NDArray[np.bool_] = block.keys[:, 0] != block.keys[:, 1]
+        differ = zeros(len(block.rows), np.bool_)
+        np.not_equal(block.keys[:, 0], block.keys[:, 1], out=differ)
         return differ
 
     def distinct(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs are the first of their kind in their language pair, over all sources so far."""
         keys = block.pair_keys()
-        mask = np.zeros(len(keys), bool)
-        mask[np.unique(keys, return_index=True)[1]] = True
-        earlier = self.seen.get(block.group, np.empty(0, np.uint64))
-        mask &= ~np.isin(keys, earlier)
-        self.seen[block.group] = np.concatenate([earlier, keys[mask]])
+        earlier = self.seen.setdefault(block.group, [])
+        mask = unseen(keys, earlier)
+        earlier.append(kept(keys, mask))
         return mask
 
     def no_overlap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs have no text of their row in any dev or test set, in whatever language. That holds for both
         sides and for other translations, such as the English through which a pivot joined them."""
-        hit = np.zeros(len(block.rows), bool)
+        free = zeros(len(block.rows), np.bool_)
+        free[:] = True
         for name, rows in self.hits.items():
-            in_set = rows[block.rows]
-            self.overlap[block.source.name][name] += int(in_set.sum())
-            hit |= in_set
-        return ~hit
+            in_set = rows[in_sorted(rows, block.rows)]
+            self.overlap[block.source.name][name] += len(in_set)
+            free[np.searchsorted(block.rows, in_set)] = False
+        return free
 
     def no_near_overlap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs have no near-duplicate of a dev or test text in their row, on any side."""
-        sides = self.near[block.source.name].values()
-        return ~np.isin(block.rows, np.concatenate([near.rows for near in sides]))
+        near = np.unique(np.concatenate([side.rows for side in self.near[block.source.name].values()]))
+        return ~where_in(block.rows, near)
 
     def cap(self, block: Block) -> NDArray[np.bool_]:
         """Which pairs a seeded draw keeps. A pair's rank depends on itself, its source and the seed alone."""
-        mask = np.ones(len(block.rows), bool)
-        if block.source.cap is not None and block.source.cap < len(mask):
-            ranks = block.pair_keys(salt_of(self.seed, "cap", block.source.name, *block.group))
-            mask[np.argsort(ranks, kind="stable")[block.source.cap :]] = False
-        return mask
+        cap = block.source.cap
+        if cap is None or cap >= len(block.rows):
+            return np.ones(len(block.rows), bool)
+        return smallest(block.pair_keys(salt_of(self.seed, "cap", block.source.name, *block.group)), cap)
+
+
+def numbered_rows(count: int) -> NDArray[np.int64]:
+    """All rows of a source."""
+    rows = zeros(count, np.int64)
+    for part in parts(count):
+        rows[part] = np.arange(part.start, part.stop)
+    return rows
+
+
+def side_by_side(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """[rows, 2] the keys of both sides."""
+    keys = zeros((len(left), 2), np.uint64)
+    keys[:, 0], keys[:, 1] = left, right
+    return keys
 
 
 # --- Numbers -------------------------------------------------------------------------------------------------------
@@ -277,8 +317,8 @@ def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teac
     for block in blocks:
         if len(block.rows):
             left, right = sides.setdefault(block.group, ([], []))
-            left += [block.others[i] for i in block.rows]
-            right += [block.anchors[i] for i in block.rows]
+            left += block.others.at(block.rows)
+            right += block.anchors.at(block.rows)
     return [
         TextTask(
             name=HELDOUT,
@@ -296,38 +336,88 @@ def heldout_tasks(blocks: Sequence[Block], right_model: Literal["student", "teac
 
 def numbered(train: Sequence[Block], dev: Sequence[TextTask], cleaning: Cleaning) -> Corpus:
     """The corpus: every distinct (language, text) numbered by first appearance, training pairs before dev sets."""
-    numbers: dict[tuple[str, str], int] = {}
-
-    def number(text: str, language: str) -> int:
-        return numbers.setdefault((language, text), len(numbers))
-
+    noted = NotedTexts()
+    tasks = [task.mapped(noted.note) for task in dev]
+    sides = [side for block in train for side in sides_of(block)]
+    hashes = joined([*(text_hashes(texts, language) for texts, language in sides), noted.hashes()])
+    first = first_places(hashes)
+    new = is_first(first)
+    ids = numbers(first, new)
+    ends = np.cumsum([0, *(len(texts) for texts, _ in sides)])
+    spans = [slice(start, end) for start, end in itertools.pairwise(ends.tolist())]
+    texts = [(texts.at(places(new[span])), language) for (texts, language), span in zip(sides, spans, strict=True)]
+    texts += [noted.at(int(place)) for place in np.flatnonzero(new[ends[-1] :])]
+    evals = ids[ends[-1] :].tolist()
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in train))}
     names = {name: index for index, name in enumerate(dict.fromkeys(block.source.name for block in train))}
     sizes = [len(block.rows) for block in train]
-    pairs = [
-        [
-            [number(block.anchors[i], block.group[0]) for i in block.rows],
-            [number(block.others[i], block.group[1]) for i in block.rows],
-        ]
-        for block in train
-    ]
-    tasks = tuple(task.mapped(number) for task in dev)
     return Corpus(
-        texts=[text for _, text in numbers],
-        languages=[language for language, _ in numbers],
-        pairs=np.concatenate([np.array(pair, np.int32).T for pair in pairs]),
+        texts=written(batch for some, _ in texts for batch in some.batches()),
+        languages=coded_languages([(language, len(some)) for some, language in texts]),
+        pairs=paired(ids, spans),
         groups=tuple(f"{anchor}-{other}" for anchor, other in groups),
         group_languages=tuple(groups),
-        pair_groups=np.repeat([groups[block.group] for block in train], sizes).astype(np.int16),
-        pair_sources=np.repeat([names[block.source.name] for block in train], sizes).astype(np.int16),
+        pair_groups=repeated([groups[block.group] for block in train], sizes, np.int16),
+        pair_sources=repeated([names[block.source.name] for block in train], sizes, np.int16),
         source_names=tuple(names),
-        weights=np.repeat([block.source.weight for block in train], sizes).astype(np.float32),
-        tasks=tasks,
+        weights=repeated([block.source.weight for block in train], sizes, np.float32),
+        tasks=tuple(task.mapped(lambda place, _: evals[place]) for task in tasks),
         counts=cleaning.counts,
         overlap=cleaning.overlap,
         digests=cleaning.digests,
         contamination=cleaning.contamination,
     )
+
+
+def sides_of(block: Block) -> Iterator[tuple[Texts, str]]:
+    """The texts and the language of both sides, the anchor's first."""
+    for texts, language in zip((block.anchors, block.others), block.group, strict=True):
+        yield texts.at(block.rows), language
+
+
+class NotedTexts:
+    """The texts of dev sets, in the order in which they are to be numbered."""
+
+    def __init__(self) -> None:
+        self._noted: list[tuple[str, str]] = []
+
+    def note(self, text: str, language: str) -> int:
+        """Takes the next text; returns its place."""
+        self._noted.append((text, language))
+        return len(self._noted) - 1
+
+    def at(self, place: int) -> tuple[Texts, str]:
+        """A text and its language."""
+        text, language = self._noted[place]
+        return Texts.of([text]), language
+
+    def hashes(self) -> NDArray[np.uint64]:
+        """[texts] the `text_hashes` of all."""
+        found = np.zeros(len(self._noted), np.uint64)
+        of_language: dict[str, list[int]] = {}
+        for place, (_, language) in enumerate(self._noted):
+            of_language.setdefault(language, []).append(place)
+        for language, own in of_language.items():
+            found[own] = text_hashes(Texts.of([self._noted[place][0] for place in own]), language)
+        return found
+
+
+def paired(ids: NDArray[np.int64], spans: Sequence[slice]) -> NDArray[np.int32]:
+    """[pairs, 2] the text ids of both sides; each two spans are a block's."""
+    if len(ids) and int(ids.max()) > np.iinfo(np.int32).max:
+        raise DataError(f"{int(ids.max()):,} different texts are more than text ids reach; give data.train caps")
+    pairs = zeros((sum(span.stop - span.start for span in spans[::2]), 2), np.int32)
+    end = 0
+    for left, right in zip(spans[::2], spans[1::2], strict=True):
+        start, end = end, end + left.stop - left.start
+        pairs[start:end, 0], pairs[start:end, 1] = ids[left], ids[right]
+    return pairs
+
+
+def coded_languages(runs: Sequence[tuple[str, int]]) -> Texts:
+    """The language of each text, of runs of texts in one language."""
+    codes = {language: code for code, language in enumerate(dict.fromkeys(language for language, _ in runs))}
+    return Texts.coded(list(codes), repeated([codes[name] for name, _ in runs], [count for _, count in runs], np.int16))
 
 
 def words_of(counts: Mapping[str, Mapping[str, int]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from babeltune.data.beir import read_beir
 from babeltune.data.file_readers import MAX_LINE_BYTES, Fault, located, tsv_rows
 from babeltune.data.prepared import TextTask
 from babeltune.data.sources import language_pairs, read_graded, read_labelled, read_source
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError, nearest
 from babeltune.schema.records import Data, Mined, Source, Task
 
@@ -28,18 +29,18 @@ class EvalRows:
     """All that a dev or test set says, before subsets and `limit`: columns of text, and what is known of their rows."""
 
     task: Task
-    columns: dict[str, list[str]]
+    columns: Mapping[str, Sequence[str]]
     """Texts by language, all equally long but for mining. STS: by the names of the two columns. Retrieval in a
     folder: `queries` and `documents`."""
     languages: dict[str, list[str]] = field(default_factory=dict)
     """Retrieval in a folder: of each query and document, by the names of the two columns."""
     grades: list[float] = field(default_factory=list)
     """STS: of each row. Retrieval in a folder: of each pair of `gold`."""
-    labels: list[str] = field(default_factory=list)
+    labels: Sequence[str] = ()
     """Clustering, transfer: of each row."""
-    splits: list[str] = field(default_factory=list)
+    splits: Sequence[str] = ()
     """Transfer: of each row."""
-    augmented: dict[str, list[str]] = field(default_factory=dict)
+    augmented: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Bitext: changed sentences by language."""
     own: list[int] = field(default_factory=list)
     """Retrieval in a folder with `same_id: drop`: of each query, the document of its id, -1 where there is none."""
@@ -121,7 +122,7 @@ def read_sts(task: Task, root: Path, longest: int) -> EvalRows:
 def read_topics(task: Task, root: Path, longest: int) -> EvalRows:
     """Texts with their topics and, for transfer, their splits."""
     rows, labels = read_labelled(task, root, longest)
-    digest, splits = rows.digest, list[str]()
+    digest, splits = rows.digest, Texts.of([])
     if task.task == "transfer":
         again, splits = read_labelled(replace(task, label=task.split), root, longest)
         digest = digest_of(digest, again.digest)
@@ -147,7 +148,7 @@ def read_mining(task: Task, root: Path, longest: int) -> EvalRows:
 def read_mined(task: Task, mined: Mined, root: Path, longest: int) -> EvalRows:
     """One set for mining. Raises `DataError` for a gold pair that is broken or of unknown ids."""
     source = mined.source
-    columns, digests, dropped, places = {}, [], dict[str, int](), []
+    columns, digests, dropped, places = dict[str, Texts](), [], dict[str, int](), []
     for language, name in (source.paths or {}).items():
         side = read_source(replace(source, paths={language: name}), root, others={}, longest=longest)
         columns[language] = side.columns[language]
@@ -348,7 +349,7 @@ def judged_subset(rows: EvalRows, language: str) -> TextTask:
 
 
 def translations_subset(
-    task: Task, texts: dict[str, list[str]], language: str, among: list[str], subset: str
+    task: Task, texts: Mapping[str, Sequence[str]], language: str, among: list[str], subset: str
 ) -> TextTask:
     """The distinct texts of a language as queries, and as documents those of the languages `among`, each once.
 

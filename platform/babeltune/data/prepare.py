@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,14 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.alignment import build_spans, build_words
+from babeltune.data.arrays import first_places, is_first, kept, numbers, parts, places, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import Counts, Prepared, TokenSet
+from babeltune.data.prepared import TEXTS, Counts, Prepared, TokenSet
 from babeltune.data.shards import RunShards, run_here
 from babeltune.data.starts import keep_start, start_name
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
 from babeltune.data.teacher import build_teacher_store, teacher_folder
+from babeltune.data.texts import Texts, text_hashes
 from babeltune.data.token_vectors import build_token_vectors
 from babeltune.data.tokens import (
     build_token_store,
@@ -90,7 +91,8 @@ def read_corpus(inputs: PreparationInputs, storage: Path, progress: Progress = n
     translate = Translator(storage / "stores", sweep.seed, progress)
     near = functools.partial(find_near_once, storage / "stores")
     counted = functools.partial(progress, stage)
-    corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted)
+    with scratch_in(storage / "stores"):
+        corpus = build_corpus(sweep.data, inputs.root, sweep.seed, translate, near, progress=counted)
     check_corpus(corpus)
     return corpus
 
@@ -113,7 +115,7 @@ def prepare(
     stores.mkdir(parents=True, exist_ok=True)
     corpus = corpus or read_corpus(inputs, storage, progress)
     wanted = inputs.wanted
-    text_digest = digest_of_texts([*corpus.texts, *corpus.languages])
+    text_digest = digest_of_texts(itertools.chain(corpus.texts, corpus.languages))
     words = align_words(inputs, corpus, stores, progress) if wanted.words else None
     tokens = build_tokens(inputs, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
     asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
@@ -204,9 +206,10 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], 
     np.save(folder / "groups.npy", corpus.pair_groups)
     np.save(folder / "weights.npy", corpus.weights)
     np.save(folder / "teacher_rows.npy", teacher_rows)
-    places = {language: place for place, language in enumerate(languages)}
-    np.save(folder / "languages.npy", np.array([places[language] for language in corpus.languages], np.int16))
-    (folder / "texts.json").write_text(json.dumps(corpus.texts, ensure_ascii=False), encoding="utf-8")
+    codes_of = {language: code for code, language in enumerate(languages)}
+    codes = (codes_of[language] for language in corpus.languages)
+    np.save(folder / "languages.npy", np.fromiter(codes, np.int16, len(corpus.languages)))
+    corpus.texts.save(folder / TEXTS)
 
 
 def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
@@ -241,7 +244,7 @@ def build_tokens(
     A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
     """
     sweep = inputs.sweep
-    train_texts = [corpus.texts[i] for i in np.unique(corpus.pairs)]
+    train_texts = corpus.texts.at(ids_among(len(corpus.texts), corpus.pairs[:, 0], corpus.pairs[:, 1]))
     students = inputs.students
     sets: dict[str, TokenSet] = {}
     for number, student in enumerate(students, 1):
@@ -311,20 +314,32 @@ def _tokenize(
     return train, evaluation
 
 
-def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[list[str], NDArray[np.int32]]:
+def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.int32]]:
     """The distinct sentences that the teacher encodes, and [texts] each text's place among them (-1: not asked).
 
     Asked are the sides that the methods read (of a frozen encoder, both) and all dev texts. These give the raw
     teacher's row of the leaderboard, and the right sides of tasks with `right_model: teacher`. Equal sentences of two
     languages are asked once.
     """
-    ids = {i for task in corpus.tasks for i in task.texts()}
+    evals = np.array([i for task in corpus.tasks for i in task.texts()], np.int64)
+    some: list[NDArray[np.integer]] = [evals]
     if wanted.frozen or "source" in wanted.sides or (copy_anchor and "target" in wanted.sides):
-        ids.update(np.unique(corpus.pairs[:, 0]).tolist())
+        some.append(corpus.pairs[:, 0])
     if wanted.frozen or ("target" in wanted.sides and not copy_anchor):
-        ids.update(np.unique(corpus.pairs[:, 1]).tolist())
-    places: dict[str, int] = {}
-    rows = np.full(len(corpus.texts), -1, np.int32)
-    for i in sorted(ids):
-        rows[i] = places.setdefault(corpus.texts[i], len(places))
-    return list(places), rows
+        some.append(corpus.pairs[:, 1])
+    ids = ids_among(len(corpus.texts), *some)
+    first = first_places(text_hashes(corpus.texts.at(ids)))
+    new = is_first(first)
+    rows = zeros(len(corpus.texts), np.int32)
+    rows[:] = -1
+    rows[ids] = numbers(first, new)
+    return corpus.texts.at(kept(ids, new)), rows
+
+
+def ids_among(texts: int, *some: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The text ids that occur, each once, in order."""
+    among = zeros(texts, np.bool_)
+    for ids in some:
+        for part in parts(len(ids)):
+            among[ids[part]] = True
+    return places(among)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import mmap
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 import numpy as np
 
 from babeltune.data.store import open_matrix
+from babeltune.data.texts import Texts
 from babeltune.errors import StoreError
 from babeltune.files import plain, write_json
 from babeltune.schema.base import record_from
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from babeltune.schema.records import Scalar
 
 Text = TypeVar("Text", int, str)
+TEXTS = "texts.arrow"
+"""The file of all texts, by their ids."""
 TWO_SIDES = ("bitext", "mining")
 """Kinds of tasks whose right side another model can encode."""
 Other = TypeVar("Other", int, str)
@@ -237,17 +238,13 @@ class Prepared:
         array: NDArray[np.int16] = np.load(Path(self.folder) / "languages.npy", mmap_mode="r")
         return array
 
+    def all_texts(self) -> Texts:
+        """Every text by its id."""
+        return texts_in(Path(self.folder))
+
     def texts_of(self, ids: NDArray[np.int64]) -> list[str]:
-        """The texts of these ids. Reads `texts.json` piece by piece: a whole corpus of strings takes much memory."""
-        wanted, found = set(ids.tolist()), dict[int, str]()
-        path = Path(self.folder) / "texts.json"
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for number, match in enumerate(STRING.finditer(data)):
-                if number in wanted:
-                    found[number] = json.loads(match[0])
-                    if len(found) == len(wanted):
-                        break
-        return [found[number] for number in ids.tolist()]
+        """The texts of these ids."""
+        return self.all_texts().at(ids)[:]
 
     def folders(self) -> Iterator[Path]:
         """The stores that it names; a tokenizer that comes with a model is none."""
@@ -263,8 +260,12 @@ class Prepared:
         yield from sorted({Path(name) for name in named if name is not None and Path(name).is_absolute()})
 
 
-STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-"""A string in a file of JSON."""
+def texts_in(folder: Path) -> Texts:
+    """The texts of a store, mapped into memory. Earlier versions wrote `texts.json`, which is read as a whole."""
+    early = folder / "texts.json"
+    if early.exists() and not (folder / TEXTS).exists():
+        return Texts.of(json.loads(early.read_text(encoding="utf-8")))
+    return Texts.open(folder / TEXTS)
 
 
 class TokenSetJson(TypedDict):

@@ -7,6 +7,7 @@ error.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,7 +19,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from babeltune.data.arrays import joined
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
     Digest,
@@ -33,10 +38,14 @@ from babeltune.data.file_readers import (
     shortened,
     tsv_rows,
 )
+from babeltune.data.texts import TableWriter, Texts, batches
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import by_priority
 from babeltune.schema.records import Source, Task
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +57,9 @@ LABEL = "*label"
 class Rows:
     """The rows of a source: `columns[language][i]` for all languages `i` says the same thing."""
 
-    columns: dict[str, list[str]]
-    """Language code -> sentences, stripped and never empty; all lists are equally long."""
-    ids: list[str]
+    columns: dict[str, Texts]
+    """Language code -> sentences, stripped and never empty; all columns are equally long."""
+    ids: Texts
     """What the source calls its rows; empty where it names no id column."""
     digest: str
     """SHA-256 of the content read (of what was compressed, not of the archive)."""
@@ -59,6 +68,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
+
+    @functools.cached_property
+    def keys(self) -> dict[str, NDArray[np.uint64]]:
+        """The `sentence_keys` of every column."""
+        return {language: sentence_keys(texts) for language, texts in self.columns.items()}
 
 
 @dataclass
@@ -145,16 +159,16 @@ def read_table(source: Source, root: Path, refusals: Refusals, longest: int) -> 
     else:
         path = located(source.path or "", root)
         place, table = str(path), read_file(source, path, names, content, longest)
-    kept = []
+    kept = TableWriter(len(names))
     for line, values in refusals.count(table):
         if isinstance(values, Fault):
             refusals.refuse(f"{place}:{line}", values)
         elif values[len(columns) :][: len(source.where)] == list(source.where.values()):
-            kept.append(values)
+            kept.add(values)
     refusals.refuse_too_many(source)
-    by_column: list[list[str]] = [list(column) for column in zip(*kept, strict=True)] or [[] for _ in names]
-    texts = dict(zip(columns, by_column[: len(columns)], strict=True))
-    ids = by_column[-1] if source.id else []
+    by_column = kept.done()
+    texts = dict(zip(columns, by_column, strict=False))
+    ids = by_column[-1] if source.id else Texts.of([])
     return Rows(columns=texts, ids=ids, digest=content.hexdigest(), dropped=dict(refusals.counts))
 
 
@@ -235,24 +249,22 @@ def read_files(source: Source, paths: Mapping[str, str], root: Path, refusals: R
     if by_id:
         columns, ids = join_ids(source, files, tables, refusals)
     else:
-        columns, ids = join_lines(files, tables, refusals), []
+        columns, ids = join_lines(files, tables, refusals), Texts.of([])
         refusals.refuse_too_many(source)
     digests = {language: content.hexdigest() for language, content in contents.items()}
     digest = hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
     return Rows(columns=columns, ids=ids, digest=digest, dropped=dict(refusals.counts))
 
 
-def join_lines(
-    files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
-) -> dict[str, list[str]]:
+def join_lines(files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals) -> dict[str, Texts]:
     """Line i of every file is one row; all files must be equally long."""
-    kept: dict[str, list[str]] = {language: [] for language in files}
+    kept = TableWriter(len(files))
     last = dict.fromkeys(files, 0)
     for cells in itertools.zip_longest(*tables.values()):
         refusals.rows += 1
         row: dict[str, Row | None] = dict(zip(files, cells, strict=True))
         last |= {language: cell[0] for language, cell in row.items() if cell is not None}
-        texts: dict[str, str] = {}
+        texts: list[str] = []
         for language, cell in row.items():
             if cell is None:
                 longer = next(name for name, other in row.items() if other is not None)
@@ -262,23 +274,24 @@ def join_lines(
             if isinstance(cell[1], Fault):
                 refusals.refuse(f"{files[language]}:{cell[0]}", cell[1])
                 break
-            texts[language] = cell[1][0]
+            texts.append(cell[1][0])
         else:
-            for language, text in texts.items():
-                kept[language].append(text)
-    return kept
+            kept.add(texts)
+    return dict(zip(files, kept.done(), strict=True))
 
 
 def join_ids(
     source: Source, files: Mapping[str, Path], tables: Mapping[str, Iterator[Row]], refusals: Refusals
-) -> tuple[dict[str, list[str]], list[str]]:
+) -> tuple[dict[str, Texts], Texts]:
     """The rows whose id is in every file, in the first file's order; others are left out and counted.
 
     Each file may drop its share of broken rows, so that one misread file is noticed among many.
     """
-    texts: dict[str, dict[str, str]] = {}
+    texts: dict[str, Texts] = {}
+    rows: dict[str, dict[str, int]] = {}
     for language, table in tables.items():
-        texts[language] = seen = {}
+        seen = rows[language] = dict[str, int]()
+        kept = TableWriter(1)
         here = Refusals(refusals.switch, refusals.drop)
         for line, values in here.count(table):
             if isinstance(values, Fault):
@@ -289,14 +302,20 @@ def join_ids(
                 words = f"{shortened(name)} names an earlier row too; an id that joins files is unique in each"
                 here.refuse(f"{files[language]}:{line}", Fault("duplicate id", words))
             else:
-                seen[name] = text
+                seen[name] = len(seen)
+                kept.add([text])
         here.refuse_too_many(source, files[language])
         refusals.counts += here.counts
-    first, *others = texts.values()
+        (texts[language],) = kept.done()
+    first, *others = rows.values()
     ids = [name for name in first if all(name in other for other in others)]
-    if unmatched := len(set(itertools.chain.from_iterable(texts.values()))) - len(ids):
+    if unmatched := len(set(itertools.chain.from_iterable(rows.values()))) - len(ids):
         refusals.counts["id not in every file"] = unmatched
-    return {language: [by_id[name] for name in ids] for language, by_id in texts.items()}, ids
+    columns = {
+        language: texts[language].at(np.fromiter((numbers[name] for name in ids), np.int64, len(ids)))
+        for language, numbers in rows.items()
+    }
+    return columns, Texts.of(ids)
 
 
 # --- Two sources through a pivot ---------------------------------------------------------------------------------
@@ -318,20 +337,21 @@ def join_pivot(source: Source, others: Mapping[str, Rows]) -> Rows:
     for side, rows in enumerate((left, right)):
         for index, key in enumerate(pivot_keys(source, rows, side)):
             places.setdefault(key, ([], []))[side].append(index)
-    joined: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     combinations = 0
     for ours, theirs in places.values():
         if ours and theirs:
             combinations += len(ours) * len(theirs)
             for index in range(max(len(ours), len(theirs))):
-                joined.append((ours[index % len(ours)], theirs[index % len(theirs)]))
-    columns = {language: [texts[j] for _, j in joined] for language, texts in right.columns.items()}
-    columns |= {language: [texts[i] for i, _ in joined] for language, texts in left.columns.items()}
+                pairs.append((ours[index % len(ours)], theirs[index % len(theirs)]))
+    joined = np.array(pairs, np.int64).reshape(-1, 2)
+    columns = {language: texts.at(joined[:, 1]) for language, texts in right.columns.items()}
+    columns |= {language: texts.at(joined[:, 0]) for language, texts in left.columns.items()}
     ordered = {language: columns[language] for language in dict.fromkeys([*left.columns, *right.columns])}
     left_out = combinations - len(joined)
     return Rows(
         columns=ordered,
-        ids=[left.ids[i] for i, _ in joined] if left.ids else [],
+        ids=left.ids.at(joined[:, 0]) if left.ids else Texts.of([]),
         digest=hashlib.sha256(json.dumps([left.digest, right.digest, source.join]).encode()).hexdigest(),
         dropped={"further combinations of a repeated key": left_out} if left_out else {},
     )
@@ -366,8 +386,8 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
     made = translate(source, text.columns[how.original])
     content = json.dumps([text.digest, made.description, source.cap], sort_keys=True)
     return Rows(
-        columns={how.original: made.originals, how.into: made.translations},
-        ids=[],
+        columns={how.original: Texts.of(made.originals), how.into: Texts.of(made.translations)},
+        ids=Texts.of([]),
         digest=f"synthetic:{hashlib.sha256(content.encode()).hexdigest()}",
         dropped=made.dropped,
     )
@@ -376,7 +396,7 @@ def translated(source: Source, others: Mapping[str, Rows], translate: Translate 
 # --- Graded pairs --------------------------------------------------------------------------------------------------
 
 
-def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[list[str], list[str], list[float], str]:
+def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Texts, Texts, list[float], str]:
     """The two sentences and the grade of every row of an STS task's file or data set, and the digest of its content.
 
     Raises `DataError` for the first broken row, which includes a grade that is no finite number.
@@ -402,7 +422,7 @@ def read_graded(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[
 # --- Texts with topics -------------------------------------------------------------------------------------------
 
 
-def read_labelled(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, list[str]]:
+def read_labelled(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tuple[Rows, Texts]:
     """The rows of a clustering task's source, and the label of each.
 
     Raises `DataError` as `read_source` does, for a row without a label, and where two languages' files disagree.
@@ -426,7 +446,7 @@ def read_labelled(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> tupl
                 f"every language's file; it has {has}; correct the files"
             )
     digest = hashlib.sha256(json.dumps([rows.digest, read.digest, task.label]).encode()).hexdigest()
-    return replace(rows, digest=digest), [next(iter(found[name])) for name in rows.ids]
+    return replace(rows, digest=digest), Texts.of([next(iter(found[name])) for name in rows.ids])
 
 
 # --- Languages and keys --------------------------------------------------------------------------------------------
@@ -479,3 +499,13 @@ def text_key(text: str) -> str:
         return folded.translate(KEPT) or "".join(folded.split())
     folded = unicodedata.normalize("NFKC", text).casefold()
     return unicodedata.normalize("NFKC", folded.translate(KEPT) or "".join(folded.split()))
+
+
+def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
+    Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
+    found = [np.empty(0, np.uint64)]
+    for some in batches(texts):
+        digests = b"".join([hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in some])
+        found.append(np.frombuffer(digests, "<u8").astype(np.uint64, copy=False))
+    return joined(found)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.sources import text_key
+from babeltune.data.arrays import (
+    BINS,
+    PART,
+    first_places,
+    is_first,
+    joined,
+    kept,
+    leading,
+    numbers,
+    parts,
+    repeated,
+    zeros,
+)
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Source, Split
 
@@ -27,31 +41,27 @@ class Block:
 
     source: Source
     group: tuple[str, str]
-    anchors: Sequence[str]
+    anchors: Texts
     """All texts of the source; `rows` picks."""
-    others: Sequence[str]
+    others: Texts
     rows: NDArray[np.intp]
     keys: NDArray[np.uint64]
     """[rows, 2] `sentence_keys` of anchor and other."""
 
     def keep(self, mask: NDArray[np.bool_]) -> Block:
         """The pairs where the mask is true."""
-        return replace(self, rows=self.rows[mask], keys=self.keys[mask])
+        return self if mask.all() else replace(self, rows=kept(self.rows, mask), keys=kept(self.keys, mask))
 
     def pair_keys(self, salt: int = 0) -> NDArray[np.uint64]:
         """[rows] one key per pair, which depends on its two sentences and the salt alone."""
-        left, right = self.keys.T
-        return mixed(mixed(left ^ np.uint64(salt)) + right)
+        found = zeros(len(self.keys), np.uint64)
+        for part in parts(len(found)):
+            left, right = self.keys[part].T
+            found[part] = mixed(mixed(left ^ np.uint64(salt)) + right)
+        return found
 
 
 # --- Keys ----------------------------------------------------------------------------------------------------------
-
-
-def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
-    Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
-    digests = b"".join(hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
 def mixed(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -78,24 +88,18 @@ def hold_out(
     held out, or more than `share` of its pairs. A component with a synthetic pair is never taken. Raises
     `DataError` when nothing can be held out.
     """
-    keys = np.concatenate([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
+    keys = joined([np.empty((0, 2), np.uint64), *[block.keys for block in blocks]])
     groups = {group: index for index, group in enumerate(dict.fromkeys(block.group for block in blocks))}
     sizes = [len(block.rows) for block in blocks]
-    pair_group = np.repeat([groups[block.group] for block in blocks], sizes).astype(np.int64)
-    synthetic = np.repeat([block.source.synthetic for block in blocks], sizes).astype(bool)
-    component = components(keys)
-    barred = np.zeros(len(keys), bool)
-    barred[component[synthetic]] = True
-    totals = np.bincount(pair_group, minlength=len(groups))
+    pair_group = repeated([groups[block.group] for block in blocks], sizes, np.int32)
+    synthetic = repeated([block.source.synthetic for block in blocks], sizes, np.bool_)
+    totals = np.bincount([groups[block.group] for block in blocks], sizes, len(groups)).astype(np.int64)
     room = np.minimum(split.pairs, (totals * share).astype(np.int64))
-    names = np.zeros(len(keys), np.uint64)
-    np.bitwise_xor.at(names, component, mixed(keys).sum(axis=1, dtype=np.uint64))
-    order = np.lexsort((component, mixed(names ^ np.uint64(salt_of(seed, HELDOUT)))[component]))
-    chosen = np.zeros(len(keys), bool)
-    starts = np.flatnonzero(np.r_[True, np.diff(component[order]) != 0]) if len(order) else np.empty(0, np.intp)
-    for pairs in np.split(order, starts[1:]):
-        if not len(pairs) or barred[component[pairs[0]]]:
-            continue
+    component = components(keys)
+    open_to_all = zeros(len(keys), np.bool_)
+    ranks = _ranks(keys, component, synthetic, int(room.sum()), salt_of(seed, HELDOUT), open_to_all)
+    chosen = zeros(len(keys), np.bool_)
+    for pairs in _by_rank(component, ranks, open_to_all):
         if not room.any():
             break
         wanted = np.bincount(pair_group[pairs], minlength=len(groups))
@@ -110,21 +114,80 @@ def hold_out(
     return np.split(chosen, np.cumsum(sizes)[:-1])
 
 
+def _ranks(
+    keys: NDArray[np.uint64],
+    component: NDArray[np.int64],
+    synthetic: NDArray[np.bool_],
+    most: int,
+    salt: int,
+    can: NDArray[np.bool_],
+) -> NDArray[np.uint64]:
+    """[pairs] the rank of each pair's component, which depends on its pairs and the salt. `can` [pairs] becomes true of
+    components of at most `most` pairs, none of them synthetic."""
+    names, sizes = zeros(len(keys), np.uint64), zeros(len(keys), np.int32)
+    barred = zeros(len(keys), np.bool_)
+    for part in parts(len(keys)):
+        own = component[part]
+        np.bitwise_xor.at(names, own, mixed(keys[part]).sum(axis=1, dtype=np.uint64))
+        np.add.at(sizes, own, 1)
+        barred[own[synthetic[part]]] = True
+    ranks = zeros(len(keys), np.uint64)
+    for part in parts(len(keys)):
+        own = component[part]
+        ranks[part] = mixed(names[own] ^ np.uint64(salt))
+        can[part] = ~barred[own] & (sizes[own] <= most)
+    return ranks
+
+
+def _by_rank(
+    component: NDArray[np.int64], ranks: NDArray[np.uint64], can: NDArray[np.bool_]
+) -> Iterator[NDArray[np.int64]]:
+    """The pairs of each component that can be taken, by its rank. About `PART` pairs are sorted at a time."""
+    sizes = np.zeros(BINS, np.int64)
+    for part in parts(len(ranks)):
+        sizes += np.bincount(leading(ranks[part][can[part]]), minlength=BINS)
+    turn = np.cumsum(sizes) // PART
+    """[bins] the turn at which the ranks that begin so are sorted."""
+    for number in np.unique(turn[sizes > 0]):
+        found = [
+            part.start + np.flatnonzero(can[part] & (turn[leading(ranks[part])] == number))
+            for part in parts(len(ranks))
+        ]
+        pairs = np.concatenate(found)
+        order = pairs[np.lexsort((component[pairs], ranks[pairs]))]
+        edges = np.flatnonzero(np.diff(component[order], prepend=-1, append=-1))
+        yield from (order[start:end] for start, end in itertools.pairwise(edges))
+
+
 def components(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """[pairs] the first pair of the component that each pair belongs to; pairs that share a sentence key are in one."""
-    _, nodes = np.unique(keys, return_inverse=True)
-    nodes = nodes.reshape(keys.shape)
-    left: list[int] = nodes[:, 0].tolist()
-    right: list[int] = nodes[:, 1].tolist()
-    parent = list(range(int(nodes.max(initial=-1)) + 1))
+    """[pairs] the first pair of the component that each pair belongs to; pairs that share a sentence key are in one.
 
-    def root(node: int) -> int:
-        while parent[node] != node:
-            parent[node] = node = parent[parent[node]]
-        return node
+    Every sentence points at another of its component with a smaller number, and in the end at the smallest.
+    """
+    first = first_places(keys.reshape(-1))
+    nodes = numbers(first, is_first(first)).reshape(keys.shape)
+    count = max((int(nodes[part].max()) + 1 for part in parts(len(nodes))), default=0)
+    points = zeros(count, np.int64)
+    for part in parts(count):
+        points[part] = np.arange(part.start, part.stop)
+    apart = True
+    while apart:
+        apart = False
+        for part in parts(len(nodes)):
+            low, high = np.sort(points[nodes[part]], axis=1).T
+            differ = low < high
+            if differ.any():
+                np.minimum.at(points, high[differ], low[differ])
+                apart = True
+        _shorten(points)
+    roots = zeros(len(nodes), np.uint64)
+    for part in parts(len(nodes)):
+        roots[part] = points[nodes[part, 0]]
+    return first_places(roots)
 
-    for a, b in zip(left, right, strict=True):
-        parent[root(a)] = root(b)
-    roots = np.array([root(node) for node in left], np.int64)
-    _, first, inverse = np.unique(roots, return_index=True, return_inverse=True)
-    return first[inverse]
+
+def _shorten(points: NDArray[np.int64]) -> None:
+    """Makes every entry point at the end of its path."""
+    for part in parts(len(points)):
+        while ((further := points[points[part]]) != points[part]).any():
+            points[part] = further

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -111,10 +111,10 @@ def key_of(description: Mapping[str, object]) -> str:
 
 def digest_of_array(array: NDArray[np.generic]) -> str:
     """SHA-256 of an array's bytes."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def digest_of_texts(texts: Sequence[str]) -> str:
+def digest_of_texts(texts: Iterable[str]) -> str:
     """SHA-256 of the texts in order; where one text ends decides, too."""
     digest = hashlib.sha256()
     for text in texts:

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
+from babeltune.data.arrays import first_places, is_first
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.data.texts import Texts, text_hashes
 from babeltune.errors import StoreError, TeacherError
 from babeltune.memory import give_back_memory
 from babeltune.models.dense import trained_pooler
@@ -201,10 +203,10 @@ def build_teacher_store(
 
     Raises `TeacherError` for a teacher that cannot be loaded, `StoreError` for one that cannot be written.
     """
-    if len(set(texts)) != len(texts):
-        raise StoreError(
-            f"{len(texts)} texts for the teacher are only {len(set(texts))} different ones; pass each once"
-        )
+    texts = Texts.of(texts)
+    different = int(np.count_nonzero(is_first(first_places(text_hashes(texts)))))
+    if different != len(texts):
+        raise StoreError(f"{len(texts)} texts for the teacher are only {different} different ones; pass each once")
     description = {
         "texts": digest_of_texts(texts),
         "model": model_digest(teacher),
@@ -225,18 +227,18 @@ def build_teacher_store(
 
 def _write(
     folder: Path,
-    texts: Sequence[str],
+    texts: Texts,
     teacher: Teacher,
     dtype: str,
     run_shards: RunShards,
     progress: Count,
 ) -> Contents:
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    lengths = texts.lengths()
     sequence = np.argsort(-lengths, kind="stable")
     arguments, shards = [], []
     for number, members in enumerate(_of_equal_cost(sequence, lengths)):
         name, work = f"rows-{number:05}.bin", folder / f"texts-{number:05}.json"
-        write_texts(work, [texts[i] for i in members])
+        write_texts(work, texts.at(members)[:])
         arguments.append((teacher, str(work), str(folder / name), dtype))
         shards.append((name, len(members)))
     drawn = [arguments[place] for place in np.random.default_rng(0).permutation(len(arguments))]

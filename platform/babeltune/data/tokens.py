@@ -21,6 +21,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
 from babeltune.data.starts import split_pin, start_name
 from babeltune.data.store import Array, Contents, build, digest_of_texts, key_of
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError, TeacherError
 from babeltune.models.hub import model_folder
 from babeltune.schema.records import Student
@@ -64,7 +65,7 @@ def train_tokenizer(
         raise DataError("there is no text to train the tokenizer on; check data.train")
     if len(texts) > TRAINING_TEXTS:
         chosen = sorted(random.Random(seed).sample(range(len(texts)), TRAINING_TEXTS))
-        texts = [texts[i] for i in chosen]
+        texts = Texts.of(texts).at(np.array(chosen))[:]
     tokenizer = _untrained(lowercase)
     alphabet = commonest_characters(tokenizer, texts, max(1, (vocabulary - len(SPECIAL)) // 2))
     trainer = trainers.BpeTrainer(

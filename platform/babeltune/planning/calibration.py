@@ -136,8 +136,8 @@ def part_of(corpus: Corpus, trial: Trial, seed: int) -> Corpus:
     ids = np.unique(corpus.pairs[rows])
     return replace(
         corpus,
-        texts=[corpus.texts[i] for i in ids],
-        languages=[corpus.languages[i] for i in ids],
+        texts=corpus.texts.at(ids),
+        languages=corpus.languages.at(ids),
         pairs=np.searchsorted(ids, corpus.pairs[rows]).astype(np.int32),
         pair_groups=corpus.pair_groups[rows],
         pair_sources=corpus.pair_sources[rows],

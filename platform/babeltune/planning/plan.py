@@ -110,8 +110,8 @@ def describe(sweep: Sweep, corpus: Corpus, samples: int) -> PlanReport:
     from babeltune.planning.preparation import wanted_of
 
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
-    groups = corpus.pair_groups.tolist()
-    pairs = {name: groups.count(index) for index, name in enumerate(corpus.groups)}
+    rows = np.bincount(corpus.pair_groups, minlength=len(corpus.groups))
+    pairs = dict(zip(corpus.groups, rows.tolist(), strict=True))
     default, *trials = shown_trials(sweep, samples)
     compute = default.training.compute
     return PlanReport(

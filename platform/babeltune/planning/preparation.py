@@ -9,6 +9,7 @@ import itertools
 from pathlib import Path
 
 from babeltune.data import prepare as stores
+from babeltune.data.arrays import scratch_in
 from babeltune.data.corpus import Corpus
 from babeltune.data.prepare import PreparationInputs, Progress, Wanted, no_progress
 from babeltune.data.prepared import Prepared
@@ -54,4 +55,5 @@ def prepare(
     progress: Progress = no_progress,
 ) -> Prepared:
     """`data.prepare.prepare` of this sweep."""
-    return stores.prepare(inputs_of(sweep), storage, corpus=corpus, run_shards=run_shards, progress=progress)
+    with scratch_in(storage / "stores"):
+        return stores.prepare(inputs_of(sweep), storage, corpus=corpus, run_shards=run_shards, progress=progress)

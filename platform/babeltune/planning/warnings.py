@@ -174,7 +174,7 @@ def _teacher_vectors(sweep: Sweep, corpus: Corpus) -> tuple[Tensor, Tensor | Non
     rows = np.random.default_rng(sweep.seed).permutation(len(corpus.pairs))[:LABELLED]
 
     def encoded(side: int) -> Tensor:
-        return torch.from_numpy(teacher.encode([corpus.texts[i] for i in corpus.pairs[rows, side]]))
+        return torch.from_numpy(teacher.encode(corpus.texts.at(corpus.pairs[rows, side])[:]))
 
     source = encoded(0)
     if "target" not in wanted_of(sweep).sides:

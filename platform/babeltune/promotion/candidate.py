@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -135,7 +134,7 @@ def exported(candidate: Candidate, view: StorageView, drafts: Path | None = None
 
 def dev_texts(prepared: Prepared) -> list[TextTask]:
     """The dev tasks in plain text."""
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    texts = prepared.all_texts()
     return [task.mapped(lambda number, _: texts[number]) for task in prepared.tasks]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from babeltune.data.contamination import CONTAMINATED
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
-from babeltune.data.split import sentence_keys
+from babeltune.data.sources import sentence_keys
 from babeltune.errors import BabeltuneError
 from babeltune.promotion.candidate import Candidate
 from babeltune.sweep.state.folder import find_sweep
@@ -43,8 +42,7 @@ def trained_on(
 
 def training_keys(prepared: Prepared) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """The keys of all texts in training pairs, each once."""
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
-    return np.unique(sentence_keys(texts[i] for i in np.unique(np.asarray(prepared.pairs()))))
+    return np.unique(sentence_keys(prepared.all_texts().at(np.unique(np.asarray(prepared.pairs())))))
 
 
 def _of_registered(view: StorageView, folder: Path) -> Prepared | None:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.apps.own_files.rows import TableRows
-from babeltune.data.sources import text_key
-from babeltune.data.split import Block, hold_out, sentence_keys
+from babeltune.data.sources import sentence_keys, text_key
+from babeltune.data.split import Block, hold_out
+from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Source, Split
 
@@ -123,8 +124,8 @@ def _blocks(number: int, texts: Mapping[str, list[str]]) -> list[Block]:
         Block(
             source=source,
             group=(f"{number} {first}", other),
-            anchors=texts[first],
-            others=texts[other],
+            anchors=Texts.of(texts[first]),
+            others=Texts.of(texts[other]),
             rows=every,
             keys=np.stack([anchors, sentence_keys(texts[other])], axis=1),
         )

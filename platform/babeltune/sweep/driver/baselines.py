@@ -4,9 +4,7 @@ The driver hands these functions to workers and does not load transformers for i
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,12 +44,12 @@ def bought_scores(name: str, prepared: Prepared) -> dict[str, float]:
     from babeltune.models.hub import model_folder, open_model, split_revision
 
     model = open_model(str(model_folder(*split_revision(name), setting="baselines")))
-    texts = json.loads((Path(prepared.folder) / "texts.json").read_text(encoding="utf-8"))
+    texts = prepared.all_texts()
     speeds: list[float] = []
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
         started = time.perf_counter()
-        vectors: NDArray[np.float32] = model.encode([texts[i] for i in ids], batch_size=64, show_progress_bar=False)
+        vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=64, show_progress_bar=False)
         speeds.append(len(ids) / (time.perf_counter() - started))
         return vectors
 

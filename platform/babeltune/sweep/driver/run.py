@@ -200,6 +200,7 @@ def _attempt(
                 worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
             with asked(trials=1):
                 prepared = make_ready(sweep, corpus, cluster, folder, progress, poll, driver_sync, accept=accept)
+            del corpus  # its files take room on the disk
             with asked(trials=sweep.budget.trials - sweep_progress.before) as surveyed:
                 return _run(sweep, prepared, cluster, folder, sweep_progress, driver_sync, stop, surveyed)
     except StopRequestedError:

@@ -1,0 +1,236 @@
+"""Reading and cleaning a corpus at three sizes: CPU time of a pair, and memory, which is not to grow with the pairs.
+
+The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files of which
+one has a cap. One row in twenty repeats another, one in a hundred has equal sides. One in two hundred is a sentence of
+a dev or test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
+duplicates, overlap with 5,000 rows of dev and test sets, caps, a split, the numbering, and the sentences for the
+teacher. The texts and arrays of a prepared sweep are written. Tokens and vectors are not made.
+
+Each size runs in a process of its own. `memory` is its peak of anonymous memory: files that are mapped into memory do
+not count, as the kernel takes their pages back. The ratio is the CPU time of a pair at the smallest size by that at the
+largest. By default the sizes and the bounds on memory are a 64th of the real ones. `--pairs` runs other sizes once,
+with the real bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+import numpy as np
+
+from babeltune.data import arrays, split, texts
+from babeltune.data.contamination import find_near_anew
+from babeltune.data.corpus import build_corpus
+from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
+from babeltune.schema.records import Data, Source, Split, Task
+from benchmarks.race import Options, Row, options, verdict
+
+SIZES = (20_000, 40_000, 80_000)
+SMALLER = 64
+"""What sizes and bounds are divided by, so that a run takes a minute."""
+GROWTH = 1.25
+"""How many times the memory of the smallest size the largest may need."""
+MOST_MEMORY = 3 << 30
+SLOWER = 1.5
+"""How much more CPU time a pair may cost at the largest size."""
+EVALUATED = 2_500
+"""Rows of the dev set, and of the test set."""
+BLOCK = 20_000
+"""Rows that are made at a time."""
+WORDS = 30_000
+LANGUAGES = ("eng", "fra", "deu")
+HEAD = f"{'pairs':>12} {'kept':>12} {'CPU s':>8} {'us/pair':>8} {'seconds':>8} {'memory MiB':>11}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What was measured at one size."""
+
+    pairs: int
+    kept: int
+    """Pairs that are trained on."""
+    cpu: float
+    seconds: float
+    memory: int
+    """Peak of anonymous bytes."""
+
+    def shown(self) -> str:
+        each = self.cpu / self.pairs * 1e6
+        numbers = f"{self.pairs:>12,} {self.kept:>12,} {self.cpu:>8.1f} {each:>8.1f}"
+        return f"{numbers} {self.seconds:>8.1f} {self.memory >> 20:>11,}"
+
+
+@functools.cache
+def vocabulary(language: str) -> list[str]:
+    """Different words of letters, the shortest first."""
+    draw = np.random.default_rng([ord(letter) for letter in language])
+    letters = "".join(np.array(list("etaoinshrdlucmfwygpb"))[draw.integers(0, 20, 10 * WORDS)])
+    ends = np.cumsum(draw.integers(2, 10, WORDS)).tolist()
+    return sorted({letters[start:end] for start, end in zip([0, *ends], ends, strict=False)}, key=lambda w: (len(w), w))
+
+
+def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> list[str]:
+    """Sentences in which word number n is drawn with a frequency of about 1/n."""
+    sizes = draw.integers(4, 21, count)
+    ranks = (len(words) ** draw.random(int(sizes.sum()))).astype(np.int64) - 1
+    drawn = [words[rank] for rank in ranks.tolist()]
+    ends = np.cumsum(sizes).tolist()
+    return [" ".join(drawn[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, evals: Sequence[list[str]]) -> None:
+    """A table of so many rows, a few of which come from the `evals`, its two sides."""
+    words = [vocabulary(language) for language in languages]
+    file.write("\t".join(languages) + "\n")
+    for start in range(0, pairs, BLOCK):
+        count = min(BLOCK, pairs - start)
+        draw = np.random.default_rng((seed, start))
+        left, right = (sentences(draw, own, count) for own in words)
+        chance = draw.random(count)
+        for row in np.flatnonzero(chance < 0.065).tolist():
+            other = int(draw.integers(EVALUATED))
+            if chance[row] < 0.001:
+                left[row] = evals[0][other]
+            elif chance[row] < 0.005:
+                left[row] = "x" + evals[0][other][1:]
+            elif chance[row] < 0.015:
+                right[row] = left[row]
+            elif row:
+                before = int(draw.integers(row))
+                left[row], right[row] = left[before], right[before]
+        file.writelines(f"{a}\t{b}\n" for a, b in zip(left, right, strict=True))
+
+
+def make_data(folder: Path, pairs: int) -> Data:
+    """Writes so many pairs in three files, a dev and a test set; the cleaning that a sweep file would ask for."""
+    words = {language: vocabulary(language) for language in LANGUAGES}
+    tasks = []
+    sides: list[list[str]] = []
+    for seed, name in enumerate(("dev", "test")):
+        draw = np.random.default_rng((7, seed))
+        sides = [sentences(draw, words[language], EVALUATED) for language in ("eng", "fra")]
+        rows = "".join(f"{a}\t{b}\n" for a, b in zip(*sides, strict=True))
+        (folder / f"{name}.tsv").write_text(f"eng\tfra\n{rows}", encoding="utf-8")
+        source = Source(name=name, path=f"{name}.tsv", columns={"eng": "eng", "fra": "fra"})
+        tasks.append(Task(name=name, source=source))
+    shares = {"first": ("eng", "fra", 5), "second": ("eng", "deu", 3), "third": ("eng", "fra", 2)}
+    train = []
+    for seed, (name, (left, right, share)) in enumerate(shares.items()):
+        rows_here = pairs * share // 10
+        with (folder / f"{name}.tsv").open("w", encoding="utf-8") as file:
+            write_rows(file, (left, right), rows_here, seed, sides)
+        cap = rows_here // 2 if name == "third" else None
+        train.append(Source(name=name, path=f"{name}.tsv", columns={left: left, right: right}, cap=cap))
+    return Data(
+        train=tuple(train),
+        dev=(tasks[0],),
+        test=(tasks[1],),
+        overlap="near",
+        split=Split(pairs=200),
+        max_characters=150,
+    )
+
+
+def anonymous() -> int:
+    """Bytes of this process's memory that no file backs."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon"))
+    return int(line.split()[1]) << 10
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], int]]:
+    """Gives the peak of anonymous memory while the body ran, which a thread looks at a hundred times a second."""
+    peak, over = anonymous(), threading.Event()
+
+    def look() -> None:
+        nonlocal peak
+        while not over.wait(0.01):
+            peak = max(peak, anonymous())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: peak
+    finally:
+        over.set()
+        thread.join()
+
+
+def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
+    """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
+    arrays.LARGE, texts.LARGE = arrays.LARGE // smaller, texts.LARGE // smaller
+    arrays.PART = split.PART = arrays.PART // smaller
+    data = make_data(folder, pairs)
+    started, cpu = time.monotonic(), time.process_time()
+    with watched() as peak, arrays.scratch_in(folder):
+        corpus = build_corpus(data, folder, 0, near=find_near_anew)
+        _, rows = asked_of_teacher(corpus, Wanted(frozenset({"source", "target"}), ()), copy_anchor=False)
+        write_arrays(folder, corpus, rows, LANGUAGES)
+    took = time.process_time() - cpu
+    return Figures(pairs, len(corpus.pairs), took, time.monotonic() - started, peak())
+
+
+def in_own_process(pairs: int, smaller: int) -> Figures:
+    """`measure` in a process that did nothing before."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sender, pairs, smaller))
+    process.start()
+    sender.close()
+    figures: Figures = receiver.recv()
+    process.join()
+    return figures
+
+
+def _send(pipe: Any, pairs: int, smaller: int) -> None:
+    with TemporaryDirectory() as folder:
+        pipe.send(measure(Path(folder), pairs, smaller))
+
+
+def faults(sizes: Sequence[Figures]) -> list[str]:
+    """What memory grew by, or where it is too much."""
+    small, large, broken = sizes[0], sizes[-1], []
+    if large.memory > MOST_MEMORY:
+        broken.append(
+            f"{large.memory / 2**30:.2f} GiB at {large.pairs:,} pairs, at most {MOST_MEMORY >> 30} are allowed"
+        )
+    if large.memory > GROWTH * small.memory:
+        broken.append(
+            f"memory is {large.memory / small.memory:.2f} times as much at {large.pairs:,} pairs as at "
+            f"{small.pairs:,}, at most {GROWTH:g} are allowed"
+        )
+    return broken
+
+
+def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
+    """Runs the benchmark."""
+    given = given or options(__doc__)
+    kept = []
+    print(HEAD, flush=True)
+    for _ in range(1 if pairs else given.rounds):
+        kept.append([])
+        for size in pairs or SIZES:
+            kept[-1].append(in_own_process(size, 1 if pairs else SMALLER))
+            print(kept[-1][-1].shown(), flush=True)
+    rows = [Row(ours=some[-1].cpu / some[-1].pairs, peer=some[0].cpu / some[0].pairs) for some in kept]
+    best = [min(of_size, key=lambda figures: figures.memory) for of_size in zip(*kept, strict=True)]
+    facts: dict[str, Any] = {"sizes": [asdict(figures) for figures in best]}
+    verdict("corpus", rows, 1 / SLOWER, given, broken=faults(best), unit="CPU seconds of a pair", **facts)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--pairs", type=int, nargs="+", default=())
+    known, others = parser.parse_known_args()
+    main(options(__doc__, others), known.pairs)

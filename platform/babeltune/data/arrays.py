@@ -1,0 +1,261 @@
+"""Arrays and files of any size in bounded memory, for the steps that clean a corpus.
+
+A large array lies in a file that has no name and is mapped into memory. The kernel writes its pages out when memory is
+short, and frees the file when its process ends, however that ends. So nothing is left to clean up. Small arrays stay in
+memory. Every function here works on `PART` values at a time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from babeltune.errors import StoreError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Value = TypeVar("Value", bound=np.generic)
+LARGE = 1 << 20
+"""Bytes above which an array lies in a file."""
+PART = 1 << 20
+"""Values that are worked on at a time."""
+SEGMENT = 1 << 28
+"""Bytes of a file, which holds many arrays. It is freed with the last of them."""
+
+
+class _Arena:
+    """Gives arrays room in the files of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._segment: weakref.ref[mmap.mmap] | None = None
+        self._used = 0
+
+    def bytes(self, size: int) -> NDArray[np.uint8]:
+        """So many zeros. The segment lives as long as one of its arrays."""
+        with self._lock:
+            segment = self._segment and self._segment()
+            if segment is None or self._used + size > len(segment):
+                segment = ScratchFile(self.folder).mapped(max(SEGMENT, size))
+                self._segment, self._used = weakref.ref(segment), 0
+            start, self._used = self._used, self._used + -(-size // 64) * 64
+            return np.frombuffer(segment, np.uint8, size, start)
+
+
+_anywhere = _Arena(Path(tempfile.gettempdir()))
+_arena: ContextVar[_Arena] = ContextVar("arena", default=_anywhere)
+
+
+@contextmanager
+def scratch_in(folder: Path) -> Iterator[None]:
+    """While the body runs, large arrays lie on the disk of this folder, not on that of temporary files."""
+    token = _arena.set(_Arena(folder))
+    try:
+        yield
+    finally:
+        _arena.reset(token)
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"cannot write temporary data of the corpus in {folder}: {error.strerror or error}; free space or choose "
+            "another storage folder, then submit again"
+        ) from error
+
+
+class ScratchFile:
+    """A file without a name that is written from its beginning to its end, then mapped into memory."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or _arena.get().folder
+        with _disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 (a map outlives the block)
+
+    def write(self, data: memoryview) -> None:
+        """Appends the bytes."""
+        with _disk_errors(self.folder):
+            self._file.write(data)
+
+    def mapped(self, size: int | None = None) -> mmap.mmap:
+        """The file in memory, of the bytes written or of `size` bytes; the disk has room for all of them."""
+        with _disk_errors(self.folder), self._file as file:
+            size = size or max(1, file.tell())
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
+            return mmap.mmap(file.fileno(), size)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: type[Value] | np.dtype[Value]) -> NDArray[Value]:
+    """An array of zeros."""
+    kind: np.dtype[Value] = np.dtype(dtype)
+    size = int(np.prod(shape)) * kind.itemsize
+    if size <= LARGE:
+        return np.zeros(shape, kind)
+    return _arena.get().bytes(size).view(kind).reshape(shape)
+
+
+def parts(count: int, size: int | None = None) -> Iterator[slice]:
+    """Consecutive slices of so many values."""
+    step = size or PART
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+
+
+def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
+    """The rows of the array where the mask is true."""
+    out: NDArray[Value] = zeros((int(np.count_nonzero(mask)), *array.shape[1:]), array.dtype)
+    end = 0
+    for part in parts(len(array)):
+        some = array[part][mask[part]]
+        out[end : end + len(some)] = some
+        end += len(some)
+    return out
+
+
+def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
+    """The arrays, of which there is at least one, end to end."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    out: NDArray[Value] = zeros(shape, arrays[0].dtype)
+    end = 0
+    for array in arrays:
+        out[end : end + len(array)] = array
+        end += len(array)
+    return out
+
+
+def repeated(values: Sequence[float], times: Sequence[int], dtype: type[Value]) -> NDArray[Value]:
+    """Each value so many times, end to end."""
+    out = zeros(sum(times), dtype)
+    end = 0
+    for value, count in zip(values, times, strict=True):
+        out[end : end + count] = value
+        end += count
+    return out
+
+
+def places(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The places where the mask is true."""
+    out: NDArray[np.int64] = zeros(int(np.count_nonzero(mask)), np.int64)
+    end = 0
+    for part in parts(len(mask)):
+        some = np.flatnonzero(mask[part]) + part.start
+        out[end : end + len(some)] = some
+        end += len(some)
+    return out
+
+
+def in_sorted(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_]:
+    """Which values are among the known ones, which ascend."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    found: NDArray[np.bool_] = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
+
+
+def where_in(values: NDArray[Value], known: NDArray[Value]) -> NDArray[np.bool_]:
+    """`in_sorted` of many values."""
+    out = zeros(len(values), np.bool_)
+    for part in parts(len(values)):
+        out[part] = in_sorted(values[part], known)
+    return out
+
+
+# --- Keys ----------------------------------------------------------------------------------------------------------
+
+
+def _of_residue(keys: NDArray[np.uint64], count: int, residue: int) -> NDArray[np.int64]:
+    """The places of the keys that leave this residue."""
+    if count == 1:
+        return np.arange(len(keys))
+    divisor = np.uint64(count)
+    found = [np.flatnonzero(keys[part] % divisor == residue) + part.start for part in parts(len(keys))]
+    return np.concatenate([np.empty(0, np.int64), *found])
+
+
+def first_places(keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """[keys] the place of the first equal key. Keys are compared within those of one residue at a time."""
+    out: NDArray[np.int64] = zeros(len(keys), np.int64)
+    count = max(1, -(-len(keys) // PART))
+    for residue in range(count):
+        where = _of_residue(keys, count, residue)
+        _, first, inverse = np.unique(keys[where], return_index=True, return_inverse=True)
+        out[where] = where[first[inverse]]
+    return out
+
+
+def is_first(first: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which places are the first of their key, by what `first_places` gave."""
+    out: NDArray[np.bool_] = zeros(len(first), np.bool_)
+    for part in parts(len(first)):
+        out[part] = first[part] == np.arange(part.start, part.stop)
+    return out
+
+
+def numbers(first: NDArray[np.int64], new: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[keys] the number of each key by first appearance, by what `first_places` and `is_first` gave."""
+    counted: NDArray[np.int64] = zeros(len(new), np.int64)
+    out: NDArray[np.int64] = zeros(len(new), np.int64)
+    total = 0
+    for part in parts(len(new)):
+        counted[part] = total - 1 + np.cumsum(new[part])
+        total += int(np.count_nonzero(new[part]))
+    for part in parts(len(new)):
+        out[part] = counted[first[part]]
+    return out
+
+
+def unseen(keys: NDArray[np.uint64], earlier: Sequence[NDArray[np.uint64]]) -> NDArray[np.bool_]:
+    """Which keys are the first of their kind, here and among the earlier ones."""
+    out: NDArray[np.bool_] = zeros(len(keys), np.bool_)
+    count = max(1, -(-(len(keys) + sum(map(len, earlier))) // PART))
+    for residue in range(count):
+        where = _of_residue(keys, count, residue)
+        known = np.sort(np.concatenate([keys[:0], *(each[_of_residue(each, count, residue)] for each in earlier)]))
+        different, first = np.unique(keys[where], return_index=True)
+        out[where] = False
+        out[where[first[~in_sorted(different, known)]]] = True
+    return out
+
+
+BINS = 1 << 16
+"""Values of the leading bits of a rank."""
+
+
+def leading(ranks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The leading bits of each rank, which sort as ranks do."""
+    return (ranks >> np.uint64(48)).astype(np.int64)
+
+
+def smallest(ranks: NDArray[np.uint64], count: int) -> NDArray[np.bool_]:
+    """Which are the `count` smallest ranks; of equal ones the first."""
+    sizes = np.zeros(BINS, np.int64)
+    for part in parts(len(ranks)):
+        sizes += np.bincount(leading(ranks[part]), minlength=BINS)
+    below = np.cumsum(sizes)
+    last = int(np.searchsorted(below, count))
+    out: NDArray[np.bool_] = zeros(len(ranks), np.bool_)
+    ties = []
+    for part in parts(len(ranks)):
+        bins = leading(ranks[part])
+        out[part] = bins < last
+        ties.append(np.flatnonzero(bins == last) + part.start)
+    tied = np.concatenate([np.empty(0, np.int64), *ties])
+    wanted = count - int(below[last - 1]) if last else count
+    out[tied[np.argsort(ranks[tied], kind="stable")[:wanted]]] = True
+    return out

@@ -1,0 +1,114 @@
+"""Arrays of any size: the same results in parts as in one piece, on disk as in memory, and nothing left behind."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from babeltune.data import arrays
+from babeltune.errors import StoreError
+from small_parts import tiny_parts
+from waiting import PATIENCE_S
+
+KEYS = st.lists(st.integers(0, 12).map(lambda key: key * (2**60 + 9) % 2**64), max_size=60)
+
+
+def keys_of(values: list[int]) -> np.ndarray:
+    return np.array(values, np.uint64)
+
+
+@given(KEYS)
+def test_equal_keys_are_numbered_alike_by_first_appearance(values):
+    known: dict[int, int] = {}
+    expected = [known.setdefault(value, len(known)) for value in values]
+    with tiny_parts():
+        first = arrays.first_places(keys_of(values))
+        new = arrays.is_first(first)
+        assert arrays.numbers(first, new).tolist() == expected
+    assert first.tolist() == [values.index(value) for value in values]
+    assert new.tolist() == [values.index(value) == place for place, value in enumerate(values)]
+
+
+@given(KEYS, st.lists(KEYS, max_size=3))
+def test_repeats_are_found_here_and_in_earlier_keys(values, earlier):
+    before = {key for keys in earlier for key in keys}
+    expected = [value not in before and values.index(value) == place for place, value in enumerate(values)]
+    with tiny_parts():
+        assert arrays.unseen(keys_of(values), [keys_of(keys) for keys in earlier]).tolist() == expected
+
+
+@given(st.lists(st.sampled_from([0, 1, 2**48, 2**48 + 1, 2**63, 2**64 - 1]), min_size=1, max_size=40), st.data())
+def test_the_smallest_ranks_are_those_of_a_stable_sort(ranks, data):
+    count = data.draw(st.integers(0, len(ranks)))
+    expected = np.zeros(len(ranks), bool)
+    expected[np.argsort(keys_of(ranks), kind="stable")[:count]] = True
+    with tiny_parts():
+        assert arrays.smallest(keys_of(ranks), count).tolist() == expected.tolist()
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_rows_are_kept_and_joined_as_numpy_does_it(mask):
+    chosen = np.array(mask, bool)
+    rows = np.arange(2 * len(mask)).reshape(-1, 2)
+    with tiny_parts():
+        assert np.array_equal(arrays.kept(rows, chosen), rows[chosen])
+        assert np.array_equal(arrays.places(chosen), np.flatnonzero(chosen))
+        assert np.array_equal(arrays.joined([rows, rows[:1]]), np.concatenate([rows, rows[:1]]))
+        assert np.array_equal(arrays.where_in(rows[:, 0], np.arange(9)), np.isin(rows[:, 0], np.arange(9)))
+
+
+def test_a_large_array_lies_on_disk_and_leaves_no_file_behind_a_crash(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; from babeltune.data import arrays\n"
+        "with arrays.scratch_in(Path(sys.argv[1])):\n"
+        "    large = arrays.zeros(arrays.LARGE, 'int64'); large[-1] = 7\n"
+        "    files = [line for line in Path('/proc/self/maps').read_text().splitlines() if sys.argv[1] in line]\n"
+        "    print(len(files), large[0], large[-1], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "1 0 7\n"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_of_one_file_do_not_overlap(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "SEGMENT", 1000)
+    with arrays.scratch_in(tmp_path):
+        many = [arrays.zeros((size, 3), np.uint16) for size in range(1, 30)]
+    for number, array in enumerate(many):
+        assert not array.any()
+        array[:] = number
+    assert all((array == number).all() for number, array in enumerate(many))
+
+
+def test_a_disk_that_is_full_is_one_line_with_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    monkeypatch.setattr(arrays, "SEGMENT", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # a write beyond fails as on a full disk
+    try:
+        with arrays.scratch_in(tmp_path), pytest.raises(StoreError) as array:
+            arrays.zeros(8192, np.uint8)
+        with arrays.scratch_in(tmp_path), pytest.raises(StoreError) as file:
+            arrays.ScratchFile().write(memoryview(bytes(1 << 20)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for error in (array, file):
+        assert str(tmp_path) in str(error.value)
+        assert "free space or choose another storage folder" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "LARGE", 0)
+    (tmp_path / "file").touch()
+    with arrays.scratch_in(tmp_path / "file"), pytest.raises(StoreError, match=r"file: (Not a directory|File exists)"):
+        arrays.zeros(8, np.uint8)
