@@ -61,8 +61,6 @@ EXEMPT = {
 SHAPES_LEFT = frozenset(
     {
         "platform/babeltune/data/prepare.py prepare",
-        "platform/babeltune/method/tiled_contrastive.py tiled_cross_entropy",
-        "platform/babeltune/models/packing.py packed_attention",
         "platform/babeltune/sweep/driver/run.py _run",
         "platform/babeltune/sweep/driver/run.py submit",
         "platform/babeltune/sweep/search/tune_run.py search",

@@ -125,6 +125,18 @@ class Student(nn.Module):
         return normalize(states.new_zeros(len(tokens), DIM).index_add(0, which, states), dim=1)
 
 
+class Rounded(Student):
+    """A student that computes in bf16 and answers in fp32, as trials with `training.precision: bf16` do."""
+
+    def states(self, tokens: Tokens) -> Float[Tensor, "tokens states"]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().states(tokens).float()
+
+    def forward(self, tokens: Tokens) -> Float[Tensor, "sentences dim"]:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(tokens).float()
+
+
 def example_batch(needs: Needs, total: int = PAIRS, rank: int = 0, world: int = 1) -> Batch:
     """One rank's rows of a batch of `total` random pairs. Some sentences occur in several pairs."""
     generator = torch.Generator().manual_seed(total)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from babeltune.cli.plan_page import Z95, detectable, machine_of, show_plan
 from babeltune.planning.calibration import Machine, Measured, estimate
-from babeltune.planning.plan import describe
+from babeltune.planning.plan import Counted, describe
 from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.cluster import Cluster
@@ -20,14 +20,14 @@ MEASURED = Measured(pair_s=0.001, sentence_s=0.01, teacher_sentence_s=0.02, work
 
 def plan_of(sweep, **more):
     """A plan of plausible counts."""
-    report = describe(
-        sweep,
+    counted = Counted(
         counts={"natural": {"rows": 300, "pairs": 1200}},
         pairs={f"eng-l{number:02d}": 1000 + number for number in range(40)},
         dev={f"everyday/l{number:02d}-eng": 30 for number in range(40)} | {"sts/eng": 100},
         anchors=1700,
         teacher_sentences=3000,
     )
+    report = describe(sweep, counted)
     return replace(report, **{"objective_rows": 60, "dev_texts": 500, **more})
 
 

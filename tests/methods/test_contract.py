@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from babeltune import testing
 from babeltune.method import available, load_method, make_config
 from babeltune.method.distributed import ProcessGroup
-from babeltune.testing import DIM, VOCABULARY, WIDTH, Case, Student, example_batch
+from babeltune.testing import DIM, VOCABULARY, WIDTH, Case, Rounded, Student, example_batch
 from toy_methods import TwoViews, combined_beside
 
 CASES = [
@@ -314,18 +314,6 @@ def sharp(name, values):
     """These settings at the temperature or the scale of similarities that are multiplied by 200."""
     fields = {field.name for field in dataclasses.fields(load_method(name).Config)}
     return {**values, "scale": 200.0} if "scale" in fields else {**values, "temperature": 0.005}
-
-
-class Rounded(Student):
-    """A student that computes in bf16 and answers in fp32, as trials with `training.precision: bf16` do."""
-
-    def states(self, tokens):
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().states(tokens).float()
-
-    def forward(self, tokens):
-        with torch.autocast("cpu", torch.bfloat16):
-            return super().forward(tokens).float()
 
 
 SHARP = [(name, sharp(name, values)) for name, values in CASES if name not in ("mse_distillation", "combined")]

@@ -15,7 +15,7 @@ from babeltune.cli.plan_page import details
 from babeltune.errors import DataError, SpecError
 from babeltune.models.encoder import build_student
 from babeltune.models.vocabulary import Vocabulary
-from babeltune.planning.plan import describe, make_plan, student_parameters
+from babeltune.planning.plan import Counted, describe, make_plan, student_parameters
 from babeltune.planning.preparation import read_corpus
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.planning.warnings import about_corpus
@@ -57,20 +57,14 @@ def test_values_that_yaml_could_mistake_survive_printing(tmp_path_factory, value
 
 
 def test_the_plan_says_id_trials_pairs_and_work(sweep):
-    counted = {
-        "counts": COUNTS,
-        "pairs": PAIRS,
-        "dev": {"everyday/fra-eng": 30},
-        "anchors": 1700,
-        "teacher_sentences": 1234,
-    }
-    report = describe(sweep, **counted, samples=3)
+    counted = Counted(counts=COUNTS, pairs=PAIRS, dev={"everyday/fra-eng": 30}, anchors=1700, teacher_sentences=1234)
+    report = describe(sweep, counted)
     assert report.id == sweep_id(sweep)
     assert len(report.trials) == 3
     assert report.total_pairs == 3300
     assert report.budget_pairs == sweep.budget.trials * sweep.training.pairs
     assert report.default.steps == -(-sweep.training.pairs // sweep.training.global_batch)
-    assert report == describe(sweep, **counted, samples=3)
+    assert report == describe(sweep, counted)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(details(report))
     text = console.export_text()

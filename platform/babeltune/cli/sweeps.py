@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,7 +30,11 @@ from babeltune.cli.common import (
 from babeltune.program import INTERRUPTED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from babeltune.cli.remote import Remote
+    from babeltune.schema.cluster import Cluster
     from babeltune.schema.records import Sweep
     from babeltune.sweep.state.folder import SweepFolder
 
@@ -129,16 +134,11 @@ def run_sweep(
 
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
-    from babeltune.cli.render import attach, live, show_leaderboard
+    from babeltune.cli.render import show_leaderboard
     from babeltune.cli.report import report_at_the_end
-    from babeltune.errors import SweepError
-    from babeltune.planning.space import within_grid
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
-    from babeltune.signals import acknowledged
-    from babeltune.sweep.driver.run import driven_folder, submit
-    from babeltune.sweep.state.fencing import DrivenError
+    from babeltune.sweep.driver.run import submit
     from babeltune.sweep.state.progress import is_driven, sweep_document
-    from babeltune.sweep.state.provenance import spec_changes
     from babeltune.sweep.sync.view import StorageView
 
     cluster, where = cluster_of(file), with_cluster(file)
@@ -146,6 +146,30 @@ def run_sweep(
         show_taken(known, sweep, accept_changes=accept_changes)
     if cluster.address == "local":
         warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
+    run = functools.partial(submit, sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure)
+    folder = watched_or_run(name, sweep, cluster, where, run)
+    state = folder.state()
+    made = report_at_the_end(folder, cluster) if state == "finished" else None
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    if not as_json:
+        say_what_next(folder, state, where, made)
+    if state == "interrupted":  # while it was watched; as its driver ends
+        raise typer.Exit(INTERRUPTED)
+
+
+def watched_or_run(
+    name: str, sweep: Sweep, cluster: Cluster, where: str, run: Callable[..., SweepFolder]
+) -> SweepFolder:
+    """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
+    from babeltune.cli.render import attach, live
+    from babeltune.errors import SweepError
+    from babeltune.planning.space import within_grid
+    from babeltune.signals import acknowledged
+    from babeltune.sweep.driver.run import driven_folder
+    from babeltune.sweep.state.fencing import DrivenError
+    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.state.provenance import spec_changes
+
     while True:
         running = driven_folder(name, cluster)
         if running is not None:
@@ -157,36 +181,31 @@ def run_sweep(
             if state == "failed":
                 raise SweepError(f"sweep {folder.id} failed: {sweep_document(folder)['reason']}")
             if state in ("finished", "stopped", "interrupted"):
-                break
+                return folder
             err.print(f"the driver of sweep {folder.id} is gone; going on with it")
         try:
             with acknowledged(), live(err) as watch:
-                folder = submit(
-                    sweep, cluster, into=into, accept_changes=accept_changes, insecure=insecure, watch=watch
-                )
-            break
+                return run(watch=watch)
         except DrivenError:  # by a driver that began at the same moment
             if driven_folder(name, cluster) is None:
                 raise
         except KeyboardInterrupt:
             err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
             raise typer.Exit(INTERRUPTED) from None
-    state = folder.state()
-    made = report_at_the_end(folder, cluster) if state == "finished" else None
-    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
-    if not as_json:
-        if state in ("stopped", "interrupted"):
-            out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
-        else:
-            rest = folder.read("tracking.json") or {}
-            if rest.get("unsent_bytes"):
-                again = f"babeltune resume {folder.id}{where}"
-                out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
-            if made is not None:
-                out.print(f"report: {made}", markup=False, highlight=False, soft_wrap=True)
-            out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
-    if state == "interrupted":  # while it was watched; as its driver ends
-        raise typer.Exit(INTERRUPTED)
+
+
+def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | None) -> None:
+    """What to do with a sweep that has ended, and where its report is."""
+    if state in ("stopped", "interrupted"):
+        out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        return
+    rest = folder.read("tracking.json") or {}
+    if rest.get("unsent_bytes"):
+        again = f"babeltune resume {folder.id}{where}"
+        out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+    if report is not None:
+        out.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
 
 
 @app.command()

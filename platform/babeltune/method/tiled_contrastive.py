@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -304,26 +304,38 @@ class _CrossEntropy(torch.autograd.Function):
         )
 
 
+class Terms(TypedDict, total=False):
+    """What the formula has beside x, y and tau."""
+
+    row_weights: Float[Tensor, "rows"] | None
+    """alpha: ones if neither it nor beta is given."""
+    column_weights: Float[Tensor, "columns"] | None
+    """beta."""
+    labels: Labels | None
+    """w. Rows i of x are the labels' own, and rows of y are everyone's."""
+    label_rows: float
+    """r, 0 if it is left out."""
+    label_columns: float
+    """c, 0 if it is left out."""
+    repeats: Duplicates | None
+    """Candidates that the rows' log-sum-exps leave out."""
+    beside: Float[Tensor, "rows"] | None
+    """[rows] one more value in each row's log-sum-exp: that of candidates that only this row has."""
+
+
 def tiled_cross_entropy(
     x: Float[Tensor, "rows dim"],
     y: Float[Tensor, "columns dim"],
     *,
     temperature: float,
-    row_weights: Float[Tensor, "rows"] | None = None,
-    column_weights: Float[Tensor, "columns"] | None = None,
-    labels: Labels | None = None,
-    label_rows: float = 0.0,
-    label_columns: float = 0.0,
-    repeats: Duplicates | None = None,
-    beside: Float[Tensor, "rows"] | None = None,
     tile: int | None = None,
+    **terms: Unpack[Terms],
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """The formula above for unit vectors, differentiable once in `x`, `y` and `beside`.
 
-    `row_weights` is alpha (ones when neither it nor beta is given), `column_weights` beta, `label_rows` r and
-    `label_columns` c. With labels, rows i of `x` are the labels' own and rows of `y` are everyone's. `repeats` are left
-    out of the rows' log-sum-exps. `beside` [rows] is one more value in each of them: the log-sum-exp of candidates that
-    only this row has. Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows."""
+    Also returns sum (r w_ij + c w_ji) a_i·a_j / tau', from which the labels' entropy follows."""
+    row_weights, column_weights = terms.get("row_weights"), terms.get("column_weights")
+    labels, beside = terms.get("labels"), terms.get("beside")
     if row_weights is None and column_weights is None:
         row_weights = torch.ones(len(x), device=x.device)
     tile = tile or TILE[x.device.type]
@@ -331,10 +343,10 @@ def tiled_cross_entropy(
         tile = labels.tile
     own_z, all_z = (None, None) if labels is None else (labels.own_log_z, labels.log_z)
     work = _Work(
-        _Side(x.detach().float().contiguous(), row_weights, label_rows, own_z),
-        _Side(y.detach().float().contiguous(), column_weights, label_columns, all_z),
+        _Side(x.detach().float().contiguous(), row_weights, terms.get("label_rows", 0.0), own_z),
+        _Side(y.detach().float().contiguous(), column_weights, terms.get("label_columns", 0.0), all_z),
         labels,
-        repeats,
+        terms.get("repeats"),
         temperature,
         tile,
     )

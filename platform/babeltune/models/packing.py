@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -64,6 +64,15 @@ def pack(tokens: Tokens) -> Packing:
     return Packing(tokens.ids[taken], positions, taken, rank, ordered, groups)
 
 
+class Options(TypedDict, total=False):
+    """What an encoder may ask of its attention."""
+
+    scaling: float | None
+    dropout: float
+    sliding_window: int | None
+    """A token sees those at a distance below it."""
+
+
 def packed_attention(
     module: torch.nn.Module,
     query: Float[Tensor, "1 heads tokens width"],
@@ -72,36 +81,26 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packing: Packing,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **_: object,
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "1 tokens heads width"], None]:
-    """Attention within each sentence, in the shape that transformers asks of a registered function.
+    """Attention within each sentence, in the shape that transformers asks of a registered function. Other options than
+    those named are passed over.
 
-    `sliding_window` w lets a token see those at a distance below w. On CPU the work is done in fp32 under autocast
-    too: half-precision kernels for short sentences are slower there.
+    On CPU the work is done in fp32 under autocast too: half-precision kernels for short sentences are slower there.
     """
     dtype = query.dtype
     if query.device.type == "cpu" and dtype != torch.float32:
         with torch.autocast("cpu", enabled=False):
-            parts = _by_length(query.float(), key.float(), value.float(), packing, scaling, dropout, sliding_window)
+            parts = _by_length(query.float(), key.float(), value.float(), packing, options)
     else:
-        parts = _by_length(query, key, value, packing, scaling, dropout, sliding_window)
+        parts = _by_length(query, key, value, packing, options)
     return torch.cat(parts).to(dtype).unsqueeze(0), None
 
 
-def _by_length(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packing: Packing,
-    scaling: float | None,
-    dropout: float,
-    sliding_window: int | None,
-) -> list[Tensor]:
+def _by_length(query: Tensor, key: Tensor, value: Tensor, packing: Packing, options: Options) -> list[Tensor]:
     """One dense attention per length. `split`, because the backward of a slice writes zeros of the full size."""
-    sizes = packing.sizes
+    sizes, window = packing.sizes, options.get("sliding_window")
+    scaling, dropout = options.get("scaling"), options.get("dropout", 0.0)
     rows = [torch.split(states.squeeze(0).transpose(0, 1), sizes) for states in (query, key, value)]
     parts = []
     for (count, length), *states in zip(packing.groups, *rows, strict=True):
@@ -110,9 +109,9 @@ def _by_length(
             continue
         q, k, v = (s.unflatten(0, (count, length)).transpose(1, 2) for s in states)
         mask = None
-        if sliding_window is not None and length > sliding_window:
+        if window is not None and length > window:
             at = torch.arange(length, device=q.device)
-            mask = (at[:, None] - at).abs() < sliding_window
+            mask = (at[:, None] - at).abs() < window
         grouped = q.shape[1] != k.shape[1]
         out = scaled_dot_product_attention(q, k, v, mask, dropout, scale=scaling, enable_gqa=grouped)
         parts.append(out.transpose(1, 2).flatten(0, 1))

@@ -19,6 +19,7 @@ from babeltune.schema.records import Student, Sweep, Task, Teacher
 
 
 def right_models(sweep: Sweep) -> Iterator[Problem]:
+    """Right sides of tasks and of held-out rows that the teacher encodes without knowing their language."""
     for kind, tasks in (("dev", sweep.data.dev), ("test", sweep.data.test)):
         yield from right_model_problems(("data", kind), tasks, sweep.teacher, sweep.data.anchor_priority)
     if sweep.data.split is not None and sweep.data.split.right_model == "teacher":

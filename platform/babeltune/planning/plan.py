@@ -1,6 +1,6 @@
 """Says what a sweep would do before it does it: its spec, its id, sampled trials, the pairs left, the work.
 
-`make_plan` reads and cleans the corpus. `describe` counts what the sweep makes of it.
+`make_plan` reads and cleans the corpus; `describe` is pure, from the sweep and what the corpus counted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,18 @@ class Sampled:
     """None where compute says how long a trial is: a worker counts it when the trial begins."""
     student_parameters: int | None
     """About this many, without the method's own; None for a model by name and a frozen encoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a cleaned corpus holds, under the names of `PlanReport`."""
+
+    counts: Mapping[str, Mapping[str, int]]
+    pairs: Mapping[str, int]
+    dev: Mapping[str, int]
+    anchors: int
+    teacher_sentences: int
+    words: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,37 +112,29 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
         if source.translation is not None and source.train:
             counts = corpus.counts[source.name]
             corpus.counts[source.name] = {"to translate": counts["rows"], **counts}
-    report = describe(sweep, corpus, samples)
+    report = dataclasses.replace(
+        describe(sweep, counted(sweep, corpus), samples),
+        warnings=tuple(about_labels(sweep, corpus, samples)),
+        objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
+        dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
+    )
     return report if machine is None else _estimated(report, sweep, corpus, machine)
 
 
-def describe(sweep: Sweep, corpus: Corpus, samples: int) -> PlanReport:
-    """The plan without times, from the sweep and its cleaned corpus."""
+def counted(sweep: Sweep, corpus: Corpus) -> Counted:
+    """What the sweep's cleaned corpus holds. `DataError` where aligned words are too few."""
     from babeltune.data.prepare import asked_of_teacher
     from babeltune.planning.preparation import wanted_of
 
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
     rows = np.bincount(corpus.pair_groups, minlength=len(corpus.groups))
-    pairs = dict(zip(corpus.groups, rows.tolist(), strict=True))
-    default, *trials = shown_trials(sweep, samples)
-    compute = default.training.compute
-    return PlanReport(
-        id=sweep_id(sweep),
-        spec=spec_yaml(sweep),
-        metrics=dev_metrics(sweep),
-        default=_sampled(default, sweep.teacher, pairs),
-        trials=tuple(_sampled(trial, sweep.teacher, pairs) for trial in trials),
-        counts={source: dict(steps) for source, steps in corpus.counts.items()},
-        pairs=pairs,
+    return Counted(
+        counts=corpus.counts,
+        pairs=dict(zip(corpus.groups, rows.tolist(), strict=True)),
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
         anchors=len(np.unique(corpus.pairs[:, 0])),
         teacher_sentences=len(asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)[0]),
         words=_word_counts(sweep, corpus) if wanted.words else {},
-        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
-        budget_compute=sweep.budget.trials * compute if compute else None,
-        warnings=tuple(about_labels(sweep, corpus, samples)),
-        objective_rows=distinct_rows(tasks_behind(sweep.objectives[0].metric, corpus.tasks)),
-        dev_texts=len({text for task in corpus.tasks for text in task.texts_of("student")}),
     )
 
 
@@ -160,6 +164,27 @@ def _estimated(report: PlanReport, sweep: Sweep, corpus: Corpus, machine: Machin
         sweep, trial, measured, machine, dev_texts=report.dev_texts, teacher_sentences=report.teacher_sentences
     )
     return dataclasses.replace(report, estimate=found)
+
+
+def describe(sweep: Sweep, found: Counted, samples: int = 3) -> PlanReport:
+    """The plan, from the sweep and what its corpus holds."""
+    default, *trials = shown_trials(sweep, samples)
+    compute = default.training.compute
+    return PlanReport(
+        id=sweep_id(sweep),
+        spec=spec_yaml(sweep),
+        metrics=dev_metrics(sweep),
+        default=_sampled(default, sweep.teacher, found.pairs),
+        trials=tuple(_sampled(trial, sweep.teacher, found.pairs) for trial in trials),
+        counts={source: dict(steps) for source, steps in found.counts.items()},
+        pairs=dict(found.pairs),
+        dev=dict(found.dev),
+        anchors=found.anchors,
+        teacher_sentences=found.teacher_sentences,
+        words=dict(found.words),
+        budget_pairs=None if compute else sweep.budget.trials * default.training.pairs,
+        budget_compute=sweep.budget.trials * compute if compute else None,
+    )
 
 
 def shown_trials(sweep: Sweep, samples: int) -> list[Trial]:

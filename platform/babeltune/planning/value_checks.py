@@ -40,6 +40,7 @@ MOST_STEPS = 10_000_000
 
 
 def value_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Values that are wrong alone; if there are none, those that do not go together."""
     single = list(_single_values(sweep))
     yield from single
     if not single:
