@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from babeltune.data import arrays, split, texts
+from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import build_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
@@ -170,7 +170,7 @@ def watched() -> Iterator[Callable[[], int]]:
 def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
     arrays.LARGE, texts.LARGE = arrays.LARGE // smaller, texts.LARGE // smaller
-    arrays.PART = split.PART = arrays.PART // smaller
+    arrays.PART = arrays.PART // smaller
     data = make_data(folder, pairs)
     started, cpu = time.monotonic(), time.process_time()
     with watched() as peak, arrays.scratch_in(folder):
@@ -216,7 +216,7 @@ def faults(sizes: Sequence[Figures]) -> list[str]:
 def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
     """Runs the benchmark."""
     given = given or options(__doc__)
-    kept = []
+    kept: list[list[Figures]] = []
     print(HEAD, flush=True)
     for _ in range(1 if pairs else given.rounds):
         kept.append([])

@@ -93,7 +93,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
     """
     from babeltune.data.alignment import check_words, word_counts, word_samples
     from babeltune.data.corpus import build_corpus, check_corpus
-    from babeltune.data.prepare import asked_of_teacher
+    from babeltune.data.prepare import asked_of_teacher, ids_among
     from babeltune.data.translation import StandIn
     from babeltune.planning.preparation import wanted_of
 
@@ -124,7 +124,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
         counts=corpus.counts,
         pairs=pairs,
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
-        anchors=len(np.unique(corpus.pairs[:, 0])),
+        anchors=len(ids_among(len(corpus.texts), corpus.pairs[:, 0])),
         teacher_sentences=len(sentences),
         words=words,
         samples=samples,
