@@ -1,7 +1,7 @@
 """Reading and cleaning a corpus at three sizes: CPU time of a pair, and memory, which is not to grow with the pairs.
 
-The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files of which
-one has a cap. One row in twenty repeats another, one in a hundred has equal sides. One in two hundred is a sentence of
+The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files. One
+has a cap. One row in twenty repeats another, one in a hundred has equal sides. One in two hundred is a sentence of
 a dev or test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
 duplicates, overlap with 5,000 rows of dev and test sets, caps, a split, the numbering, and the sentences for the
 teacher. The texts and arrays of a prepared sweep are written. Tokens and vectors are not made.
@@ -89,7 +89,7 @@ def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> li
 
 
 def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, evals: Sequence[list[str]]) -> None:
-    """A table of so many rows, a few of which come from the `evals`, its two sides."""
+    """A table of so many rows. A few come from the `evals`, the two sides of a set."""
     words = [vocabulary(language) for language in languages]
     file.write("\t".join(languages) + "\n")
     for start in range(0, pairs, BLOCK):

@@ -132,7 +132,7 @@ def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
 
 
 def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
-    """The arrays, of which there is at least one, end to end."""
+    """The arrays end to end; there is at least one."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     out: NDArray[Value] = zeros(shape, arrays[0].dtype)
     end = 0
