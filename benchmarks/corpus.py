@@ -1,8 +1,8 @@
 """Reading and cleaning a corpus at three sizes: CPU time of a pair, and memory, which is not to grow with the pairs.
 
 The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files. One
-has a cap. One row in twenty repeats another, one in a hundred has equal sides. One in two hundred is a sentence of
-a dev or test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
+has a cap. One row in twenty repeats another, one in a hundred has equal sides. Four in a thousand are a sentence of
+the test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
 duplicates, overlap with 5,000 rows of dev and test sets, caps, a split, the numbering, and the sentences for the
 teacher. The texts and arrays of a prepared sweep are written. Tokens and vectors are not made.
 
