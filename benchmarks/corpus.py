@@ -1,8 +1,8 @@
 """Reading and cleaning a corpus at three sizes: CPU time of a pair, and memory, which is not to grow with the pairs.
 
-The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files of which
-one has a cap. One row in twenty repeats another, one in a hundred has equal sides. One in two hundred is a sentence of
-a dev or test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
+The text is made: sentences of 4 to 20 words whose frequencies fall as those of real words do, in three files. One
+has a cap. One row in twenty repeats another, one in a hundred has equal sides. Four in a thousand are a sentence of
+the test set with a letter changed, and one in a thousand is the sentence itself. Every step is run: exact and near
 duplicates, overlap with 5,000 rows of dev and test sets, caps, a split, the numbering, and the sentences for the
 teacher. The texts and arrays of a prepared sweep are written. Tokens and vectors are not made.
 
@@ -28,7 +28,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from babeltune.data import arrays, split, texts
+from babeltune.data import arrays, texts
 from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import build_corpus
 from babeltune.data.prepare import Wanted, asked_of_teacher, write_arrays
@@ -89,7 +89,7 @@ def sentences(draw: np.random.Generator, words: Sequence[str], count: int) -> li
 
 
 def write_rows(file: TextIO, languages: tuple[str, str], pairs: int, seed: int, evals: Sequence[list[str]]) -> None:
-    """A table of so many rows, a few of which come from the `evals`, its two sides."""
+    """A table of so many rows. A few come from the `evals`, the two sides of a set."""
     words = [vocabulary(language) for language in languages]
     file.write("\t".join(languages) + "\n")
     for start in range(0, pairs, BLOCK):
@@ -170,7 +170,7 @@ def watched() -> Iterator[Callable[[], int]]:
 def measure(folder: Path, pairs: int, smaller: int = 1) -> Figures:
     """Cleans a corpus of so many pairs, with bounds on memory that are this many times smaller than the real ones."""
     arrays.LARGE, texts.LARGE = arrays.LARGE // smaller, texts.LARGE // smaller
-    arrays.PART = split.PART = arrays.PART // smaller
+    arrays.PART = arrays.PART // smaller
     data = make_data(folder, pairs)
     started, cpu = time.monotonic(), time.process_time()
     with watched() as peak, arrays.scratch_in(folder):
@@ -216,7 +216,7 @@ def faults(sizes: Sequence[Figures]) -> list[str]:
 def main(given: Options | None = None, pairs: Sequence[int] = ()) -> None:
     """Runs the benchmark."""
     given = given or options(__doc__)
-    kept = []
+    kept: list[list[Figures]] = []
     print(HEAD, flush=True)
     for _ in range(1 if pairs else given.rounds):
         kept.append([])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from babeltune.data import arrays, contamination, split, texts
+from babeltune.data import arrays, contamination, texts
 
 
 @contextmanager
@@ -17,6 +17,5 @@ def tiny_parts() -> Iterator[None]:
         patch.setattr(arrays, "SEGMENT", 4096)
         patch.setattr(texts, "LARGE", 0)
         patch.setattr(texts, "BATCH", 5)
-        patch.setattr(split, "PART", 7)
         patch.setattr(contamination, "ASKED", 30)
         yield

@@ -12,6 +12,7 @@ from babeltune.data import alignment
 from babeltune.data.alignment import TOGETHER, build_spans, build_words, mutual, word_counts, word_samples
 from babeltune.data.corpus import Corpus
 from babeltune.data.store import facts_of
+from babeltune.data.texts import Texts
 from babeltune.data.tokens import load_tokenizer, train_tokenizer
 from babeltune.data.word_segmentation import find_words
 from babeltune.errors import DataError
@@ -34,8 +35,8 @@ def corpus_of(*groups):
             rows.append([ids.setdefault((a, x), len(ids)), ids.setdefault((b, y), len(ids))])
             numbers.append(number)
     return Corpus(
-        texts=[text for _, text in ids],
-        languages=[language for language, _ in ids],
+        texts=Texts.of([text for _, text in ids]),
+        languages=Texts.of([language for language, _ in ids]),
         pairs=np.array(rows, np.int32),
         groups=tuple(f"{a}-{b}" for a, b, _ in groups),
         group_languages=tuple((a, b) for a, b, _ in groups),

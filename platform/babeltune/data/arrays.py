@@ -46,7 +46,7 @@ class _Arena:
     def bytes(self, size: int) -> NDArray[np.uint8]:
         """So many zeros. The segment lives as long as one of its arrays."""
         with self._lock:
-            segment = self._segment and self._segment()
+            segment = None if self._segment is None else self._segment()
             if segment is None or self._used + size > len(segment):
                 segment = ScratchFile(self.folder).mapped(max(SEGMENT, size))
                 self._segment, self._used = weakref.ref(segment), 0
@@ -98,7 +98,10 @@ class ScratchFile:
         with _disk_errors(self.folder), self._file as file:
             size = size or max(1, file.tell())
             file.flush()
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and no SIGBUS later
+            else:
+                file.truncate(size)
             return mmap.mmap(file.fileno(), size)
 
 
@@ -129,7 +132,7 @@ def kept(array: NDArray[Value], mask: NDArray[np.bool_]) -> NDArray[Value]:
 
 
 def joined(arrays: Sequence[NDArray[Value]]) -> NDArray[Value]:
-    """The arrays, of which there is at least one, end to end."""
+    """The arrays end to end; there is at least one."""
     shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
     out: NDArray[Value] = zeros(shape, arrays[0].dtype)
     end = 0

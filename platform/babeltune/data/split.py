@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from babeltune.data import arrays
 from babeltune.data.arrays import (
     BINS,
-    PART,
     first_places,
     is_first,
     joined,
@@ -146,7 +146,7 @@ def _by_rank(
     sizes = np.zeros(BINS, np.int64)
     for part in parts(len(ranks)):
         sizes += np.bincount(leading(ranks[part][can[part]]), minlength=BINS)
-    turn = np.cumsum(sizes) // PART
+    turn = np.cumsum(sizes) // arrays.PART
     """[bins] the turn at which the ranks that begin so are sorted."""
     for number in np.unique(turn[sizes > 0]):
         found = [

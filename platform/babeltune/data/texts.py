@@ -41,9 +41,7 @@ class Texts(Sequence[str]):
         """The same texts; strings are copied."""
         if isinstance(texts, Texts):
             return texts
-        import pyarrow as pa
-
-        return cls(pa.array(texts, pa.large_string()))
+        return cls(_array(texts))
 
     @classmethod
     def coded(cls, names: Sequence[str], codes: NDArray[np.int16]) -> Texts:
@@ -51,7 +49,7 @@ class Texts(Sequence[str]):
         import pyarrow as pa
 
         indices = pa.Array.from_buffers(pa.int16(), len(codes), [None, pa.py_buffer(codes)])
-        return cls(pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.large_string())))
+        return cls(pa.DictionaryArray.from_arrays(indices, _array(names)))
 
     @classmethod
     def open(cls, path: Path) -> Texts:
@@ -127,14 +125,25 @@ class Texts(Sequence[str]):
 
         found: NDArray[np.int64] = zeros(len(self), np.int64)
         for place in parts(len(self), BATCH):
-            found[place] = compute.utf8_length(self.part(place)).to_numpy()
+            counted = compute.utf8_length(self.part(place))
+            found[place] = np.frombuffer(counted.buffers()[1], np.int64)[counted.offset :][: len(counted)]
         return found
 
 
 def _numbers(ids: NDArray[np.integer]) -> pa.Array:
     import pyarrow as pa
 
-    return pa.array(np.ascontiguousarray(ids, np.int64))
+    return pa.Array.from_buffers(pa.int64(), len(ids), [None, pa.py_buffer(np.ascontiguousarray(ids, np.int64))])
+
+
+def _array(texts: Sequence[str]) -> pa.Array:
+    """An Arrow array of strings. `pyarrow.array` would import pandas, which takes longer than a small corpus."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    ends = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)), out=ends[1:])
+    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def batches(texts: Iterable[str]) -> Iterator[Sequence[str]]:
@@ -165,7 +174,7 @@ class TextWriter:
         """Appends strings, or an Arrow array of them."""
         import pyarrow as pa
 
-        array = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
+        array = texts if isinstance(texts, pa.Array) else _array(texts)
         self._arrays.append(array)
         self._bytes += array.nbytes
         if self._bytes > LARGE:
@@ -195,7 +204,7 @@ class TextWriter:
         import pyarrow as pa
 
         if "_files" not in vars(self):
-            return Texts(pa.concat_arrays([pa.array([], pa.large_string()), *self._arrays]))
+            return Texts(pa.concat_arrays([_array([]), *self._arrays]))
         self._spill()
         texts, begins = (pa.py_buffer(file.mapped()) for file in self._files)
         return Texts(pa.LargeStringArray.from_buffers(self._rows, begins, texts))

@@ -123,7 +123,7 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
 def counted(sweep: Sweep, corpus: Corpus) -> Counted:
     """What the sweep's cleaned corpus holds. `DataError` where aligned words are too few."""
-    from babeltune.data.prepare import asked_of_teacher
+    from babeltune.data.prepare import asked_of_teacher, ids_among
     from babeltune.planning.preparation import wanted_of
 
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"
@@ -132,7 +132,7 @@ def counted(sweep: Sweep, corpus: Corpus) -> Counted:
         counts=corpus.counts,
         pairs=dict(zip(corpus.groups, rows.tolist(), strict=True)),
         dev={f"{task.name}/{task.subset}": len(task.left) for task in corpus.tasks},
-        anchors=len(np.unique(corpus.pairs[:, 0])),
+        anchors=len(ids_among(len(corpus.texts), corpus.pairs[:, 0])),
         teacher_sentences=len(asked_of_teacher(corpus, wanted, copy_anchor=copy_anchor)[0]),
         words=_word_counts(sweep, corpus) if wanted.words else {},
     )
