@@ -110,7 +110,7 @@ def faults(found: list[Opened]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
-    pool_module.WorkerGroupTrainer = Unplaced  # type: ignore[misc]
+    vars(pool_module)["WorkerGroupTrainer"] = Unplaced
     found = []
     print(HEAD)
     with local_ray(num_cpus=1):
