@@ -24,7 +24,7 @@ from ray.train import Result
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
-from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Controller, _Fixed
+from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Fixed, _remote_controller
 
 SIZES = (50, 200, 800)
 SURVEYS = 5
@@ -37,8 +37,7 @@ class Unplaced(WorkerGroupTrainer):
 
     def _initialize_and_run_controller(self, **parts: object) -> Result:
         parts["scaling_policy"] = _Fixed(self.scaling_config)
-        kind = ray.remote(num_cpus=0, resources={"nowhere": 1.0})(_Controller)
-        self.controller = kind.remote(ENVIRONMENT, **parts)
+        self.controller = _remote_controller().options(resources={"nowhere": 1.0}).remote(ENVIRONMENT, **parts)
         return Result(metrics=None, checkpoint=None, error=None, path=None)
 
 

@@ -20,8 +20,8 @@ def here() -> NodeAffinitySchedulingStrategy:
 
 
 def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
-    """The scheduling strategy for actors on this node; without a node, on the driver's. If it is gone by then, the actor
-    fails, and the pool starts another one."""
+    """The scheduling strategy for actors on this node; without a node, on the driver's. If it is gone by then, the
+    actor fails, and the pool starts another one."""
     return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
