@@ -18,7 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
-import ray
 from ray.train import Result
 
 from babeltune.sweep.workers import pool as pool_module
@@ -59,13 +58,15 @@ HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12
 
 
 def asking(pool: WorkerPool) -> Callable[[], None]:
-    """Asks the dispatcher for a trial once, on behalf of all groups."""
-    asked: set[str] = set()
+    """Asks the dispatcher for a trial on behalf of all groups, and again when a call comes back without one."""
+    asked: dict[str, ray.ObjectRef[object]] = {}
 
     def ask() -> None:
-        for name in pool._worker_groups.keys() - asked:
-            asked.add(name)
-            pool._dispatcher.next.remote(name, "ranks")
+        calls = list(asked.values())
+        back = set(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set()
+        for name in pool._worker_groups:
+            if name not in asked or asked[name] in back:
+                asked[name] = pool._dispatcher.next.remote(name, "ranks")
 
     return ask
 
