@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+import ray
 from ray.train import Result
 
 from babeltune.sweep.workers import pool as pool_module
