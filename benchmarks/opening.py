@@ -24,7 +24,7 @@ from ray.train import Result
 from babeltune.sweep.workers import pool as pool_module
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
-from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Controller, _Fixed
+from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Fixed, _remote_controller
 
 SIZES = (50, 200, 800)
 SURVEYS = 5
@@ -37,8 +37,7 @@ class Unplaced(WorkerGroupTrainer):
 
     def _initialize_and_run_controller(self, **parts: object) -> Result:
         parts["scaling_policy"] = _Fixed(self.scaling_config)
-        kind = ray.remote(num_cpus=0, resources={"nowhere": 1.0})(_Controller)
-        self.controller = kind.remote(ENVIRONMENT, **parts)
+        self.controller = _remote_controller().options(resources={"nowhere": 1.0}).remote(ENVIRONMENT, **parts)
         return Result(metrics=None, checkpoint=None, error=None, path=None)
 
 
@@ -60,13 +59,15 @@ HEAD = f"{'groups':>6} {'CPU s':>10} {'wall s':>10} {'MB':>10} {'KB a group':>12
 
 
 def asking(pool: WorkerPool) -> Callable[[], None]:
-    """Asks the dispatcher for a trial once, on behalf of all groups."""
-    asked: set[str] = set()
+    """Asks the dispatcher for a trial on behalf of all groups, and again when a call comes back without one."""
+    asked: dict[str, ray.ObjectRef[object]] = {}
 
     def ask() -> None:
-        for name in pool._worker_groups.keys() - asked:
-            asked.add(name)
-            pool._dispatcher.next.remote(name, "ranks")
+        calls = list(asked.values())
+        back = set(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set()
+        for name in pool._worker_groups:
+            if name not in asked or asked[name] in back:
+                asked[name] = pool._dispatcher.next.remote(name, "ranks")
 
     return ask
 
@@ -110,7 +111,7 @@ def faults(found: list[Opened]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
-    pool_module.WorkerGroupTrainer = Unplaced  # type: ignore[misc]
+    vars(pool_module)["WorkerGroupTrainer"] = Unplaced
     found = []
     print(HEAD)
     with local_ray(num_cpus=1):

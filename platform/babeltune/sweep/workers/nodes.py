@@ -20,8 +20,9 @@ def here() -> NodeAffinitySchedulingStrategy:
 
 
 def beside(node: str | None) -> NodeAffinitySchedulingStrategy:
-    """The scheduling strategy for actors on this node, or anywhere if it is gone; without a node, on the driver's."""
-    return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+    """The scheduling strategy for actors on this node; without a node, on the driver's. If it is gone by then, the
+    actor fails, and the pool starts another one."""
+    return here() if node is None else NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def least_taken(worker: Mapping[str, float], taken: Mapping[str, int]) -> str | None:

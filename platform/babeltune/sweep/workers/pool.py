@@ -284,11 +284,11 @@ class WorkerPool:
             self._surveyed = time.monotonic()
             self._survey()
 
-    def _again(self, worker_group: str, **counts: int) -> None:
+    def _again(self, worker_group: str, *, respawns: int = 0, made: int = 0) -> None:
         """Ends the worker group and starts it again, with its trial."""
         self._end([worker_group])
         self._start(worker_group)
-        self._worker_groups[worker_group] = replace(self._worker_groups[worker_group], **counts)
+        self._worker_groups[worker_group] = replace(self._worker_groups[worker_group], respawns=respawns, made=made)
 
     def _held(self, workers: int) -> int:
         """The number of worker groups with `workers` ranks that fit on the nodes outside the blocklist."""

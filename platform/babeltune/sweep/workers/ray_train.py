@@ -8,6 +8,7 @@ for it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -105,9 +106,16 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
     def _initialize_and_run_controller(self, **parts: object) -> ray.train.Result:
         elastic = self._least < self.scaling_config.num_workers
         parts["scaling_policy"] = _Elastic(self.scaling_config, self._least) if elastic else _Fixed(self.scaling_config)
-        kind = ray.remote(num_cpus=0)(_Controller)
-        self.controller = kind.options(scheduling_strategy=beside(self._node)).remote(ENVIRONMENT, **parts)
+        self.controller = (
+            _remote_controller().options(scheduling_strategy=beside(self._node)).remote(ENVIRONMENT, **parts)
+        )
         return ray.train.Result(metrics=None, checkpoint=None, error=None, path=None)
+
+
+@functools.cache
+def _remote_controller() -> ray.actor.ActorClass:
+    """The controller as an actor's class. Ray exports a class once, so a thousand groups do not export it anew."""
+    return ray.remote(num_cpus=0)(_Controller)
 
 
 class _Controller(TrainController):  # type: ignore[misc]
