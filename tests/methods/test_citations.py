@@ -30,7 +30,7 @@ PLACE = re.compile(
 )
 OTHERS = ("the authors' code", "fairseq", "sentence-transformers", "LaBSE", "ours")
 """Where a value comes from that no paper prints. Its field says so in these words."""
-AUTHORS = r"Artetxe|Thakur|Yang|Guzmán|Devlin|Steele|Leskovec|Kusupati|xSIM\+\+ \(Chen"
+AUTHORS = r"Artetxe|Khodak|Thakur|Yang|Guzmán|Devlin|Steele|Leskovec|Kusupati|xSIM\+\+ \(Chen"
 OTHER_PAPERS = re.compile(rf"(?:{AUTHORS}).{{0,60}}?(?:{PLACE.pattern})", re.IGNORECASE | re.DOTALL)
 """Citations of works that are not among the five papers."""
 

@@ -213,7 +213,9 @@ def stop(
     name: SweepName = None,
     cluster: ClusterFile = None,
     wait: Annotated[int, typer.Option(help="Seconds to wait for the driver.", min=0)] = 120,
-    ended_job: Annotated[str | None, typer.Option("--ended-job", hidden=True)] = None,
+    ended_job: Annotated[
+        str | None, typer.Option("--ended-job", hidden=True, help="The Ray job that ended, for the audit.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Stop a running sweep; every trial keeps its last checkpoint. Fails where its driver takes longer than `--wait`;
