@@ -102,8 +102,9 @@ def test_a_group_that_has_never_had_a_place_waits_for_one(tmp_path):
 def test_a_trial_whose_group_has_no_node_any_more_stops_when_it_is_asked_to(tmp_path):
     saw = play("stop_without_nodes", tmp_path)
     assert saw["why"] == {"a": None}
-    assert saw["notes"][0] == "no node holds a worker group any more; waiting for one"
-    assert saw["notes"][-1] == "a does not react to the request to stop; it goes on from its last checkpoint"
+    assert "no node holds a worker group any more; waiting for one" in saw["notes"]  # its controller may be lost first
+    assert saw["notes"][-1].startswith(("a does not react to the request to stop", "a cannot hear that it shall stop"))
+    assert saw["notes"][-1].endswith("it goes on from its last checkpoint")
 
 
 @pytest.mark.long
