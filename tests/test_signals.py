@@ -32,22 +32,20 @@ with acknowledged():
 """
 
 
-def after_two(search):
-    """How a program ends that hangs as it closes, after two Ctrl-C."""
-    program = HANGS.format(search=search)
+def after_two(program):
+    """How a program ends after two Ctrl-C, and what it said: the second is sent once it was asked to end."""
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
-        assert running.stdout.readline() == "ready\n"
-        running.send_signal(signal.SIGINT)
-        assert running.stdout.readline() == "asked\n"
-        running.send_signal(signal.SIGINT)
+        for line in ("ready\n", "asked\n"):
+            assert running.stdout.readline() == line
+            running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=PATIENCE_S)
         return running.returncode, said
 
 
 def test_a_second_ctrl_c_ends_a_search_that_hangs_as_it_closes():
-    code, said = after_two("with interrupts(stop, lambda: None):")
+    code, said = after_two(HANGS.format(search="with interrupts(stop, lambda: None):"))
     assert code == 128 + signal.SIGINT
     assert "something hangs and is left as it is; the same command again goes on" in said
     assert LAST_S < 5
@@ -69,13 +67,6 @@ with acknowledged(), interrupts(StopSignal(), hang):
 
 
 def test_a_second_ctrl_c_ends_a_program_whose_main_thread_takes_no_signal():
-    with subprocess.Popen(
-        [sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout.readline() == "ready\n"
-        running.send_signal(signal.SIGINT)
-        assert running.stdout.readline() == "asked\n"
-        running.send_signal(signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 128 + signal.SIGINT
+    code, said = after_two(DEAF)
+    assert code == 128 + signal.SIGINT
     assert "something hangs and is left as it is; the same command again goes on" in said

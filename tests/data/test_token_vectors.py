@@ -104,7 +104,7 @@ def test_the_file_is_made_once_and_is_among_the_stores_that_trials_need(begun):
     ("student", "words"),
     [
         ("{token_vectors: teacher, width: 32, heads: 2}", "a Transformer does not begin with them"),
-        ("{kind: static, width: 32, token_vectors: teacher}", "student.projection is None; set it to teacher"),
+        ("{kind: static, width: 32, token_vectors: teacher}", "student.projection is null; set it to teacher"),
         ("{kind: static, token_vectors: teachers}", "token_vectors"),
     ],
 )

@@ -130,11 +130,7 @@ def prepare(
     matrix = open_matrix(teacher)
     begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
     for key in begun & tokens.keys():
-        progress("averaging the teacher's vectors by token", 0, 1)
-        trained_on, size = Path(tokens[key].train), tokens[key].vocabulary
-        vectors = build_token_vectors(stores, trained_on, teacher, corpus.pairs, teacher_rows, size=size)
-        tokens[key] = replace(tokens[key], vectors=str(vectors))
-        progress("averaging the teacher's vectors by token", 1, 1)
+        tokens[key] = with_vectors(tokens[key], corpus.pairs, teacher, teacher_rows, progress)
     languages = tuple(dict.fromkeys([*itertools.chain.from_iterable(corpus.group_languages), *corpus.languages]))
     description = {
         **described(sweep, corpus, text_digest, teacher_rows),
@@ -167,16 +163,27 @@ def prepare(
         copy_anchor=sweep.teacher.target_side == "copy_anchor",
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
         tasks=corpus.tasks,
-        counts=dict(
-            Counts(
-                rows=corpus.counts,
-                overlap=corpus.overlap,
-                words=facts_of(words) if words else {},
-                contamination=corpus.contamination.plain(),
-            )
-        ),
+        counts=counts_of(corpus, words),
         digests=corpus.digests,
     )
+
+
+def with_vectors(
+    tokens: TokenSet, pairs: NDArray[np.int32], teacher: Path, teacher_rows: NDArray[np.int32], progress: Progress
+) -> TokenSet:
+    """The token set with the teacher's mean vector of each token."""
+    progress("averaging the teacher's vectors by token", 0, 1)
+    read = Path(tokens.train)
+    vectors = build_token_vectors(read.parent, read, teacher, pairs, teacher_rows, size=tokens.vocabulary)
+    progress("averaging the teacher's vectors by token", 1, 1)
+    return replace(tokens, vectors=str(vectors))
+
+
+def counts_of(corpus: Corpus, words: Path | None) -> dict[str, object]:
+    """What the record says of the corpus; `words` is the store of the aligned words, if any."""
+    facts = facts_of(words) if words else {}
+    found = Counts(rows=corpus.counts, overlap=corpus.overlap, words=facts, contamination=corpus.contamination.plain())
+    return dict(found)
 
 
 def align_words(inputs: PreparationInputs, corpus: Corpus, stores: Path, progress: Progress) -> Path:

@@ -151,7 +151,7 @@ def verdict_of(
     ends above it). `refuse`: a subset has lost more than the margin beyond chance (its whole interval is below), or a
     mean is worse and none better. `tie`: anything else.
 
-    All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982); to call any
+    All subsets have to pass, so each is judged at the full level (an intersection-union test: Berger 1982). To call any
     one of them worse, their p-values are corrected for their number.
     """
     harmed = [cell for cell in cells if cell.high < -margin and cell.p <= alpha]

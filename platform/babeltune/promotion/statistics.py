@@ -31,7 +31,7 @@ def sign_test(differences: ArrayLike) -> float:
     that only one of them got right are heads or tails of a fair coin.
 
     A sentence whose two directions are judged together has a difference of -1, -0.5, 0, 0.5 or 1 and counts for the
-    model that got more of them right: its directions are not independent, and sentences are.
+    model that got more of them right. Its directions are not independent; sentences are.
     """
     values = np.asarray(differences, dtype=np.float64)
     wins, losses = int((values > 0).sum()), int((values < 0).sum())
@@ -45,8 +45,8 @@ def draws(items: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]
     """[some, items] how often each item is in each bootstrap draw of `items` items with replacement, `resamples` in
     all.
 
-    The counts depend on the number of items and the seed alone, so that subsets of one length are drawn jointly: rows
-    that are translations of one another stay together, and for unrelated rows it makes no difference.
+    The counts depend on the number of items and the seed alone, so that subsets of one length are drawn jointly. Rows
+    that translate one another stay together. For unrelated rows it makes no difference.
     """
     generator = np.random.default_rng([seed, items])
     step = max(1, CELLS // max(1, items))

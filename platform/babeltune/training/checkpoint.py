@@ -183,8 +183,8 @@ def state_of(trial_folder: Path) -> int:
 def best_report(reports: list[Report], *objectives: Objective) -> Report | None:
     """The report that is best in the first objective; the earliest of equals.
 
-    A later report takes its place if it is worse by no more than `TIE` and at least as good in every other objective:
-    its schedule is nearer to its end. With one objective there are no others, so none takes its place.
+    A later report takes its place if it is worse by no more than `TIE` and at least as good in every other objective.
+    Its schedule is nearer to its end. With one objective there are no others, so none takes its place.
     """
     first, *others = objectives
     scored = [report for report in reports if first.metric in report.metrics]

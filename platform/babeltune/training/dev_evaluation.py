@@ -93,7 +93,7 @@ def dev_scores(
     device: torch.device,
     poll: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`), and with
+    """All dev metrics of the student with its method's layers, and its size and speed (`model/…`). With
     `training.matryoshka` those of each smaller dimension (`dim128/dev/…`), from the same vectors. The ranks share the
     unique sentences and get all the scores. The right sides of tasks with `right_model: teacher` are not encoded: their
     vectors are in the teacher store.

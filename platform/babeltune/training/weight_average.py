@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class WeightAverage:
     """avg ← decay · avg + (1 - decay) · weights, at every `every`-th step from `begin` on.
 
-    `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) to the power of `every` at step t, so that the first
+    `ema` has the decay min(`average.decay`, (1 + t) / (10 + t)) to the power of `every` at step t. So the first
     weights of a short training do not weigh for long. `last` is the plain mean: (n - 1) / n at its n-th time.
     """
 

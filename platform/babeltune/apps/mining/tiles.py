@@ -100,8 +100,8 @@ def both_ways(
 
     Tiles are multiplied on a GPU where there is one, and looked at on the CPU. With `bf16` they are products in bf16,
     on a GPU or a CPU that has instructions for it (elsewhere the vectors are rounded, and nothing is gained). All
-    candidates that it keeps are computed again, and sentences that have more within its error than it keeps are
-    searched once more in fp32: the neighbours and their cosines are the same. Where most vectors lie that close
+    candidates that it keeps are computed again. A sentence that has more within its error than it keeps is searched
+    once more in fp32. So the neighbours and their cosines are the same. Where most vectors lie that close
     together, fp32 is faster.
     """
     x, y = Rows(left), Rows(right)
