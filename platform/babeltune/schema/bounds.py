@@ -230,7 +230,8 @@ def vectors_problems(student: Student) -> Iterator[str]:
     elif named := student.model or student.start:
         yield f"a named model ({named}) brings its own table; remove it"
     elif student.projection != "teacher":
-        yield f"they are as wide as the teacher's, and student.projection is {student.projection or 'null'}; set it to teacher"
+        given = student.projection or "null"
+        yield f"they are as wide as the teacher's, and student.projection is {given}; set it to teacher"
 
 
 EXCLUDED = {"start": ("model", "revision", "trim", "embeddings_from"), "embeddings_from": ("model", "revision", "trim")}
