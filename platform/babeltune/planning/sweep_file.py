@@ -61,6 +61,8 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
+DATA_ROOT = "${BABELTUNE_DATA:-.}"
+"""The `data.root` of an overlay that has parts of the section `data` only, where no sweep file gives one."""
 PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
@@ -124,11 +126,12 @@ def read_sweep(
 
 def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
     """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
-    alone has no `train`. Its files and data sets are there, or `SpecError` says which are not."""
+    alone has no `train`. A file of parts such as `data.test+` has the root `DATA_ROOT`. Its files and data sets are there,
+    or `SpecError` says which are not."""
     file = read_document(find_file(path))
     if not any(key.partition(".")[0] == "data" for key in file.values):
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(file.values) or 'nothing'}")
-    document = Document({"data": {}})
+    document = Document({"data": {} if "data" in file.values else {"root": DATA_ROOT}})
     _overlay(document, file)
     rest: JsonObject = {"name": "data", "method": "none", "objectives": []}
     given = document.values["data"]
