@@ -12,6 +12,7 @@ from babeltune.planning.sweep_file import read_data, read_sweep
 
 TEXTS = ("sentence1", "sentence2")
 XTREME = ("source_sentence", "target_sentence")
+REGIONS = ("mteb_africa", "mteb_indic", "mteb_europe")
 ROWS = 6
 SWAPPED = (0, 1, 2, 4, 3, 5)
 """Rows of the second column of every configuration that `configurations` names with a `!`: two of six are wrong."""
@@ -234,7 +235,9 @@ def test_europes_sets_are_read_and_averaged(tmp_path, monkeypatch):
     configurations(tmp_path, "mteb/bucc-bitext-mining", "test", TEXTS, "de-en fr-en!")
     configurations(tmp_path, "mteb/biblenlp-corpus", "train", None, "eng-ces")
     configurations(tmp_path, "mteb/DiaBlaBitextMining", "test", TEXTS, "fr-en")
-    table(tmp_path, "mteb/NorwegianCourtsBitextMining", "test", {side: [f"{side} {i}" for i in "012"] for side in TEXTS})
+    table(
+        tmp_path, "mteb/NorwegianCourtsBitextMining", "test", {side: [f"{side} {i}" for i in "012"] for side in TEXTS}
+    )
     sets, scores = scored("mteb_europe", tmp_path, monkeypatch)
     flores, ntrex = (all_columns(sets, f"mteb/{name}BitextMining") for name in ("Flores", "NTREX"))
     assert (len(flores), len(ntrex)) == (27, 27)
@@ -251,6 +254,27 @@ def test_europes_sts_is_read(tmp_path, monkeypatch):
     assert len([task for task in sets if task.group == "europe_sts"]) == 15
     assert len([name for name in scores if name.count("/") == 3 and name.endswith("/spearman")]) == 10
     assert scores["test/europe_sts/spearman"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", ["tatoeba_36", "tatoeba_112", "bucc", "flores_200", "sts_12_to_22", *REGIONS])
+def test_revisions_configurations_and_columns_are_mtebs(name, tmp_path, monkeypatch):
+    mteb = pytest.importorskip("mteb")
+    known = {
+        (task.metadata.dataset["path"], task.metadata.dataset["revision"]): task
+        for task in mteb.get_tasks(task_types=["BitextMining", "STS"], exclude_superseded=False)
+    }
+    _, sets = sweep_with(name, tmp_path, monkeypatch)
+    for source in (task.source for task in sets):
+        task = known[source.dataset, source.revision]
+        assert source.split in task.metadata.eval_splits
+        parts = task.metadata.eval_langs if isinstance(task.metadata.eval_langs, dict) else {}
+        if getattr(task, "parallel_subsets", False):
+            languages = {language for part in parts for language in part.split("-")}
+            assert set(source.columns) <= languages
+        elif source.dataset == "mteb/biblenlp-corpus":
+            assert any(part.startswith(source.subset.replace("-", "_Latn-") + "_") for part in parts)
+        else:
+            assert source.subset in parts or (source.subset is None and not parts)
 
 
 def test_an_evaluation_alone_is_read_from_a_folder_of_saved_sets(tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
 
-The file comes first, then whole sections from `--with` files, then single keys from `--set`. Everything that is wrong
-is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
+The file comes first, then whole sections or parts from `--with` files, then single keys from `--set`. Everything that is
+wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
