@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import errno
 import gzip
+import hashlib
 import io
 import itertools
-import hashlib
 import json
 import os
 import re

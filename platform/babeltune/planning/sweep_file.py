@@ -1,7 +1,7 @@
 """Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
 
-The file comes first, then whole sections or parts from `--with` files, then single keys from `--set`. Everything that is
-wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
+The file comes first, then whole sections or parts from `--with` files, then single keys from `--set`. Everything
+that is wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def read_sweep(
 
 def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
     """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
-    alone has no `train`. A file of parts such as `data.test+` has the root `DATA_ROOT`. Its files and data sets are there,
-    or `SpecError` says which are not."""
+    alone has no `train`. A file of parts such as `data.test+` has the root `DATA_ROOT`. Its files and data sets are
+    there, or `SpecError` says which are not."""
     file = read_document(find_file(path))
     if not any(key.partition(".")[0] == "data" for key in file.values):
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(file.values) or 'nothing'}")

@@ -85,7 +85,7 @@ def _filled(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
     if not isinstance(value, str):
         return value
     for name, text in names.items():
-        value = re.sub(rf"(?<!\$)\{{{name}\}}", lambda _, text=text: text, value)
+        value = re.sub(rf"(?<!\$)\{{{name}\}}", text.replace("\\", r"\\"), value)
     return value
 
 
