@@ -133,6 +133,7 @@ def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> 
         raise SpecError(f"{path}: has no section `data`; it has: {', '.join(file.values) or 'nothing'}")
     document = Document({"data": {} if "data" in file.values else {"root": DATA_ROOT}})
     _overlay(document, file)
+    write_out_sets(document)
     rest: JsonObject = {"name": "data", "method": "none", "objectives": []}
     given = document.values["data"]
     absent = isinstance(given, dict) and "train" not in given
