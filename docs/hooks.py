@@ -79,7 +79,8 @@ def sweep_file() -> str:
     """The reference of sweep files."""
     lead = (
         "A sweep file is YAML. Its top level is `Sweep`. `--set KEY=VALUE` overrides one key, such as "
-        "`--set training.pairs=50000`. `--with FILE` replaces whole sections."
+        "`--set training.pairs=50000`. `--with FILE` replaces whole sections. There the key `data.test` replaces "
+        "a part of one, and `data.test+` adds to its list."
     )
     return record_page("Sweep file", lead, Sweep)
 

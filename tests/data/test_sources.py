@@ -197,6 +197,21 @@ def test_a_data_set_that_cannot_be_reached_is_an_error_that_names_it(tmp_path, m
     assert "'nobody/nothing' of source 's' cannot be loaded" in refused(hub("nobody/nothing"), tmp_path)
 
 
+def test_a_data_sets_folder_is_read_anew_when_its_files_change(tmp_path, monkeypatch):
+    """The cache of `datasets` tells folders apart by their last name and card alone."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    card = "---\nconfigs:\n- config_name: en-fr\n  data_files:\n  - split: test\n    path: test.jsonl\n---\n"
+    source = hub("set", subset="en-fr", split="test", columns={"eng": "eng", "fra": "fra"}, id=None, revision="c0ffee")
+    for text in ("first", "second"):
+        for folder in ("one", "two"):
+            (tmp_path / folder / "set").mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "set/README.md").write_text(card, encoding="utf-8")
+            row = json.dumps({"eng": f"{text} {folder}", "fra": "f"})
+            (tmp_path / folder / "set/test.jsonl").write_text(row + "\n", encoding="utf-8")
+            assert list(read(source, tmp_path / folder).columns["eng"]) == [f"{text} {folder}"]
+
+
 def test_the_heavy_readers_are_imported_only_when_they_read():
     heavy = "{'pyarrow', 'datasets', 'pandas', 'torch'}"
     code = f"import babeltune.data.sources, sys; print(sorted({heavy} & set(sys.modules)))"

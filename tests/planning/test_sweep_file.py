@@ -117,6 +117,9 @@ def changed(old: str, new: str) -> str:
     return FILE.replace(old, new)
 
 
+TEST = "{{name: {0}, source: {{name: {0}, path: {0}.tsv, columns: {{fra: fra, eng: eng}}}}}}"
+
+
 def refusal(path: Path, **options) -> str:
     with pytest.raises(SpecError) as caught:
         read_sweep(path, **options)
@@ -552,6 +555,68 @@ def test_an_overlay_replaces_whole_sections_and_its_mistakes_carry_its_own_lines
     )
 
 
+def test_an_overlay_changes_a_part_of_a_section_or_adds_to_a_list(tmp_path):
+    path = written(tmp_path)
+    whole = read_sweep(path)
+    more = written(tmp_path, "training.pairs: 700\ndata.test+: [" + TEST.format("late") + "]\n", "more.yaml")
+    sweep = read_sweep(path, overlays=[more, written(tmp_path, more.read_text().replace("late", "later"), "last.yaml")])
+    assert sweep.training == replace(whole.training, pairs=700)
+    assert [task.name for task in sweep.data.test] == [*(task.name for task in whole.data.test), "late", "later"]
+    assert sweep.data.dev == whole.data.dev
+    only = read_sweep(path, overlays=[written(tmp_path, "data.test: [" + TEST.format("only") + "]\n", "only.yaml")])
+    assert [task.name for task in only.data.test] == ["only"]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "words"),
+    [
+        ("training.pears: 7", "more.yaml:1: training.pears: unknown key"),
+        ("data.test+: [{name: late}]", "more.yaml:1: data.test.{}: bitext task 'late' needs a source"),
+        ("data.test+: late", "more.yaml:1: data.test+: 'late' is not possible; a key that ends in + adds a list"),
+        ("training.pairs+: [1]", "more.yaml:1: training.pairs+: 1000 is not possible; a key that ends in +"),
+        ("nothing.here: 1", "more.yaml:1: nothing.here: there is no section 'nothing' to change; give the whole"),
+    ],
+)
+def test_a_wrong_part_of_a_section_is_named_with_the_overlays_line(overlay, words, tmp_path):
+    path = written(tmp_path)
+    sets = len(read_sweep(path).data.test)
+    found = refusal(path, overlays=[written(tmp_path, overlay + "\n", "more.yaml")])
+    assert words.format(sets) in found
+
+
+def test_a_set_written_once_for_each_language_is_the_sweep_of_sets_written_out(tmp_path):
+    template = "{name: late, source: {name: 'late_{x}', path: 'a/{x}-{y}.tsv', columns: {'{x}': '{y}', eng: eng}}}"
+    each = template.replace("{name: late,", "{each: {x: [fra, deu], y: [f, d]}, name: late,")
+    written_out = [template.replace("{x}", x).replace("{y}", y) for x, y in (("fra", "f"), ("deu", "d"))]
+    path = written(tmp_path)
+    sweep, other = (
+        read_sweep(path, overlays=[written(tmp_path, f"data.test+: [{TEST.format('own')}, {sets}]\n", "more.yaml")])
+        for sets in (each, ", ".join(written_out))
+    )
+    assert sweep == other
+    assert sweep_id(sweep) == sweep_id(other)
+    assert [task.source.path for task in sweep.data.test[-2:]] == ["a/fra-f.tsv", "a/deu-d.tsv"]
+    assert sweep.data.test[-1].source.columns == {"deu": "d", "eng": "eng"}
+
+
+@pytest.mark.parametrize(
+    ("each", "words"),
+    [
+        ("{x: []}", "each.x: [] is not possible; allowed: a name, and a list of texts such as [fra, deu]"),
+        ("{x: [1]}", "each.x: [1] is not possible; allowed: a name, and a list of texts"),
+        ("[fra]", 'each: ["fra"] is not possible; allowed: lists by name, such as {language: [fra, deu]}'),
+        ("{x: [fra], z: [a]}", "each.z: nothing in this set has {z} to put the values into; add it, or remove 'z'"),
+        ("{x: [fra], y: [a, b]}", "each: the lists go together and are equally long; they have: x 1, y 2"),
+    ],
+)
+def test_a_wrong_table_of_a_set_is_named_with_its_line(each, words, tmp_path):
+    task = "{name: 'late_{x}', each: EACH, source: {name: s, path: '{y}.tsv', columns: {fra: fra, eng: eng}}}"
+    overlay = written(tmp_path, f"\ndata.test+:\n  - {task.replace('EACH', each)}\n", "more.yaml")
+    found = refusal(written(tmp_path), overlays=[overlay])
+    assert "more.yaml:3: data.test." in found
+    assert words in found
+
+
 @pytest.mark.parametrize(
     ("assignment", "found"),
     [
@@ -929,6 +994,8 @@ MULTILINGUAL = "search_spaces/teachers/multilingual.yaml"
 SHIPPED = [name for name in FILES if "\nmethod: " in (repository() / name).read_text(encoding="utf-8")]
 EVALUATED = [name for name in FILES if Path(name).parent.name == "evaluation"]
 """For `babeltune evaluate`."""
+EVALUATIONS = [name for name in EVALUATED if Path(name).name != "mteb_bitext.yaml"]
+"""Those that add to a sweep's test sets."""
 OVERLAYS = [name for name in FILES if name not in (*SHIPPED, *EVALUATED)]
 """What needs a sweep file beside it."""
 
@@ -1010,6 +1077,18 @@ def test_every_overlay_says_with_which_command_it_is_used_and_that_is_a_valid_sw
         on_this_machine(sweep)
     if name == MULTILINGUAL:
         assert {pair.split("-")[0] for pair in pairs_of(sweep)} <= set(sweep.teacher.languages)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_every_evaluation_is_added_to_the_sweep_that_it_names(name):
+    ((file, overlays),) = commands_of(name)
+    assert overlays == [name]
+    own = read_sweep(file).data
+    data = read_sweep(file, overlays=overlays).data
+    assert (data.train, data.dev, data.test[: len(own.test)]) == (own.train, own.dev, own.test)
+    added = data.test[len(own.test) :]
+    assert added
+    assert all(task.source.format == "hub" for task in added)
 
 
 def test_config_paper_gives_each_method_its_printed_settings_less_those_searched(tiny_file):

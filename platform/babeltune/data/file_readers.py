@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import errno
 import gzip
+import hashlib
 import io
 import itertools
 import json
@@ -407,10 +408,12 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
         if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
             found = datasets.load_from_disk(str(folder))
         else:
-            place = str(folder) if folder.is_dir() else name
+            place, cache = (str(folder), folder_cache(folder)) if folder.is_dir() else (name, None)
             files = {source.split: source.subset} if "/" in (source.subset or "") else None
             subset = None if files else source.subset
-            found = datasets.load_dataset(place, subset, data_files=files, split=source.split, revision=source.revision)
+            found = datasets.load_dataset(
+                place, subset, data_files=files, split=source.split, revision=source.revision, cache_dir=cache
+            )
     except Exception as error:  # the library, its hub client and its file readers share no error class
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
@@ -424,6 +427,16 @@ def load_dataset(source: Source, root: Path) -> datasets.Dataset:
             f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
         )
     return found[source.split]
+
+
+def folder_cache(folder: Path) -> str:
+    """Where the tables of a folder are cached. `datasets` names a cache by the folder's last name and its card, so
+    that another folder, or the same one with other files, would be answered from it."""
+    import datasets
+
+    stats = ((file, file.stat()) for file in sorted(folder.rglob("*")) if file.is_file())
+    content = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16])
 
 
 def check_inside(source: Source, folder: Path, root: Path) -> None:

@@ -1,7 +1,7 @@
 """Reads a sweep file into a `Sweep`: typed, checked against the methods and the teacher, and named by its content.
 
-The file comes first, then whole sections from `--with` files, then single keys from `--set`. Everything that is wrong
-is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
+The file comes first, then whole sections or parts from `--with` files, then single keys from `--set`. Everything
+that is wrong is reported at once, each line with file, line, key, value, what is allowed and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,19 @@ from babeltune.planning.goals import dev_metrics
 from babeltune.planning.languages import respelled
 from babeltune.planning.rules import KINDS, problems
 from babeltune.planning.starts import pin_starts, start_problems
+from babeltune.planning.templates import write_out_sets
 from babeltune.schema.bounds import Problem
-from babeltune.schema.document import Document, Key, assign, describe, item_of, read_document, set_item, validate
+from babeltune.schema.document import (
+    Document,
+    Key,
+    assign,
+    describe,
+    dotted,
+    item_of,
+    read_document,
+    set_item,
+    validate,
+)
 from babeltune.schema.paths import expand_open, find_file, repository
 from babeltune.schema.presets import FIELDS, PRESETS
 from babeltune.schema.records import Data, Sweep, Teacher
@@ -50,6 +61,8 @@ __all__ = [
 
 BUNDLED_ROOT = "bundled:"
 """The `data.root` of the corpus that comes with the package."""
+DATA_ROOT = "${BABELTUNE_DATA:-.}"
+"""The `data.root` of an overlay that has parts of the section `data` only, where no sweep file gives one."""
 PATHS = ("path", "paths", "gold", "model", "dataset", "baselines", "start", "embeddings_from")
 """Keys whose `${NAME:-default}` is replaced on reading; `data.root` keeps it until it is used, so that a sweep's id is
 the same on two machines."""
@@ -58,6 +71,8 @@ REQUIRED = frozenset({"method", "name", "objectives", "data"})
 """Keys that every sweep file has. An overlay lacks `method` and another one."""
 KNOWN_KEYS = frozenset(section.name for section in fields(Sweep))
 """Keys that a sweep file may have. A file with others is no overlay, either."""
+ADDS = "+"
+"""Ends an overlay's key whose list is added to the sweep file's own, such as `data.test+`."""
 REGISTERED = "models:/"
 """Begins the name of a model in the registry, `models:/NAME@ALIAS`."""
 NEUTRAL = ("training.checkpoint_minutes",)
@@ -91,7 +106,8 @@ def read_sweep(
     for assignment in assignments:
         assign(document, assignment)
     missing = REQUIRED - document.values.keys()
-    if "method" in missing and len(missing) > 1 and document.values and document.values.keys() <= KNOWN_KEYS:
+    known = all(key.partition(".")[0] in KNOWN_KEYS for key in document.values)
+    if "method" in missing and len(missing) > 1 and document.values and known:
         raise SpecError(
             f"{file}: an overlay, not a sweep file: it has {', '.join(document.values)}, and no "
             f"{', no '.join(sorted(missing))}; name a sweep file, and this one behind it: `SWEEP.yaml --with {path}`"
@@ -110,10 +126,14 @@ def read_sweep(
 
 def read_data(path: str | Path, *, environ: Mapping[str, str] | None = None) -> tuple[Data, Path]:
     """The `data` section of a sweep file or of a file made for `--with`, and its root; one that is made for `evaluate`
-    alone has no `train`. Its files and data sets are there, or `SpecError` says which are not."""
-    document = read_document(find_file(path))
-    if "data" not in document.values:
-        raise SpecError(f"{path}: has no section `data`; it has: {', '.join(document.values) or 'nothing'}")
+    alone has no `train`. A file of parts such as `data.test+` has the root `DATA_ROOT`. Its files and data sets are
+    there, or `SpecError` says which are not."""
+    file = read_document(find_file(path))
+    if not any(key.partition(".")[0] == "data" for key in file.values):
+        raise SpecError(f"{path}: has no section `data`; it has: {', '.join(file.values) or 'nothing'}")
+    document = Document({"data": {} if "data" in file.values else {"root": DATA_ROOT}})
+    _overlay(document, file)
+    write_out_sets(document)
     rest: JsonObject = {"name": "data", "method": "none", "objectives": []}
     given = document.values["data"]
     absent = isinstance(given, dict) and "train" not in given
@@ -159,6 +179,7 @@ ADDED: JsonObject = {
     "language_field": "language",
     "same_id": "keep",
     "corpus": "target",
+    "each": {},
     "cutoff": 100,
     "matryoshka": [],
     "compute": None,
@@ -255,10 +276,32 @@ def _refuse_cluster(file: Path, document: Document, wanted: str) -> None:
 
 
 def _overlay(document: Document, overlay: Document) -> None:
-    """Replaces whole sections."""
+    """Replaces whole sections, or with a key such as `data.test` a part of one. With `data.test+` it adds to a list."""
     for key, value in overlay.values.items():
         places = {old[1:]: place for old, place in overlay.places.items() if old[0] == key}
-        document.put((key,), value, places)
+        parts = tuple(key.removesuffix(ADDS).split("."))
+        if not isinstance(document.get(parts[:-1]), dict):
+            words = f"there is no section {'.'.join(parts[:-1])!r} to change; give the whole section {parts[0]!r}"
+            raise SpecError(overlay.error((key,), words))
+        if key.endswith(ADDS):
+            _add(document, overlay, parts, value, places)
+        else:
+            document.put(parts, value, places)
+
+
+def _add(document: Document, overlay: Document, key: Key, value: JsonValue, places: Mapping[Key, str]) -> None:
+    """Adds an overlay's list to the end of the document's, which may be absent."""
+    there = document.get(key)
+    before = [] if there is None else there
+    if not isinstance(value, list) or not isinstance(before, list):
+        wrong = value if isinstance(before, list) else before
+        words = f"{describe(wrong)} is not possible; a key that ends in {ADDS} adds a list to a list"
+        raise SpecError(overlay.error((f"{dotted(key)}{ADDS}",), words))
+    all_places = {old[len(key) :]: where for old, where in document.places.items() if old[: len(key)] == key}
+    for index in range(len(value)):
+        inside = {old[1:]: where for old, where in places.items() if old[:1] == (index,)}
+        all_places |= {(len(before) + index, *rest): where for rest, where in inside.items()}
+    document.put(key, [*before, *value], all_places)
 
 
 def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> None:
@@ -284,6 +327,7 @@ def _fetch_models(document: Document, fetch: Callable[[str], str] | None) -> Non
 
 def _typed(document: Document, environ: Mapping[str, str] | None) -> Sweep:
     """The document as a `Sweep`, with the variables in its paths replaced."""
+    write_out_sets(document)
     lines: list[str] = []
     for section in SECTIONS:
         lines += _prepare_values(document, (section,), document.values.get(section), environ)

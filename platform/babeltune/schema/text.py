@@ -101,6 +101,9 @@ class Task(Strict):
 
     name: str
     """Tasks of one kind may share a name: they are one set in several files."""
+    each: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Writes this set once for many. `{language: [fra, deu]}` makes two sets, with `fra` and `deu` for `{language}` in
+    every key and text. Several lists go together, the first with the first."""
     task: Literal["bitext", "mining", "sts", "clustering", "transfer", "retrieval"] = "bitext"
     group: str | None = None
     """Adds the means `dev/<group>/<metric>` over the subsets of all tasks of this group, each counting the same: STS12
