@@ -22,13 +22,13 @@ NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def write_out_sets(document: Document) -> None:
-    """Replaces every dev or test set that has `each` by one set for each of its values.
+    """Replaces every dev or test set that has `each` by one set for each of its values. An empty `each` is the default.
 
     Raises `SpecError` with the place of an `each` that is no such table, or whose names are not used in the set.
     """
     for key in (("data", "dev"), ("data", "test")):
         given = document.get(key)
-        if not isinstance(given, list) or not any(isinstance(task, dict) and EACH in task for task in given):
+        if not isinstance(given, list) or not any(map(_is_template, given)):
             continue
         written: list[JsonValue] = []
         places: dict[Key, str] = {(): document.place(key)}
@@ -41,9 +41,13 @@ def write_out_sets(document: Document) -> None:
         document.put(key, written, places)
 
 
+def _is_template(task: JsonValue) -> bool:
+    return isinstance(task, dict) and task.get(EACH, {}) != {}
+
+
 def _sets(document: Document, key: Key, task: JsonValue) -> Iterator[tuple[JsonValue, Mapping[str, str]]]:
     """The set itself, or one for each row of its `each`, with that row."""
-    if not isinstance(task, dict) or EACH not in task:
+    if not isinstance(task, dict) or not _is_template(task):
         yield task, {}
         return
     template = {name: value for name, value in task.items() if name != EACH}
