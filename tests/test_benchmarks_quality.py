@@ -68,7 +68,7 @@ def test_the_curves_page_and_picture_hold_every_row(tmp_path, capsys):
     quality_curve.main(given)
     page, picture = ((tmp_path / name).read_bytes() for name in ("quality.md", "quality.svg"))
     lines = page.decode().splitlines()
-    assert "| static | 100 | 1,000 | 0.610 | 0.610 | 0.610 | 0.610 |" in lines
+    assert "| static | 0 | 100 | 2 | 1,000 | 0.610 | 0.610 | 0.610 | 0.610 |" in lines
     assert [line.split(" | ")[0] for line in lines[-3:]] == ["| static", "| static", "| transformer"]
     assert all(f">{title}<".encode() in picture for title in (*SHOWN, "static", "transformer"))
     quality_curve.main(given)

@@ -9,6 +9,7 @@ import pytest
 
 from babeltune.planning.space import sample
 from benchmarks.search_replay import __main__ as replay
+from benchmarks.search_replay.confirm import Spent, until
 from benchmarks.search_replay.record import CORPORA, sweep_of
 from benchmarks.search_replay.table import Surrogate, features, portfolio, read_table
 
@@ -107,3 +108,10 @@ def test_a_portfolio_begins_with_what_is_best_on_the_corpora_together(table):
         for one in surrogates
     )
     assert regrets.argmin() == 0
+
+
+def test_a_real_sweep_has_spent_what_its_trials_cost_up_to_one_good_enough():
+    trials = [Spent(2.0, 0.5), Spent(0.5, 0.0), Spent(3.0, 0.8), Spent(9.0, 0.9)]
+    assert until(trials, 0.8) == (3, 5.5)
+    assert until(trials, 0.5) == (1, 2.0)
+    assert until(trials, 0.95) is None

@@ -49,12 +49,12 @@ class Unsaved(TrialTrainer):
         self.reports.append(report)
 
 
-def sweep_of(corpus: str, space: str = SPACE) -> Sweep:
-    """The sweep of one corpus."""
+def sweep_of(corpus: str, changes: Sequence[str] = ()) -> Sweep:
+    """The sweep of one corpus; changes are as of `--set`."""
     columns = f"{{{corpus}: {corpus}, eng: eng}}"
     path = f"tatoeba_challenge/{corpus}-eng.tsv.gz"
     assignments = [f"data.train.0.path={path}", f"data.train.0.columns={columns}"]
-    return read_sweep(space, assignments=assignments)
+    return read_sweep(SPACE, assignments=[*assignments, *changes])
 
 
 def train_setting(sweep: Sweep, number: int, prepared: Prepared, folder: Path) -> Setting:

@@ -208,13 +208,6 @@ def test_africas_sets_are_read_and_averaged(tmp_path, monkeypatch):
     assert 5 / 6 < scores["test/africa_bitext/accuracy"] < 1
 
 
-def test_africas_sts_is_read_by_language(tmp_path, monkeypatch):
-    graded(tmp_path, "mteb/SemRel24STS", "afr kin")
-    sets, scores = scored("mteb_africa", tmp_path, monkeypatch, angles)
-    assert len([task for task in sets if task.group == "africa_sts"]) == 8
-    assert scores["test/africa_sts/spearman"] == scores["test/africa_semrel/kin/spearman"] == pytest.approx(1)
-
-
 def test_indias_sets_are_every_two_of_twenty_languages(tmp_path, monkeypatch):
     _, sets = sweep_with("mteb_indic", tmp_path, monkeypatch)
     multiway(tmp_path, "mteb/IN22ConvBitextMining", "test", all_columns(sets, "mteb/IN22ConvBitextMining"))
@@ -224,11 +217,18 @@ def test_indias_sets_are_every_two_of_twenty_languages(tmp_path, monkeypatch):
     assert scores["test/indic_bitext/accuracy"] == pytest.approx(expected), "one of the languages is partly wrong"
 
 
-def test_indias_sts_is_of_english_and_twelve_languages(tmp_path, monkeypatch):
-    graded(tmp_path, "mteb/IndicCrosslingualSTS", "en-as en-ur")
-    sets, scores = scored("mteb_indic", tmp_path, monkeypatch, angles)
-    assert len([task for task in sets if task.name == "indic_sts"]) == 12
-    assert scores["test/indic_sts/spearman"] == scores["test/indic_sts/en-as/spearman"] == pytest.approx(1)
+@pytest.mark.parametrize(
+    ("overlay", "dataset", "some", "name", "count", "mean", "one"),
+    [
+        ("mteb_africa", "SemRel24STS", "afr kin", "africa_semrel", 8, "africa_sts", "africa_semrel/kin"),
+        ("mteb_indic", "IndicCrosslingualSTS", "en-as en-ur", "indic_sts", 12, "indic_sts", "indic_sts/en-as"),
+    ],
+)
+def test_sts_is_read_by_language(overlay, dataset, some, name, count, mean, one, tmp_path, monkeypatch):
+    graded(tmp_path, f"mteb/{dataset}", some)
+    sets, scores = scored(overlay, tmp_path, monkeypatch, angles)
+    assert len([task for task in sets if task.name == name]) == count
+    assert scores[f"test/{mean}/spearman"] == scores[f"test/{one}/spearman"] == pytest.approx(1)
 
 
 def test_europes_sets_are_read_and_averaged(tmp_path, monkeypatch):

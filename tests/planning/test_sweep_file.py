@@ -574,6 +574,7 @@ def test_an_overlay_changes_a_part_of_a_section_or_adds_to_a_list(tmp_path):
         ("data.test+: [{name: late}]", "more.yaml:1: data.test.{}: bitext task 'late' needs a source"),
         ("data.test+: late", "more.yaml:1: data.test+: 'late' is not possible; a key that ends in + adds a list"),
         ("training.pairs+: [1]", "more.yaml:1: training.pairs+: 1000 is not possible; a key that ends in +"),
+        ("data.tset+: [1]", "more.yaml:1: data.tset: unknown key 'tset'"),
         ("nothing.here: 1", "more.yaml:1: nothing.here: there is no section 'nothing' to change; give the whole"),
     ],
 )
@@ -599,9 +600,20 @@ def test_a_set_written_once_for_each_language_is_the_sweep_of_sets_written_out(t
     assert sweep.data.test[-1].source.columns == {"deu": "d", "eng": "eng"}
 
 
+def test_an_empty_table_of_a_set_is_as_none(tmp_path):
+    one = "{name: late, EACH source: {name: late, path: 'a/{x}.tsv', columns: {fra: fra, eng: eng}}}"
+    plain, empty = (
+        read_sweep(written(tmp_path), overlays=[written(tmp_path, f"data.test: [{text}]\n", "more.yaml")])
+        for text in (one.replace("EACH", ""), one.replace("EACH", "each: {},"))
+    )
+    assert plain == empty
+    assert plain.data.test[0].source.path == "a/{x}.tsv"
+
+
 @pytest.mark.parametrize(
     ("each", "words"),
     [
+        ("null", "each: nothing is not possible; allowed: a mapping"),
         ("{x: []}", "each.x: [] is not possible; allowed: a name, and a list of texts such as [fra, deu]"),
         ("{x: [1]}", "each.x: [1] is not possible; allowed: a name, and a list of texts"),
         ("[fra]", 'each: ["fra"] is not possible; allowed: lists by name, such as {language: [fra, deu]}'),
@@ -901,6 +913,13 @@ def test_the_data_of_an_overlay_can_be_read_alone(tmp_path):
     )
     with pytest.raises(SpecError, match=r"'a/laws' is not a folder.*HF_HUB_OFFLINE is set"):
         read_data(hub, environ={"HF_HUB_OFFLINE": "1"})
+
+
+def test_a_data_set_that_many_sets_read_is_missing_once(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    overlay = "search_spaces/evaluation/tatoeba_36.yaml"
+    lines = refusal("search_spaces/static.yaml", overlays=[overlay], reach=True).splitlines()
+    assert len([line for line in lines if "'mteb/tatoeba-bitext-mining' is not a folder" in line]) == 1
 
 
 def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):

@@ -59,7 +59,10 @@ out = console()
 err = console(stderr=True)
 
 File = Annotated[str, typer.Argument(help="A sweep file, such as search_spaces/quickstart.yaml.", metavar="FILE")]
-With = Annotated[list[str] | None, typer.Option("--with", help="A file whose sections replace the sweep file's.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="A file whose sections replace the sweep file's, or change parts of them."),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as training.pairs=50000.")]
 ClusterFile = Annotated[str | None, typer.Option("--cluster", help="A cluster file; this machine when left out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

@@ -66,13 +66,15 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
                 find_files(task, root)
             except DataError as error:
                 yield (*key, "source", "path"), str(error)
+    asked = set[tuple[str | None, str | None]]()
     for key, source in data_sets(sweep):
         try:
             folder = below(source.dataset or "", root)
         except DataError as error:
             yield (*key, "dataset"), str(error)
             continue
-        if not folder.exists():
+        if not folder.exists() and (source.dataset, source.revision) not in asked:  # one data set has many languages
+            asked.add((source.dataset, source.revision))
             yield from hub.problem((*key, "dataset"), source.dataset or "", "dataset", source.revision)
     for key, source in sources(sweep):
         if how := source.translation:

@@ -297,7 +297,8 @@ def _add(document: Document, overlay: Document, key: Key, value: JsonValue, plac
         wrong = value if isinstance(before, list) else before
         words = f"{describe(wrong)} is not possible; a key that ends in {ADDS} adds a list to a list"
         raise SpecError(overlay.error((f"{dotted(key)}{ADDS}",), words))
-    all_places = {old[len(key) :]: where for old, where in document.places.items() if old[: len(key)] == key}
+    all_places: dict[Key, str] = {(): places[()]}
+    all_places |= {old[len(key) :]: where for old, where in document.places.items() if old[: len(key)] == key}
     for index in range(len(value)):
         inside = {old[1:]: where for old, where in places.items() if old[:1] == (index,)}
         all_places |= {(len(before) + index, *rest): where for rest, where in inside.items()}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EACH = "each"
 NAME = re.compile(r"[A-Za-z_]\w*")
 """A name that may stand in braces."""
+IN_BRACES = re.compile(rf"(?<!\$)\{{({NAME.pattern})\}}")
 
 
 def write_out_sets(document: Document) -> None:
@@ -28,7 +29,7 @@ def write_out_sets(document: Document) -> None:
     """
     for key in (("data", "dev"), ("data", "test")):
         given = document.get(key)
-        if not isinstance(given, list) or not any(map(_is_template, given)):
+        if not isinstance(given, list) or not any(map(_each, given)):
             continue
         written: list[JsonValue] = []
         places: dict[Key, str] = {(): document.place(key)}
@@ -41,13 +42,14 @@ def write_out_sets(document: Document) -> None:
         document.put(key, written, places)
 
 
-def _is_template(task: JsonValue) -> bool:
-    return isinstance(task, dict) and task.get(EACH, {}) != {}
+def _each(task: JsonValue) -> JsonValue:
+    """What is given as the set's `each`; what is empty is left to the set's own check."""
+    return task.get(EACH) if isinstance(task, dict) else None
 
 
 def _sets(document: Document, key: Key, task: JsonValue) -> Iterator[tuple[JsonValue, Mapping[str, str]]]:
     """The set itself, or one for each row of its `each`, with that row."""
-    if not isinstance(task, dict) or not _is_template(task):
+    if not isinstance(task, dict) or not _each(task):
         yield task, {}
         return
     template = {name: value for name, value in task.items() if name != EACH}
@@ -88,9 +90,7 @@ def _filled(value: JsonValue, names: Mapping[str, str]) -> JsonValue:
         return [_filled(item, names) for item in value]
     if not isinstance(value, str):
         return value
-    for name, text in names.items():
-        value = re.sub(rf"(?<!\$)\{{{name}\}}", text.replace("\\", r"\\"), value)
-    return value
+    return IN_BRACES.sub(lambda found: names.get(found[1], found[0]), value)
 
 
 def _filled_key(key: Key, names: Mapping[str, str]) -> Key:
