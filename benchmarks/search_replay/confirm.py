@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 
 import babeltune as bt
-from babeltune.api import SETTING
 from babeltune.planning.preparation import prepare
 from babeltune.planning.space import make_trial
 from babeltune.schema.records import Sweep
@@ -55,7 +54,7 @@ def searched(sweep: Sweep, cluster: str | None, rates: tuple[float, float]) -> l
     trials = []
     for number in range(sweep.budget.trials):
         row = rows.loc[f"t{number:04d}"]
-        trial = make_trial(sweep, number, {name: row[SETTING + name] for name in sweep.parameters})
+        trial = make_trial(sweep, number, bt.trial(f"{done.id}/t{number:04d}", cluster=cluster).settings)
         seconds = float(row["pairs"]) * work_of_a_pair(trial, prepared, torch.device("cpu")).seconds(rates)
         finished = row["state"] == "finished"
         trials.append(Spent(seconds, float(row[sweep.objectives[0].metric]) if finished else 0.0))
