@@ -21,9 +21,10 @@ import psutil
 import ray
 from ray.train import Result
 
-from babeltune.sweep.workers import pool as pool_module
+from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.ray_train import ENVIRONMENT, WorkerGroupTrainer, _Fixed, _remote_controller
 
 SIZES = (50, 200, 800)
@@ -65,9 +66,9 @@ def asking(pool: WorkerPool) -> Callable[[], None]:
     def ask() -> None:
         calls = list(asked.values())
         back = set(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) if calls else set()
-        for name in pool._worker_groups:
+        for name in pool._groups:
             if name not in asked or asked[name] in back:
-                asked[name] = pool._dispatcher.next.remote(name, "ranks")
+                asked[name] = pool.dispatcher._actor.next.remote(name, "ranks")
 
     return ask
 
@@ -76,7 +77,7 @@ def opened(groups: int, place: Path) -> Opened:
     """Opens the groups in this process."""
     process = psutil.Process()
     before, started, spent = process.memory_info().rss, time.perf_counter(), time.process_time()
-    pool = WorkerPool(
+    settings = PoolSettings(
         count=groups,
         workers=1,
         cpus_per_worker=0.001,
@@ -84,9 +85,10 @@ def opened(groups: int, place: Path) -> Opened:
         run_trial="benchmarks.sweep_overhead:work",
         storage=place,
     )
+    pool = WorkerPool(settings)
     pool._waiting = asking(pool)
     with pool:
-        while pool.free() < groups:
+        while pool.dispatcher.free() < groups:
             pool._waiting()
             time.sleep(0.2)
         for _ in range(SURVEYS):
@@ -111,7 +113,7 @@ def faults(found: list[Opened]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
-    vars(pool_module)["WorkerGroupTrainer"] = Unplaced
+    vars(worker_groups)["WorkerGroupTrainer"] = Unplaced
     found = []
     print(HEAD)
     with local_ray(num_cpus=1):

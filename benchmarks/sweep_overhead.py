@@ -13,13 +13,25 @@ from tempfile import TemporaryDirectory
 from typing import Literal, TypedDict, cast
 
 from babeltune.planning.space import suggest
-from babeltune.schema.records import Budget, Data, Objective, Parameter, Report, Sampler, Scheduler, Sweep, Training
+from babeltune.schema.records import (
+    Budget,
+    Data,
+    Objective,
+    Parameter,
+    Report,
+    Sampler,
+    Scalar,
+    Scheduler,
+    Sweep,
+    Training,
+)
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.tune_run import search
-from babeltune.sweep.search.tune_searcher import OnEvent
+from babeltune.sweep.search.tune_searcher import Callbacks, OnEvent
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.worker import Reporter
 from benchmarks.race import Row, options, verdict
 
@@ -67,7 +79,7 @@ def sweep_of(trials: int, reports: int, sampler: Literal["random", "tpe"]) -> Sw
 
 def open_pool(storage: Path) -> WorkerPool:
     """Two worker groups of one worker."""
-    return WorkerPool(
+    settings = PoolSettings(
         count=WORKER_GROUPS,
         workers=1,
         cpus_per_worker=1,
@@ -75,11 +87,12 @@ def open_pool(storage: Path) -> WorkerPool:
         run_trial="benchmarks.sweep_overhead:work",
         storage=storage,
     )
+    return WorkerPool(settings)
 
 
 def wait_for(pool: WorkerPool) -> None:
     """Until every worker group waits for a trial."""
-    while pool.free() < pool.count:
+    while pool.dispatcher.free() < pool.count:
         time.sleep(0.1)
 
 
@@ -87,16 +100,17 @@ def run(sweep: Sweep, pool: WorkerPool, folder: Path, seconds: float, on_event: 
     """Seconds of one search of the sweep's trials, of so many seconds of work each."""
     folder.mkdir(parents=True)
     shape = {"reports": sweep.training.reports, "seconds": seconds}
+
+    def make_assignment(number: int, params: dict[str, Scalar]) -> TrialAssignment:
+        return TrialAssignment(folder=str(folder / f"t{number:04d}"), trial={**shape, "value": params["x"]})
+
     started = time.perf_counter()
     search(
         sweep,
         pool=pool,
         folder=folder,
         suggest=lambda trial: suggest(sweep.parameters, trial),
-        make_assignment=lambda number, params: TrialAssignment(
-            folder=str(folder / f"t{number:04d}"), trial={**shape, "value": params["x"]}
-        ),
-        on_event=on_event,
+        callbacks=Callbacks(make_assignment, on_event),
         trials=sweep.budget.trials,
         stop=StopSignal(),
     )

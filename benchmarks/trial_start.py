@@ -9,6 +9,7 @@ stops when rank 0 has made the step."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Sequence
@@ -30,13 +31,14 @@ from babeltune.planning.space import suggest
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.signals import StopSignal
-from babeltune.sweep.driver.run import assignment
+from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.search.tune_run import search
-from babeltune.sweep.search.tune_searcher import Event
+from babeltune.sweep.search.tune_searcher import Callbacks, Event
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.workers.connection import local_ray
 from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.pool_settings import PoolSettings
 from babeltune.sweep.workers.run_trial import run as run_trial
 from benchmarks.race import Row, options, race, verdict
 
@@ -91,8 +93,7 @@ class Starts:
             pool=self.pool,
             folder=folder.path,
             suggest=propose,
-            make_assignment=lambda number, params: assignment(self.sweep, folder, number, params),
-            on_event=listen,
+            callbacks=Callbacks(functools.partial(assignment, self.sweep, folder), listen),
             trials=TRIALS,
             stop=StopSignal(),
         )
@@ -177,7 +178,7 @@ def one_step_sweep(file: str | Path) -> Sweep:
 
 def open_group(storage: Path) -> WorkerPool:
     """One worker group of two workers."""
-    return WorkerPool(
+    settings = PoolSettings(
         count=1,
         workers=WORKERS,
         cpus_per_worker=1,
@@ -185,6 +186,7 @@ def open_group(storage: Path) -> WorkerPool:
         run_trial="babeltune.sweep.workers.run_trial:run",
         storage=storage,
     )
+    return WorkerPool(settings)
 
 
 def seconds(rows: Sequence[Row], cold: Sequence[float]) -> str:

@@ -25,11 +25,11 @@ from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster as ClusterFile
 from babeltune.sweep.state.messages import EndMessage, TrialAssignment
 from babeltune.sweep.workers import pool as pool_module
+from babeltune.sweep.workers import worker_groups
 from babeltune.sweep.workers.autoscaling import nodes_asked
-from babeltune.sweep.workers.pool import WorkerPool
 from marked import MARK
 from ports import free_port
-from toy_trials import toy
+from toy_trials import pool_of, toy
 from waiting import PATIENCE_S, wait_until
 
 PATH = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -69,18 +69,18 @@ def look_again_and_again(pool):
 def ended(pool, *names):
     """Lets the trials run to their ends, all at once; the reports of each, and why it failed."""
     seen, ends = {name: [] for name in names}, {}
-    for name in pool._given.keys() & set(names):  # past the report that `next_message` gave
-        pool.go_on(name, pool._given[name])
+    for name in pool.dispatcher._given.keys() & set(names):  # past the report that `next_message` gave
+        pool.dispatcher.go_on(name, pool.dispatcher._given[name])
     while len(ends) < len(names):
-        pool.receive(0.2)
+        pool.dispatcher.receive(0.2)
         pool.mend()
         for name in names:
-            while (message := pool.take(name)) is not None:
+            while (message := pool.dispatcher.take(name)) is not None:
                 if isinstance(message, EndMessage):
                     ends[name] = message.end.text or None
                 else:
                     seen[name].append(message.report.index)
-                    pool.go_on(name, seen[name][-1])
+                    pool.dispatcher.go_on(name, seen[name][-1])
     return seen, ends
 
 
@@ -96,14 +96,14 @@ def worlds(folder, name):
 def come_and_go(folder):
     """A node comes and brings a worker group; it goes, and the trial that its worker group had goes on in the other."""
     notes = []
-    with nodes(1) as (cluster, _), WorkerPool(**settings(folder, workers=1), note=notes.append) as pool:
+    with nodes(1) as (cluster, _), pool_of(**settings(folder, workers=1), note=notes.append) as pool:
         counts = [pool.count]
         second = cluster.add_node(num_cpus=1, **HERE)
-        until(pool, lambda: pool.free() == 2)
+        until(pool, lambda: pool.dispatcher.free() == 2)
         counts.append(pool.count)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.next_message(name).report.index == 1
+            assert pool.dispatcher.next_message(name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
         until(pool, lambda: pool.count == 1)
@@ -123,11 +123,11 @@ def shrink_and_grow(folder):
     later ones have two again once it is back."""
     trial = TrialAssignment.decode((folder / "trial.json").read_text())
     elastic = {"workers": 2, "least_workers": 1, "run_trial": "toy_trials:train_for_real"}
-    with nodes(1, 1) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic)) as pool:
+    with nodes(1, 1) as (cluster, (_, second)), pool_of(**settings(folder, **elastic)) as pool:
         for name in ("whole", "cut"):
             (folder / name).mkdir()
-            pool.offer(name, replace(trial, folder=str(folder / name)))
-            assert pool.next_message(name).report.index == 1
+            pool.dispatcher.offer(name, replace(trial, folder=str(folder / name)))
+            assert pool.dispatcher.next_message(name).report.index == 1
             if name == "cut":
                 cluster.remove_node(second, allow_graceful=False)
             seen, reasons = ended(pool, name)
@@ -140,11 +140,11 @@ def shrink_and_grow(folder):
 def lose_one_of_two(folder):
     """Two elastic worker groups fill a node each; one node goes, and the other worker group ends both trials."""
     notes, elastic = [], {"workers": 2, "least_workers": 1}
-    with nodes(2, 2) as (cluster, (_, second)), WorkerPool(**settings(folder, **elastic), note=notes.append) as pool:
-        until(pool, lambda: pool.free() == 2)
+    with nodes(2, 2) as (cluster, (_, second)), pool_of(**settings(folder, **elastic), note=notes.append) as pool:
+        until(pool, lambda: pool.dispatcher.free() == 2)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=60, seconds=0.1)
-            assert pool.next_message(name).report.index == 1
+            assert pool.dispatcher.next_message(name).report.index == 1
         cluster.remove_node(second, allow_graceful=False)
         seen, reasons = ended(pool, "a", "b")
     return {"last": {n: s[-1] for n, s in seen.items()}, "why": reasons, "notes": notes}
@@ -153,8 +153,8 @@ def lose_one_of_two(folder):
 def with_tls(folder):
     """A worker group on each of two nodes trains while all connections between nodes want a certificate; then one of
     another authority asks for the cluster, and one without a certificate."""
-    with nodes(1, 1) as (cluster, _), WorkerPool(**settings(folder, count=2, workers=1)) as pool:
-        until(pool, lambda: pool.free() == 2)
+    with nodes(1, 1) as (cluster, _), pool_of(**settings(folder, count=2, workers=1)) as pool:
+        until(pool, lambda: pool.dispatcher.free() == 2)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=3)
         seen, reasons = ended(pool, "a", "b")
@@ -185,8 +185,8 @@ def asks_the_head(port, certificates):
 def controllers_beside_ranks(folder):
     """Where the controllers and the dispatcher of two worker groups are, on a head without CPUs and two nodes; and what
     they take there."""
-    with nodes(1, 1), WorkerPool(**settings(folder, count=2, workers=1)) as pool:
-        until(pool, lambda: pool.free() == 2)
+    with nodes(1, 1), pool_of(**settings(folder, count=2, workers=1)) as pool:
+        until(pool, lambda: pool.dispatcher.free() == 2)
         own, found = ray.get_runtime_context().get_node_id(), []
         for actor in ray._private.state.actors().values():
             if actor["State"] == "ALIVE":
@@ -210,24 +210,24 @@ def wait_for_room(folder):
     with nodes(1, 1):
         held = ray.remote(num_cpus=1)(LeaseActor).remote()
         ray.get(held.__ray_ready__.remote())
-        with WorkerPool(**settings(folder, count=2, workers=1), note=notes.append) as pool:
-            names = set(pool._worker_groups)
+        with pool_of(**settings(folder, count=2, workers=1), note=notes.append) as pool:
+            names = set(pool._groups)
             look_again_and_again(pool)
-            same = set(pool._worker_groups) == names
+            same = set(pool._groups) == names
             ray.kill(held)
-            until(pool, lambda: pool.free() == 2)
+            until(pool, lambda: pool.dispatcher.free() == 2)
     return {"notes": notes, "same": same}
 
 
 def stop_without_nodes(folder):
     """The only node goes, and then the sweep is to stop."""
     notes = []
-    with nodes(1) as (cluster, (only,)), WorkerPool(**settings(folder, count=1, workers=1), note=notes.append) as pool:
+    with nodes(1) as (cluster, (only,)), pool_of(**settings(folder, count=1, workers=1), note=notes.append) as pool:
         offer(pool, folder, "a", steps=600, seconds=0.1)
-        assert pool.next_message("a").report.index == 1
+        assert pool.dispatcher.next_message("a").report.index == 1
         cluster.remove_node(only, allow_graceful=False)
         until(pool, lambda: any("waiting for one" in note for note in notes))
-        pool.stop("a")
+        pool.dispatcher.stop("a")
         _, reasons = ended(pool, "a")
     return {"why": reasons, "notes": notes}
 
@@ -239,11 +239,9 @@ def one_bad_node(folder):
     os.environ["ONE_NODE"] = str(good)
     with (
         nodes(1, 1) as (cluster, both),
-        WorkerPool(
-            **settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append
-        ) as pool,
+        pool_of(**settings(folder, count=2, workers=1, run_trial="toy_trials:on_one_node"), note=notes.append) as pool,
     ):
-        until(pool, lambda: pool.count == 1 and pool.free() == 1)
+        until(pool, lambda: pool.count == 1 and pool.dispatcher.free() == 1)
         offer(pool, folder, "a", steps=5)
         seen, reasons = ended(pool, "a")
         for name in ("b", "c"):
@@ -256,7 +254,7 @@ def one_bad_node(folder):
         cluster.remove_node(bad, allow_graceful=False)
         with good.open("a") as file:
             file.write(cluster.add_node(num_cpus=1, **HERE).node_id)
-        until(pool, lambda: pool.count == 2 and pool.free() == 2)
+        until(pool, lambda: pool.count == 2 and pool.dispatcher.free() == 2)
     return {"last": seen["a"][-1], "why": reasons, "count": count, "notes": said, "bad": bad.node_id}
 
 
@@ -266,9 +264,9 @@ def one_blind_node(folder):
     os.environ["ONE_NODE"] = str(good)
     with (
         nodes(1, 1) as (_, both),
-        WorkerPool(**settings(folder, workers=1, run_trial="toy_trials:seen_on_one_node"), note=notes.append) as pool,
+        pool_of(**settings(folder, workers=1, run_trial="toy_trials:seen_on_one_node"), note=notes.append) as pool,
     ):
-        until(pool, lambda: pool.free() == 2)
+        until(pool, lambda: pool.dispatcher.free() == 2)
         for name in ("a", "b"):
             offer(pool, folder, name, steps=5, seconds=0.2)
         seen, reasons = ended(pool, "a", "b")
@@ -285,8 +283,8 @@ def share_a_gpu(folder):
 
 def on_shares(folder, share):
     notes = []
-    with WorkerPool(**settings(folder, count="auto", workers=1, gpus_per_worker=share), note=notes.append) as pool:
-        until(pool, lambda: pool.free() == pool.count)
+    with pool_of(**settings(folder, count="auto", workers=1, gpus_per_worker=share), note=notes.append) as pool:
+        until(pool, lambda: pool.dispatcher.free() == pool.count)
         left = ray.available_resources().get("GPU", 0)
         offer(pool, folder, "a", steps=2)
         why = ended(pool, "a")[1]["a"]
@@ -301,7 +299,7 @@ def here_as_named():
 
 def two_gpus(folder):
     """Which GPUs a rank sees of a worker group that has two on one node, a rank each."""
-    with nodes(2, gpus=2), WorkerPool(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as pool:
+    with nodes(2, gpus=2), pool_of(**settings(folder, count=1, workers=2, gpus_per_worker=1)) as pool:
         offer(pool, folder, "a", steps=2)
         return {"why": ended(pool, "a")[1], "visible": json.loads((folder / "a/starts.jsonl").read_text())["visible"]}
 
@@ -309,7 +307,7 @@ def two_gpus(folder):
 def fill_a_gpu(folder):
     """What each trial found on the GPU, in which process: the first and the fourth leave 600 MiB there."""
     names = ("leak-1", "fill-1", "fill-2", "leak-2", "fill-3")
-    with nodes(2, gpus=1), WorkerPool(**settings(folder, count=1, workers=1, gpus_per_worker=1)) as pool:
+    with nodes(2, gpus=1), pool_of(**settings(folder, count=1, workers=1, gpus_per_worker=1)) as pool:
         for name in names:
             offer(pool, folder, name, steps=2, orders={"kind": name[:4], "at": 1})
             assert ended(pool, name)[1] == {name: None}
@@ -356,8 +354,8 @@ def from_none(folder):
         raise InterruptedError("stopped")
 
     with nodes(**autoscaling(folder)):
-        with asked() as surveyed, WorkerPool(**settings(folder, workers=1, count=2), surveyed=surveyed) as pool:
-            until(pool, lambda: pool.free() == 2)
+        with asked() as surveyed, pool_of(**settings(folder, workers=1, count=2), surveyed=surveyed) as pool:
+            until(pool, lambda: pool.dispatcher.free() == 2)
             began.append(pool.count)
             offer(pool, folder, "a", steps=1)
             seen, _ = ended(pool, "a")
@@ -381,7 +379,7 @@ def regrow(folder):
     with (
         nodes(**autoscaling(folder, most=2, every=25)),
         nodes_asked(cluster, trials=9, note=notes.append, progress=lambda *_: None) as surveyed,
-        WorkerPool(**settings(folder, **elastic, count=1), surveyed=surveyed) as pool,
+        pool_of(**settings(folder, **elastic, count=1), surveyed=surveyed) as pool,
     ):
         for lost in (0, 1, 2):
             notes.clear()
@@ -400,7 +398,7 @@ def grown(pool, folder, name, begun):
     offer(pool, folder, trial, steps=10, seconds=0.1)
     ended(pool, trial)
     begun += worlds(folder, trial)
-    until(pool, pool.free)
+    until(pool, pool.dispatcher.free)
     return begun[-1:] == [2]
 
 
@@ -430,11 +428,11 @@ def settings(folder, **more):
 
 
 def offer(pool, folder, name, **assignment):
-    pool.offer(name, toy(folder / name, **assignment))
+    pool.dispatcher.offer(name, toy(folder / name, **assignment))
 
 
 if __name__ == "__main__":
-    pool_module.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
+    worker_groups.UNPLACED_TIMEOUT_S = pool_module.SURVEY = 1.0
     scenes = (come_and_go, shrink_and_grow, lose_one_of_two, wait_for_room, stop_without_nodes, one_bad_node)
     scenes += (one_blind_node, from_none, regrow, share_a_gpu, two_gpus, fill_a_gpu, with_tls)
     scenes += (controllers_beside_ranks,)

@@ -413,12 +413,13 @@ def test_a_sweep_and_the_benchmark_of_the_store_share_its_builder(sweep_work, ti
 @pytest.mark.long
 def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny_file, tmp_path, monkeypatch):
     from babeltune.sweep.search.tune_run import search
+    from babeltune.sweep.search.tune_searcher import Callbacks
     from benchmarks import trial_start
 
     with trial_start.open_group(tmp_path / "groups") as pool:
         starts = trial_start.Starts(trial_start.one_step_sweep(tiny_file), tmp_path, pool)
         assert 0 < starts.ours() < 10
-        monkeypatch.setattr("babeltune.sweep.workers.pool.WorkerPool.offer", refuse)
+        monkeypatch.setattr("babeltune.sweep.workers.dispatcher_client.DispatcherClient.offer", refuse)
         with pytest.raises(RefusedError):
             starts.ours()
         with pytest.raises(RefusedError):
@@ -427,8 +428,7 @@ def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny
                 pool=pool,
                 folder=tmp_path / "searched",
                 suggest=lambda trial: {},
-                make_assignment=lambda number, params: {},
-                on_event=lambda *_: None,
+                callbacks=Callbacks(lambda number, params: {}, lambda *_: None),
                 trials=1,
                 stop=lambda: False,
             )
@@ -436,7 +436,7 @@ def test_a_warm_group_makes_the_first_step_of_a_proposed_trial(ray_cluster, tiny
 
 def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     from babeltune.data.prepared import write_prepared
-    from babeltune.sweep.driver.run import assignment
+    from babeltune.sweep.driver.assignment import assignment
     from babeltune.sweep.state.folder import SweepFolder
     from benchmarks import trial_start
 

@@ -170,18 +170,27 @@ def train_for_real(assignment, dispatcher, rank, world, device):
         _change_whatever_a_process_shares()
 
 
+def pool_of(**asked):
+    """A pool with these settings and listeners."""
+    from babeltune.sweep.workers.pool import WorkerPool
+    from babeltune.sweep.workers.pool_settings import PoolSettings
+
+    listeners = {name: asked.pop(name) for name in ("note", "surveyed", "waiting") if name in asked}
+    return WorkerPool(PoolSettings(**asked), **listeners)
+
+
 def wait_until_free(pool, count):
     """As a search waits: a worker group whose run ended is started again."""
     from waiting import wait_until
 
-    free = pool.free  # how many
+    free = pool.dispatcher.free  # how many
     wait_until(lambda: free() >= count, free, meanwhile=pool.mend)
 
 
 def follow(pool, name):
     """Lets the trial run to its end: the indices of its reports, and how it ended."""
     reports = []
-    while not isinstance(message := pool.next_message(name), EndMessage):
+    while not isinstance(message := pool.dispatcher.next_message(name), EndMessage):
         reports.append(message.report.index)
     return reports, message.end
 

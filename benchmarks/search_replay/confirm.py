@@ -26,7 +26,7 @@ from benchmarks.search_replay.table import read_table
 WAYS = {"today": (), "portfolio": ("sampler.first_points=static",)}
 """How a corpus is searched -> what that changes in the sweep."""
 TRIALS = 40
-"""Of each sweep."""
+"""How many each sweep has."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Spent:
     seconds: float
     """Counted."""
     accuracy: float
-    """Of its best report; 0 for one that was stopped early."""
+    """The accuracy of its best report; 0 for one that was stopped early."""
 
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:

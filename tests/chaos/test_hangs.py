@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from babeltune.errors import ClusterError
-from babeltune.sweep.workers import pool
+from babeltune.sweep.workers import dispatcher_client
 from chaos.faults import slow_disk
 from chaos.invariants import nothing_is_left
 from waiting import wait_until
@@ -34,7 +34,7 @@ def actor(name):
 
 
 def test_a_dispatcher_that_is_stopped_ends_the_sweep_in_words(make_arena, note, monkeypatch):
-    monkeypatch.setattr(pool, "DISPATCHER_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(dispatcher_client, "DISPATCHER_TIMEOUT_S", 5.0)
     arena = make_arena(pause=0.02)
     refusal = pytest.raises(ClusterError, match=r"dispatcher has not answered for 5 s.*`babeltune resume` goes on")
     with refusal, arena.meanwhile(arena.trained(130), lambda: actor("TrialDispatcher").suspend()):

@@ -1,10 +1,10 @@
 """Faults of trials: losses and metrics that are no numbers, or not there, and sweeps in which nothing trains."""
 
-import functools
+from dataclasses import replace
 
 import pytest
 
-from babeltune.sweep.driver import run as engine
+from babeltune.sweep.driver import attempt as engine
 from babeltune.sweep.workers.pool import WorkerPool
 from chaos.invariants import check
 
@@ -26,7 +26,7 @@ def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, no
     arena.order("nan_metric", at=40)
     (arena.orders / "objectives").write_text("null\nInfinity\n", encoding="utf-8")
     arena.order("nan_loss", at=50)
-    monkeypatch.setattr(engine, "WorkerPool", functools.partial(Forgetful, WorkerPool))
+    monkeypatch.setattr(engine, "WorkerPool", forgetful)
     arena.submit()
     arena.check(len(FAULTS) + 1, failed=len(FAULTS))
     failed = sorted((row["name"], row["reason"]) for row in arena.rows() if row["state"] == "failed")
@@ -35,10 +35,10 @@ def test_each_trial_that_cannot_go_on_fails_alone_with_its_reason(make_arena, no
         note(arena, name, lost="that trial, its last checkpoint kept")
 
 
-def Forgetful(kind, *, run_trial, **settings):  # noqa: N802
+def forgetful(settings, **listeners):
     """The worker groups, two of whose trials have lost their objective at their second report."""
-    assert run_trial == "babeltune.sweep.workers.run_trial:run"
-    return kind(run_trial="chaos.silent:run", **settings)
+    assert settings.run_trial == "babeltune.sweep.workers.run_trial:run"
+    return WorkerPool(replace(settings, run_trial="chaos.silent:run"), **listeners)
 
 
 def test_a_sweep_of_failing_trials_ends_early_with_the_three_commonest_reasons(make_arena, note):

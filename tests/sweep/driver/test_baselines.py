@@ -12,8 +12,7 @@ from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.promote import promote
-from babeltune.sweep.driver.baselines import bought_scores
-from babeltune.sweep.driver.run import score_baselines
+from babeltune.sweep.driver.baselines import bought_scores, score_baselines
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 
 pytestmark = pytest.mark.usefixtures("offline")

@@ -25,9 +25,10 @@ from babeltune.files import plain, sha256_of
 from babeltune.planning.sweep_file import sweep_from, sweep_id
 from babeltune.schema.records import Report
 from babeltune.signals import StopSignal, end_when_asked, interrupts
-from babeltune.sweep.driver import run as driver
+from babeltune.sweep.driver import attempt as driver
+from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.driver.recorder import Recorder, _beginning
-from babeltune.sweep.driver.run import assignment, folder_in, submit
+from babeltune.sweep.driver.run import folder_in, submit
 from babeltune.sweep.state.folder import SweepFolder, outcome, read_log
 from babeltune.sweep.state.leaderboard import leaderboard, trial_row, winner
 from babeltune.sweep.state.lease import only_driver, this_driver
@@ -35,7 +36,6 @@ from babeltune.sweep.state.messages import ReportMessage, TrialEnd
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
 from babeltune.sweep.state.rebuild import MADE_AGAIN
-from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.tracking.tracker import Tracker
 from babeltune.training.checkpoint import (
     checkpoint_folder,
@@ -45,6 +45,7 @@ from babeltune.training.checkpoint import (
     stopped_folder,
     write_reports,
 )
+from toy_trials import pool_of
 from waiting import PATIENCE_S, when
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -498,18 +499,18 @@ def test_two_ranks_stop_together_between_reports_and_go_on_at_that_step(ray_clus
     run = "babeltune.sweep.workers.run_trial:run"
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     places = {"cut": cut, "again": cut, "whole": whole}
-    with WorkerPool(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
+    with pool_of(count=1, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
         for name, place in places.items():
             place.mkdir(exist_ok=True)
-            pool.offer(name, replace(trial, folder=str(place)))
+            pool.dispatcher.offer(name, replace(trial, folder=str(place)))
             if name == "cut":
-                when((place / "progress.json").exists, lambda: pool.stop("cut"))
-                assert pool.next_message(name).end == TrialEnd("stopped")
+                when((place / "progress.json").exists, lambda: pool.dispatcher.stop("cut"))
+                assert pool.dispatcher.next_message(name).end == TrialEnd("stopped")
                 step = read_state(stopped_folder(place))["interval"]["step"]
                 assert 0 < step < 600
             else:
-                assert pool.next_message(name).report.step == 600
-                assert pool.next_message(name).end == TrialEnd("finished")
+                assert pool.dispatcher.next_message(name).report.step == 600
+                assert pool.dispatcher.next_message(name).end == TrialEnd("finished")
     assert not stopped_folder(cut).exists()
     for tensors in ("student", "optimizer"):
         one, other = (sha256_of(checkpoint_folder(place, 1) / f"{tensors}.safetensors") for place in (cut, whole))
@@ -532,13 +533,13 @@ def test_a_trial_in_a_used_group_equals_the_same_in_a_fresh_one(ray_cluster, tin
     fresh, between = assignment(sweep, folder, 0, {}), assignment(other, folder, 1, {})
     trials = {"fresh": fresh, "between": between, "used": fresh}
     run, digests = "toy_trials:train_for_real", {}
-    with WorkerPool(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
+    with pool_of(count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=tmp_path) as pool:
         for name, trial in trials.items():
             place = tmp_path / name
             place.mkdir()
-            pool.offer(name, replace(trial, folder=str(place)))
-            assert [pool.next_message(name).report.index for _ in range(2)] == [1, 2]
-            assert pool.next_message(name).end == TrialEnd("finished")
+            pool.dispatcher.offer(name, replace(trial, folder=str(place)))
+            assert [pool.dispatcher.next_message(name).report.index for _ in range(2)] == [1, 2]
+            assert pool.dispatcher.next_message(name).end == TrialEnd("finished")
             last = checkpoint_folder(place, 2)
             digests[name] = [sha256_of(last / f"{tensors}.safetensors") for tensors in ("student", "optimizer")]
     assert digests["fresh"] == digests["used"] != digests["between"]
@@ -557,14 +558,14 @@ def test_two_groups_of_two_train_the_same_weights_although_a_worker_of_one_is_ki
     reports = {name: [] for name in names}
     run = "babeltune.sweep.workers.run_trial:run"
     storage = tmp_path / "groups"
-    with WorkerPool(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
+    with pool_of(count=2, workers=2, cpus_per_worker=1, gpus_per_worker=0, run_trial=run, storage=storage) as pool:
         for name in names:
             places[name].mkdir()
-            pool.offer(name, replace(trial, folder=str(places[name])))
+            pool.dispatcher.offer(name, replace(trial, folder=str(places[name])))
         running = list(names)
         while running:
             for name in list(running):
-                message = pool.next_message(name)
+                message = pool.dispatcher.next_message(name)
                 if isinstance(message, ReportMessage):
                     reports[name].append(message.report.index)
                 else:

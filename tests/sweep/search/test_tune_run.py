@@ -19,17 +19,16 @@ from babeltune.schema.records import Budget, Data, Objective, Parameter, Sampler
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.study import Ledger, Proposals, open_study, replay, sampler_for
 from babeltune.sweep.search.tune_run import prime, register_methods, scheduler_for, search
-from babeltune.sweep.search.tune_searcher import OptunaSearcher
+from babeltune.sweep.search.tune_searcher import Callbacks, OptunaSearcher
 from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.messages import TrialEnd, TrialOutcome
-from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.tasks import ray_refusals
-from toy_trials import groups_held, toy, wait_until_free
+from toy_trials import groups_held, pool_of, toy, wait_until_free
 
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster, tmp_path_factory):
-    with WorkerPool(
+    with pool_of(
         count=2,
         workers=1,
         cpus_per_worker=1,
@@ -41,16 +40,20 @@ def pool(ray_cluster, tmp_path_factory):
 
 
 class OneAtATime:
-    """The pool as one worker group: none is free while any is busy."""
+    """The pool as one worker group, and its dispatcher: none is free while any is busy."""
 
-    def __init__(self, pool):
-        self._pool = pool
+    def __init__(self, pool, at=None):
+        self._pool, self._at = pool, at or pool
 
     def __getattr__(self, name):
-        return getattr(self._pool, name)
+        return getattr(self._at, name)
+
+    @property
+    def dispatcher(self):
+        return OneAtATime(self._pool, self._pool.dispatcher)
 
     def free(self):
-        return int(self._pool.free() == self._pool.count)
+        return int(self._pool.dispatcher.free() == self._pool.count)
 
 
 @pytest.fixture
@@ -103,8 +106,7 @@ def run(folder, pool, sweep, trials, events=None, assignment=None, stop=lambda: 
         pool=pool,
         folder=folder,
         suggest=suggest,
-        make_assignment=make_assignment,
-        on_event=events or Events(),
+        callbacks=Callbacks(make_assignment, events or Events()),
         trials=trials,
         stop=stop if isinstance(stop, StopSignal) else StopSignal(stop),
     )
@@ -300,7 +302,7 @@ def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp
 def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []
-    with WorkerPool(
+    with pool_of(
         count=1,
         workers=1,
         cpus_per_worker=0,
@@ -312,7 +314,7 @@ def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cl
 
         def kill_it(event, number, _):
             if event == "end" and number == 0:
-                (worker_group,) = pool._worker_groups.values()
+                (worker_group,) = pool._groups.values()
                 ray.kill(worker_group.controller)
 
         assert run(tmp_path, pool, a_sweep(), 3, kill_it)
@@ -591,13 +593,13 @@ def test_a_dispatcher_that_dies_is_not_noticed_by_the_search(one_group, tmp_path
 
 @pytest.mark.long
 def test_a_search_whose_dispatcher_dies_for_good_says_how_to_go_on(ray_cluster, tmp_path):
-    doomed = WorkerPool(
+    doomed = pool_of(
         count=1, workers=1, cpus_per_worker=1, gpus_per_worker=0, run_trial="toy_trials:train", storage=tmp_path
     )
 
     def kill(event, number, info):
         if event == "report":
-            ray.kill(doomed._dispatcher)
+            ray.kill(doomed.dispatcher._actor)
 
     before = groups_held()
     with pytest.raises(ClusterError, match=r"has failed .*`babeltune resume` goes on"), ray_refusals(), doomed:

@@ -11,7 +11,7 @@ from babeltune.files import plain
 from babeltune.planning.sweep_file import read_sweep, sweep_id
 from babeltune.planning.written import spec_yaml
 from babeltune.promotion.candidate import find_candidate
-from babeltune.sweep.driver.run import assignment
+from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import condition_of
 from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.sweep.state.lease import only_driver

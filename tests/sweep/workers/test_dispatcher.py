@@ -6,6 +6,7 @@ import pytest
 from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 from babeltune.sweep.workers import journal as journals
 from babeltune.sweep.workers.dispatcher import TrialDispatcher
+from babeltune.sweep.workers.dispatcher_snapshot import replay, restore, snapshot
 from babeltune.sweep.workers.dispatcher_state import KEPT, DispatcherState
 from babeltune.sweep.workers.journal import Journal
 from waiting import PATIENCE_S
@@ -163,7 +164,7 @@ def test_a_snapshot_and_the_changes_after_it_lead_to_the_same_state():
         change("report", trial, 1, False, "first")
     change("go_on", "t", 1)
     change("rank_left", "u", 0, TrialEnd("raised", "ValueError", "bug").encode(), True)
-    middle = json.loads(json.dumps(state.snapshot())), len(changes)
+    middle = json.loads(json.dumps(snapshot(state))), len(changes)
     change("settle", "u", 1)
     change("stop", "t")
     change("join", "g-v", "two")
@@ -174,11 +175,11 @@ def test_a_snapshot_and_the_changes_after_it_lead_to_the_same_state():
     change("close")
     replayed = DispatcherState()
     for each in changes:
-        replayed.replay(each)
+        replay(replayed, each)
     assert replayed == state
-    resumed = DispatcherState.restore(middle[0])
+    resumed = restore(middle[0])
     for each in changes[middle[1] :]:
-        resumed.replay(each)
+        replay(resumed, each)
     assert resumed == state
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from babeltune.data.prepared import write_prepared
-from babeltune.sweep.driver.run import assignment
+from babeltune.sweep.driver.assignment import assignment
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.training.checkpoint import read_reports
 from marked import MARK, end_marked

@@ -15,7 +15,7 @@ from babeltune.sweep.workers import process_state as process_states
 from babeltune.sweep.workers.nodes import nodes_there, worker_groups_that_fit
 from babeltune.sweep.workers.pool import WorkerPool
 from babeltune.sweep.workers.ray_train import ENVIRONMENT
-from toy_trials import follow, groups_held, toy, wait_until_free
+from toy_trials import follow, groups_held, pool_of, toy, wait_until_free
 from waiting import wait_until
 
 FINISHED = TrialEnd("finished")
@@ -31,7 +31,7 @@ TWO_WORKERS = {
 @pytest.fixture(scope="module")
 def pool(ray_cluster, tmp_path_factory):
     storage = tmp_path_factory.mktemp("groups")
-    with WorkerPool(**TWO_WORKERS, storage=storage) as opened:
+    with pool_of(**TWO_WORKERS, storage=storage) as opened:
         SHARED.append(opened)
         yield opened
 
@@ -47,7 +47,7 @@ def room(ray_cluster):
 
 
 def offer(pool, folder, name, **asked):
-    pool.offer(name, toy(folder / name, **asked))
+    pool.dispatcher.offer(name, toy(folder / name, **asked))
 
 
 def starts(folder, name):
@@ -104,10 +104,10 @@ def test_a_used_group_draws_what_a_fresh_group_draws(pool, tmp_path):
 def test_a_stopped_trial_has_trained_exactly_to_its_report(pool, tmp_path):
     wait_until_free(pool, 2)
     offer(pool, tmp_path, "stopped", steps=5)
-    assert [pool.next_message("stopped").report.index for _ in range(2)] == [1, 2]
+    assert [pool.dispatcher.next_message("stopped").report.index for _ in range(2)] == [1, 2]
     offer(pool, tmp_path, "beside")
     assert follow(pool, "beside") == ([1, 2, 3], FINISHED), "meanwhile the other waits for its verdict"
-    pool.stop("stopped")
+    pool.dispatcher.stop("stopped")
     wait_until_free(pool, 2)
     assert json.loads((tmp_path / "stopped" / "checkpoint.json").read_text())["index"] == 2
 
@@ -138,8 +138,8 @@ def test_a_group_whose_own_process_dies_is_started_again_and_its_trial_goes_on(p
     wait_until_free(pool, 2)
     for name in ("bereft", "other"):
         offer(pool, tmp_path, name, steps=40, seconds=0.05)
-        assert pool.next_message(name).report.index == 1
-    killed = next(iter(pool._worker_groups.values()))
+        assert pool.dispatcher.next_message(name).report.index == 1
+    killed = next(iter(pool._groups.values()))
     ray.kill(killed.controller)
     ray.wait([killed.run])
     pool.mend()
@@ -158,15 +158,15 @@ def test_a_dispatcher_that_dies_in_mid_trial_starts_again_where_it_was(pool, tmp
     wait_until_free(pool, 2)
     for name in ("a", "b"):
         offer(pool, tmp_path, name, steps=30, seconds=0.05)
-        assert pool.next_message(name).report.index == 1
+        assert pool.dispatcher.next_message(name).report.index == 1
     offer(pool, tmp_path, "c")
-    first = process_of(pool._dispatcher)
+    first = process_of(pool.dispatcher._actor)
     os.kill(first, signal.SIGKILL)
     for name, last in (("a", 30), ("b", 30), ("c", 3)):
         reports, reason = follow(pool, name)
         assert (reports, reason) == (list(range(reports[0], last + 1)), FINISHED), "no report is lost or comes twice"
         assert len(starts(tmp_path, name)) == 1, "no trial was begun again"
-    assert process_of(pool._dispatcher) != first
+    assert process_of(pool.dispatcher._actor) != first
 
 
 def test_a_group_is_left_as_it_was_found(pool, tmp_path):
@@ -194,7 +194,7 @@ def test_a_group_that_can_never_fit_is_refused_with_what_is_there(ray_cluster):
 def test_a_trial_function_that_cannot_be_loaded_is_an_error_and_nothing_stays_behind(ray_cluster, tmp_path, pool):
     with (
         pytest.raises(ClusterError, match="no_such_function"),
-        WorkerPool(
+        pool_of(
             count=1,
             workers=1,
             cpus_per_worker=0,
@@ -214,7 +214,7 @@ def left_behind():
 
 def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_cluster, tmp_path, pool):
     offer(pool, tmp_path, "long", steps=500, seconds=0.1)
-    pool.next_message("long")
+    pool.dispatcher.next_message("long")
     pool.__exit__(KeyError, KeyError("the driver fails"), None)
     wait_until(lambda: left_behind() == (set(), 0, []), left_behind)
     assert left_behind() == (set(), 0, [])
@@ -224,9 +224,9 @@ def test_nothing_is_left_after_a_block_that_ends_with_an_error_in_mid_trial(ray_
 def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
     """Its controller had a new placement group that no rank had reported yet."""
     before = groups_held()
-    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "killed", steps=500, seconds=0.1)
-        opened.next_message("killed")
+        opened.dispatcher.next_message("killed")
         first = groups_held()
         os.kill(starts(tmp_path, "killed")[0]["pid"], signal.SIGKILL)
         wait_until(lambda: groups_held() - first)
@@ -236,9 +236,9 @@ def test_nothing_is_left_of_a_group_that_was_starting_again(room, tmp_path):
 @pytest.mark.long
 def test_a_worker_that_hangs_is_replaced_and_its_trial_goes_on(room, tmp_path, monkeypatch):
     monkeypatch.setitem(ENVIRONMENT, "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", "3")
-    with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
+    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=20, seconds=0.05)
-        assert opened.next_message("hung").report.index == 1
+        assert opened.dispatcher.next_message("hung").report.index == 1
         hung = starts(tmp_path, "hung")[0]["pid"]
         os.kill(hung, signal.SIGSTOP)
         reports, reason = follow(opened, "hung")
@@ -253,20 +253,20 @@ def follow_and_mend(pool, name):
     """As a search does; the last report and how the trial ended."""
     seen = 0
     while True:
-        while (message := pool.take(name)) is None:
-            pool.receive(0.2)
+        while (message := pool.dispatcher.take(name)) is None:
+            pool.dispatcher.receive(0.2)
             pool.mend()
         if isinstance(message, EndMessage):
             return seen, message.end
         seen = message.report.index
-        pool.go_on(name, seen)
+        pool.dispatcher.go_on(name, seen)
 
 
 @pytest.mark.long
 def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
     notes = []
     settings = {**TWO_WORKERS, "count": 1, "progress_timeout": 3.0, "note": notes.append}
-    with WorkerPool(**settings, storage=tmp_path) as opened:
+    with pool_of(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "hung", steps=6, orders={"kind": "hang_once", "at": 3})
         assert follow_and_mend(opened, "hung") == (6, FINISHED)
     first, second = starts(tmp_path, "hung")
@@ -276,7 +276,7 @@ def test_a_trial_that_hangs_in_python_goes_on_in_new_workers(room, tmp_path):
 
 
 def test_the_place_of_an_abandoned_group_is_back_once_another_node_has_come(ray_cluster, tmp_path):
-    pool = WorkerPool(**TWO_WORKERS, storage=tmp_path)
+    pool = pool_of(**TWO_WORKERS, storage=tmp_path)
     room = pool._room()
     pool._given_up.append(set(nodes_there()))
     assert pool._room() == room - 1
@@ -289,7 +289,7 @@ def test_a_group_that_hangs_between_two_trials_is_started_again(room, tmp_path, 
     monkeypatch.setattr("babeltune.sweep.workers.pool.STOP_TIMEOUT_S", 3.0)
     notes = []
     settings = {**TWO_WORKERS, "workers": 1, "count": 1, "progress_timeout": 3.0, "note": notes.append}
-    with WorkerPool(**settings, storage=tmp_path) as opened:
+    with pool_of(**settings, storage=tmp_path) as opened:
         offer(opened, tmp_path, "last", steps=1, orders={"kind": "hang_after", "at": 1})
         assert follow_and_mend(opened, "last") == (1, FINISHED)
         offer(opened, tmp_path, "next", steps=1)
@@ -304,15 +304,15 @@ def test_a_groups_own_process_may_die_again_once_the_group_has_made_a_report(roo
     monkeypatch.setattr("babeltune.sweep.workers.pool.RESPAWNS", 1)
 
     def kill(pool):
-        (worker_group,) = pool._worker_groups.values()
+        (worker_group,) = pool._groups.values()
         ray.kill(worker_group.controller)
         ray.wait([worker_group.run])
         pool.mend()
 
-    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "bereft", steps=500, seconds=0.05)
         for _ in range(2):
-            opened.next_message("bereft")
+            opened.dispatcher.next_message("bereft")
             kill(opened)
         with pytest.raises(ClusterError, match="cannot train"):
             kill(opened)
@@ -330,7 +330,7 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
 
 def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
-    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         for name, orders in (("first", {}), ("second", {"kind": "map", "at": 2})):
             offer(opened, tmp_path, name, orders=orders)
             assert follow(opened, name) == ([1, 2, 3], FINISHED)
@@ -345,7 +345,7 @@ def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
 
 @pytest.mark.long
 def test_isolation_gives_every_trial_new_workers(room, tmp_path):
-    with WorkerPool(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
+    with pool_of(**{**TWO_WORKERS, "count": 1}, storage=tmp_path, isolation="process") as opened:
         for name in ("one", "two", "three"):
             offer(opened, tmp_path, name)
             assert follow(opened, name) == ([1, 2, 3], FINISHED)
@@ -354,10 +354,10 @@ def test_isolation_gives_every_trial_new_workers(room, tmp_path):
 
 @pytest.mark.long
 def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, tmp_path, monkeypatch):
-    monkeypatch.setattr("babeltune.sweep.workers.pool.DISPATCHER_TIMEOUT_S", 3.0)
-    with WorkerPool(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
+    monkeypatch.setattr("babeltune.sweep.workers.dispatcher_client.DISPATCHER_TIMEOUT_S", 3.0)
+    with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "going", steps=500, seconds=0.05)
-        assert opened.next_message("going").report.index == 1
+        assert opened.dispatcher.next_message("going").report.index == 1
         stopped = process_of(opened._dispatcher)
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(ClusterError, match=r"dispatcher has not answered for 3 s.*`babeltune resume` goes on"):

@@ -9,7 +9,7 @@ import ray
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import RATES, SweepFolder
-from babeltune.sweep.workers.pool import worker_threads
+from babeltune.sweep.workers.pool_settings import worker_threads
 from babeltune.sweep.workers.tasks import fetched
 
 

@@ -7,63 +7,39 @@ died is replaced by submitting the same sweep again.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import ray
 
-from babeltune.data.corpus import Corpus
-from babeltune.data.prepare import Progress, no_progress
-from babeltune.data.prepared import Prepared, write_prepared
-from babeltune.errors import ClusterError, DamagedError, ObjectStoreError, SweepError, storage_refusals
-from babeltune.files import plain, write_json
-from babeltune.models.hub import baseline_row
-from babeltune.planning.preparation import prepare, read_corpus
-from babeltune.planning.space import default_params, make_trial, methods_used, suggest, within_grid
+from babeltune.errors import ClusterError, ObjectStoreError, SweepError, storage_refusals
+from babeltune.files import plain
+from babeltune.planning.space import methods_used, within_grid
 from babeltune.planning.sweep_file import sweep_id
 from babeltune.schema.cluster import Cluster
-from babeltune.schema.records import Scalar, Sweep, trial_from
-from babeltune.schema.storage_location import StorageLocation
-from babeltune.signals import StopRequestedError, StopSignal, interrupts
-from babeltune.sweep.driver.baselines import bought_scores, teacher_scores, untrained_scores
-from babeltune.sweep.driver.examples import examples_at_the_end
-from babeltune.sweep.driver.keep import CheckpointPolicy
-from babeltune.sweep.driver.rates import measure_rates
-from babeltune.sweep.driver.recorder import Recorder, close_tracker
+from babeltune.schema.records import Sweep
+from babeltune.signals import StopSignal
+from babeltune.sweep.driver.attempt import Attempt, ended_trials
+from babeltune.sweep.driver.recorder import close_tracker
 from babeltune.sweep.search.recovery import study_refusals
-from babeltune.sweep.search.tune_run import search
-from babeltune.sweep.search.tune_searcher import Event
-from babeltune.sweep.search.warm_start import warm_trials
 from babeltune.sweep.state.fencing import OvertakenError
-from babeltune.sweep.state.folder import ENDED, SweepFolder, read_of_trial, read_outcome, refuse_a_file
-from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.folder import SweepFolder, refuse_a_file
 from babeltune.sweep.state.lease import folder_lease, leased, only_driver, this_driver
-from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
 from babeltune.sweep.state.progress import SweepProgress, is_driven
 from babeltune.sweep.state.provenance import check_unchanged, deciding_facts
-from babeltune.sweep.state.rebuild import damage, mend
+from babeltune.sweep.state.rebuild import mend
 from babeltune.sweep.sync.audit import audit
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.housekeeping import clean
 from babeltune.sweep.sync.view import StorageView
-from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.access import open_to_all
-from babeltune.sweep.workers.autoscaling import nodes_asked
 from babeltune.sweep.workers.connection import connected
-from babeltune.sweep.workers.nodes import worker_groups_that_fit
-from babeltune.sweep.workers.pool import WorkerPool
-from babeltune.sweep.workers.tasks import fetched, ray_refusals, ray_shards
 from babeltune.tracking.tracker import Tracker
 
 DAY_S = 86_400.0
 log = logging.getLogger(__name__)
-SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
 
 
 def folder_in(cluster: Cluster, sweep: str) -> SweepFolder:
@@ -133,13 +109,13 @@ def submit(
         if finished and ended >= sweep.budget.trials and folder.is_whole():
             send_rest(sweep, cluster, folder)
             return folder
-        sweep_progress = SweepProgress(sweep, folder, ended=ended, before=ended)
+        progress = SweepProgress(sweep, folder, ended=ended, before=ended)
         if watch:
-            watch(sweep_progress)
+            watch(progress)
         folder.set_state("running")
         audit(view := StorageView(cluster), "submit", folder.id)
         with _kept_in_state(folder, view):
-            complete = _attempt(sweep, cluster, folder, sweep_progress, driver_sync, stop, accept=accept_changes)
+            complete = Attempt(sweep, cluster, folder, progress, driver_sync, stop, accept_changes).run()
         folder.set_state("finished" if complete else "stopped")
         _clean(cluster, folder)
     return folder
@@ -172,232 +148,7 @@ def _kept_in_state(folder: SweepFolder, view: StorageView) -> Iterator[None]:
         raise
 
 
-def _attempt(
-    sweep: Sweep,
-    cluster: Cluster,
-    folder: SweepFolder,
-    sweep_progress: SweepProgress,
-    driver_sync: DriverSync,
-    stop: StopSignal,
-    *,
-    accept: bool,
-) -> bool:
-    """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
-    poll = stop.raise_if_stopped
-
-    def progress(stage: str, done: int, of: int) -> None:
-        sweep_progress.progress(stage, done, of)
-        poll()
-
-    try:
-        poll()
-        warm_trials(folder.path, sweep, lambda trial: suggest(sweep.parameters, trial))
-        corpus = read_corpus(sweep, folder.path.parents[1], progress)
-        asked = functools.partial(nodes_asked, cluster, note=sweep_progress.note, progress=progress)
-        with connected(cluster), ray_refusals():
-            if not cluster.nodes_within:  # it is known before all that is prepared
-                shares = cluster.cpus_per_worker, cluster.gpus_per_worker
-                worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
-            with asked(trials=1):
-                prepared = make_ready(sweep, corpus, cluster, folder, progress, poll, driver_sync, accept=accept)
-            del corpus  # its files take room on the disk
-            with asked(trials=sweep.budget.trials - sweep_progress.before) as surveyed:
-                return _run(sweep, prepared, cluster, folder, sweep_progress, driver_sync, stop, surveyed)
-    except StopRequestedError:
-        return False
-
-
 def send_rest(sweep: Sweep, cluster: Cluster, folder: SweepFolder) -> None:
     """Sends MLflow what an earlier submission could not; `tracking.json` says how much is still unsent, and why."""
     tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
     close_tracker(tracker, folder)
-
-
-def ended_trials(folder: SweepFolder) -> set[str]:
-    """The trials that finished, were pruned or failed."""
-    view = [path for path in folder.trials() if (path / "trial.json").exists()]
-    return {path.name for path in view if read_outcome(path) in ENDED}
-
-
-def make_ready(
-    sweep: Sweep,
-    corpus: Corpus,
-    cluster: Cluster,
-    folder: SweepFolder,
-    progress: Progress,
-    poll: Callable[[], None],
-    driver_sync: DriverSync,
-    *,
-    accept: bool,
-) -> Prepared:
-    """The stores and the baselines' scores, made on the cluster where they are not there yet."""
-    shards = functools.partial(
-        ray_shards,
-        share=cluster.gpus_per_worker,
-        carried=driver_sync.where is not None,
-        poll=poll,
-        progress_timeout=cluster.progress_timeout,
-    )
-    prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=progress)
-    check_unchanged(folder, {"data": prepared.digest}, accept=accept)
-    with folder.guard():
-        write_prepared(prepared, folder.prepared)
-    driver_sync.publish(prepared)
-    score_baselines(sweep, prepared, folder, progress, poll, gpus=cluster.gpus_per_worker, where=driver_sync.where)
-    return prepared
-
-
-def _run(
-    sweep: Sweep,
-    prepared: Prepared,
-    cluster: Cluster,
-    folder: SweepFolder,
-    sweep_progress: SweepProgress,
-    driver_sync: DriverSync,
-    stop: StopSignal,
-    surveyed: Callable[[int], None],
-) -> bool:
-    """The search; True when the budget's trials are all there."""
-    sweep_progress.progress("starting worker groups", 0, 1)
-    measure_rates(sweep, folder, cluster, stop.raise_if_stopped)
-    tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
-    left = max(1, sweep.budget.trials - sweep_progress.ended)
-    pool = WorkerPool(
-        count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
-        workers=cluster.workers,
-        cpus_per_worker=cluster.cpus_per_worker,
-        gpus_per_worker=cluster.gpus_per_worker,
-        run_trial="babeltune.sweep.workers.run_trial:run",
-        storage=folder.path / "train",
-        least_workers=cluster.least_workers,
-        isolation=cluster.isolation,
-        progress_timeout=cluster.progress_timeout,
-        note=sweep_progress.note,
-        surveyed=surveyed,
-        waiting=stop.raise_if_stopped,
-    )
-    world: dict[str, Scalar] = {
-        "fact.world_size": cluster.workers,
-        "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",  # until a trial's first report says which it was
-    }
-    ended = ended_trials(folder)
-    limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
-    with (
-        examples_at_the_end(folder, prepared, driver_sync.where) as begin_examples,
-        Recorder(
-            sweep, folder, prepared, tracker, world, limit, CheckpointPolicy(sweep, folder, driver_sync)
-        ) as tracking,
-        pool,
-    ):
-
-        def on_event(kind: str, number: int, event: Event) -> dict[str, Scalar] | None:
-            driver_sync.see(kind, number, event)
-            attributes = tracking.on_event(kind, number, event)
-            driver_sync.wake()
-            if isinstance(event, TrialOutcome) and event.state in ENDED:
-                ended.add(folder.trial(number).name)
-                sweep_progress.ended = len(ended)
-                sweep_progress.progress(sweep_progress.stage, sweep_progress.ended, sweep.budget.trials)
-            return attributes
-
-        sweep_progress.progress("searching", sweep_progress.ended, sweep.budget.trials)
-        sweep_progress.begun = sum(r.step / r.steps for r in leaderboard(folder) if r.state not in ENDED and r.steps)
-        sweep_progress.searching = time.monotonic()
-        minutes = sweep.budget.minutes
-        stop.last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        with interrupts(stop, lambda: sweep_progress.progress(SAVING, sweep_progress.ended, sweep.budget.trials)):
-            tracking.complete = search(
-                sweep,
-                pool=pool,
-                folder=folder.path,
-                suggest=lambda trial: suggest(sweep.parameters, trial),
-                make_assignment=lambda number, params: driver_sync.sent(assignment(sweep, folder, number, params)),
-                on_event=on_event,
-                trials=sweep.budget.trials,
-                stop=stop,
-            )
-        if stop.interrupted and not tracking.complete:
-            raise KeyboardInterrupt
-        if tracking.complete:
-            begin_examples()
-        sweep_progress.progress("closing worker groups and MLflow", sweep_progress.ended, sweep.budget.trials)
-    sweep_progress.progress("done" if tracking.complete else "stopped", sweep_progress.ended, sweep.budget.trials)
-    return tracking.complete
-
-
-def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
-    """What a worker group needs to train trial `number`; written to the trial's folder, too.
-
-    One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
-    `DamagedError` where these are lost.
-    """
-    place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
-    if prepared == folder.prepared:
-        trial = make_trial(folder.with_rates(sweep), number, params)
-        with folder.guard():
-            place.mkdir(parents=True, exist_ok=True)
-            write_json(place / "trial.json", trial)
-    else:
-        if words := damage(prepared):
-            raise DamagedError(words)
-        known = read_of_trial(place, "trial.json")
-        trial = (
-            make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
-            if known is None
-            else trial_from(known)
-        )
-    return TrialAssignment(
-        folder=str(place),
-        trial=plain(trial),
-        prepared=str(prepared),
-        storage=str(folder.path.parents[1]),
-        seed=trial.seed,
-    )
-
-
-def score_baselines(
-    sweep: Sweep,
-    prepared: Prepared,
-    folder: SweepFolder,
-    progress: Progress = no_progress,
-    poll: Callable[[], None] = lambda: None,
-    *,
-    gpus: float = 0.0,
-    where: StorageLocation | None = None,
-) -> None:
-    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once;
-    `where` the storage is, if it is behind a URI."""
-    known = folder.read("baselines.json") or {}
-    scores = known["scores"] if known.get("data") == prepared.digest else {}
-    missing = {baseline_row(name): name for name in sweep.baselines if baseline_row(name) not in scores}
-    task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
-    if not scores:
-        scores = score_own(sweep, prepared, task, there, progress, poll, gpus)
-    elif not missing:
-        return
-    for number, (row, name) in enumerate(missing.items()):
-        progress("scoring the baselines", number, len(missing))
-        scores[row] = fetched(task.options(num_cpus=1).remote(*there, bought_scores, name, prepared), poll)
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
-
-
-def score_own(
-    sweep: Sweep,
-    prepared: Prepared,
-    task: Any,
-    there: tuple[StorageLocation | None, str],
-    progress: Progress,
-    poll: Callable[[], None],
-    gpus: float,
-) -> dict[str, dict[str, float]]:
-    """The scores of the untrained student and the raw teacher."""
-    stage = "scoring the untrained student and the teacher"
-    progress(stage, 0, 2)
-    trial = make_trial(sweep, 0, default_params(sweep))
-    untrained = task.options(num_cpus=1, num_gpus=gpus).remote(*there, untrained_scores, trial, prepared)
-    teacher = task.options(num_cpus=1).remote(*there, teacher_scores, prepared)
-    scores = {"untrained": fetched(untrained, poll)}
-    progress(stage, 1, 2)
-    scores["teacher"] = fetched(teacher, poll)
-    progress(stage, 2, 2)
-    return scores

@@ -2,7 +2,7 @@
 
 Tune starts an actor, so a process of about 115 MB, for every trial that runs. Such a process would only wait for the
 next report. So trials are followed in the driver's own process: `LocalActors` takes the place of Tune's actor manager,
-and the pool's one long poll brings the reports of all trials.
+and the one long poll of the dispatcher brings the reports of all trials.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 
 from babeltune.schema.records import Report
 from babeltune.sweep.state.messages import EndMessage, ReportMessage, TrialEnd
-from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 
 
 class Result(TypedDict, total=False):
@@ -51,8 +51,8 @@ class TrialProxy(tune.Trainable):  # type: ignore[misc]
 class Follower:
     """Makes Tune's results of one trial's messages."""
 
-    def __init__(self, pool: WorkerPool, trial: str, objectives: list[str]) -> None:
-        self._pool, self._trial, self._objectives = pool, trial, objectives
+    def __init__(self, dispatcher: DispatcherClient, trial: str, objectives: list[str]) -> None:
+        self._dispatcher, self._trial, self._objectives = dispatcher, trial, objectives
         self._seen = 0
         self._last: Result | None = None
         """The last report's result, until the trial's end comes."""
@@ -60,11 +60,11 @@ class Follower:
     def go_on(self) -> None:
         """Lets the trial train past its latest report."""
         if self._seen:
-            self._pool.go_on(self._trial, self._seen)
+            self._dispatcher.go_on(self._trial, self._seen)
 
     def result(self) -> Result | None:
         """The next result, or None while there is no message for one. The last report waits for the trial's end."""
-        while (message := self._pool.take(self._trial)) is not None:
+        while (message := self._dispatcher.take(self._trial)) is not None:
             if isinstance(message, EndMessage):
                 return self._numbered({**(self._last or {}), "done": True, "end": message.end})
             result = self._of(message)
@@ -93,11 +93,11 @@ class LocalActors:
     """Stands in for Tune's actor manager (Ray 2.60) with followers in this process instead of actors.
 
     It has the methods that Tune's controller calls. A trial's "actor" is there at once, needs no resources, and cannot
-    die. The messages of all trials come by the pool's one long poll, so a thousand trials cost one waiting call.
+    die. The messages of all trials come by one long poll at the dispatcher, so a thousand trials cost one waiting call.
     """
 
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
+    def __init__(self, dispatcher: DispatcherClient) -> None:
+        self._dispatcher = dispatcher
         self._followers: dict[TrackedActor, Follower] = {}
         self._live_actors_to_ray_actors_resources: dict[TrackedActor, tuple[None, None]] = {}
         """Tune's controller looks here for an actor's handle, and takes None for one that it cannot ask."""
@@ -113,11 +113,11 @@ class LocalActors:
             return True
         if self._deliver():
             return True
-        return self._pool.receive(timeout or 0.0) and self._deliver()
+        return self._dispatcher.receive(timeout or 0.0) and self._deliver()
 
     def _deliver(self) -> bool:
         """Tells Tune of one result, if a trial that trains has one."""
-        for trial in self._pool.with_messages():
+        for trial in self._dispatcher.with_messages():
             if trial not in self._training:
                 continue
             tracked, on_result = self._training[trial]
@@ -134,7 +134,7 @@ class LocalActors:
         tracked = TrackedActor(uuid.uuid4().int, **callbacks)
         config = kwargs["config"]
         self._trials[tracked] = config["trial"]
-        self._followers[tracked] = Follower(self._pool, config["trial"], config["objectives"])
+        self._followers[tracked] = Follower(self._dispatcher, config["trial"], config["objectives"])
         self._live_actors_to_ray_actors_resources[tracked] = (None, None)
         self._events.append(lambda: self._tell(tracked._on_start, tracked))
         return tracked
@@ -148,7 +148,7 @@ class LocalActors:
         if self._followers.pop(tracked_actor, None) is None:
             return False
         self.clear_actor_task_futures(tracked_actor)
-        self._pool.forget(self._trials.pop(tracked_actor))
+        self._dispatcher.forget(self._trials.pop(tracked_actor))
         del self._live_actors_to_ray_actors_resources[tracked_actor]
         self._events.append(lambda: self._tell(tracked_actor._on_stop, tracked_actor))
         return True

@@ -24,15 +24,16 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialSch
 
 from babeltune.errors import SweepError
 from babeltune.planning.space import largest
-from babeltune.schema.records import Goal, Report, Scalar, Sweep
+from babeltune.schema.records import Goal, Report, Sweep
 from babeltune.signals import StopSignal
 from babeltune.sweep.search.recovery import catch_up, sound_study
 from babeltune.sweep.search.stopping import Stopping, rule_of
 from babeltune.sweep.search.study import Ledger, Proposals
 from babeltune.sweep.search.trial_proxy import LocalActors, Result, TrialConfig, TrialProxy
-from babeltune.sweep.search.tune_searcher import ENDED, OnEvent, OptunaSearcher
+from babeltune.sweep.search.tune_searcher import ENDED, Callbacks, OptunaSearcher, TrialRecords
 from babeltune.sweep.search.warm_start import Suggest, warm_trials
-from babeltune.sweep.state.messages import LedgerLine, TrialAssignment
+from babeltune.sweep.state.messages import LedgerLine
+from babeltune.sweep.workers.dispatcher_client import DispatcherClient
 from babeltune.sweep.workers.pool import WorkerPool
 
 ENVIRONMENT = {
@@ -147,19 +148,19 @@ class _FollowsLocally:
     Tune tells its scheduler of the first trial before it starts an actor for it, so that is the time to put
     `LocalActors` in the place of its actor manager."""
 
-    def __init__(self, pool: WorkerPool | None, **settings: str | int | float) -> None:
+    def __init__(self, dispatcher: DispatcherClient | None, **settings: str | int | float) -> None:
         super().__init__(**settings)
-        self._pool = pool
+        self._dispatcher = dispatcher
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_pool": None}
+        return {**self.__dict__, "_dispatcher": None}
 
     def on_trial_add(self, controller: _Runner | None, trial: _TuneTrial) -> None:
         """Called for every new trial."""
-        if controller is not None and self._pool is not None:
+        if controller is not None and self._dispatcher is not None:
             tune_controller = controller._tune_controller
             if not isinstance(tune_controller._actor_manager, LocalActors):
-                tune_controller._actor_manager = LocalActors(self._pool)
+                tune_controller._actor_manager = LocalActors(self._dispatcher)
         super().on_trial_add(controller, trial)  # type: ignore[misc]
 
 
@@ -187,8 +188,8 @@ class _Asha(_FollowsLocally, AsyncHyperBandScheduler):  # type: ignore[misc]
 class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
     """Stops a trial when a rule says so."""
 
-    def __init__(self, pool: WorkerPool | None, rule: Stopping, goal: Goal) -> None:
-        super().__init__(pool)
+    def __init__(self, dispatcher: DispatcherClient | None, rule: Stopping, goal: Goal) -> None:
+        super().__init__(dispatcher)
         self._rule, self._sign = rule, 1.0 if goal == "maximize" else -1.0
 
     def on_trial_result(self, controller: _Runner | None, trial: _TuneTrial, result: Result) -> str:
@@ -202,16 +203,16 @@ class _ByRule(_FollowsLocally, FIFOScheduler):  # type: ignore[misc]
             self.on_trial_result(controller, trial, result)
 
 
-def scheduler_for(sweep: Sweep, pool: WorkerPool | None = None) -> TrialScheduler:
-    """What judges reports, which come at equal shares of the pairs seen, by the first objective. Its trials run on the
-    pool; a replay needs none."""
+def scheduler_for(sweep: Sweep, dispatcher: DispatcherClient | None = None) -> TrialScheduler:
+    """What judges reports, which come at equal shares of the pairs seen, by the first objective. Its trials' reports
+    come from the dispatcher; a replay needs none."""
     if sweep.scheduler.kind == "none":
-        return _Fifo(pool)
+        return _Fifo(dispatcher)
     if sweep.scheduler.kind != "asha":
         rule = rule_of(sweep.scheduler, largest(sweep, "reports"))
-        return _ByRule(pool, rule, sweep.objectives[0].goal)
+        return _ByRule(dispatcher, rule, sweep.objectives[0].goal)
     return _Asha(
-        pool,
+        dispatcher,
         time_attr="reports",
         metric="objective",
         mode="max" if sweep.objectives[0].goal == "maximize" else "min",
@@ -242,8 +243,7 @@ def search(
     pool: WorkerPool,
     folder: Path,
     suggest: Suggest,
-    make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment],
-    on_event: OnEvent,
+    callbacks: Callbacks,
     trials: int,
     stop: StopSignal,
 ) -> bool:
@@ -252,7 +252,7 @@ def search(
     Trials that were running at a crash come first, under their numbers. The stop signal is asked about once a second.
     It keeps new trials from starting, ends running ones so that they can be resumed, or raises what ends the search.
     Raises `SweepError` when the budget's share of the trials has
-    failed, and whatever `on_event` or `make_assignment` raised.
+    failed, and whatever a callback raised.
     """
     os.environ.update(ENVIRONMENT)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -260,22 +260,13 @@ def search(
     with stop.guard():
         proposals = Proposals(sound_study(folder, sweep, ledger, suggest, warm), sweep, suggest, warm)
         catch_up(ledger, proposals)
-    scheduler = scheduler_for(sweep, pool)
+    scheduler = scheduler_for(sweep, pool.dispatcher)
     running = proposals.trials(TrialState.RUNNING)
     stopped = {n for n in prime(scheduler, ledger.lines) if len(ledger.reports(n)) < largest(sweep, "reports")}
-    searcher = OptunaSearcher(
-        sweep=sweep,
-        proposals=proposals,
-        ledger=ledger,
-        pool=pool,
-        make_assignment=make_assignment,
-        on_event=on_event,
-        trials=trials,
-        stop=stop,
-        judged=stopped & running.keys(),
-    )
+    records = TrialRecords(sweep, proposals, ledger, pool, callbacks, stop)
+    searcher = OptunaSearcher(records, trials, judged=stopped & running.keys())
     try:
-        _run_tune(sweep, pool, folder / "tune", searcher, scheduler, stop)
+        _run_tune(sweep, folder / "tune", searcher, scheduler, stop)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             searcher.leave()
@@ -289,12 +280,7 @@ def search(
 
 
 def _run_tune(
-    sweep: Sweep,
-    pool: WorkerPool,
-    folder: Path,
-    searcher: OptunaSearcher,
-    scheduler: TrialScheduler,
-    stop: StopSignal,
+    sweep: Sweep, folder: Path, searcher: OptunaSearcher, scheduler: TrialScheduler, stop: StopSignal
 ) -> None:
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     logging.getLogger("ray.tune.execution.experiment_state").setLevel(logging.CRITICAL)  # whose files nobody reads

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import ray
@@ -37,42 +38,53 @@ PAUSE = 0.02
 WORDS = {TrialState[state]: word for state, word in ENDS.items()}
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """What a sweep does for its trials."""
+
+    make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment]
+    """Called with a trial's number and its searched settings before it starts."""
+    on_event: OnEvent
+
+
+@dataclass(frozen=True)
 class TrialRecords:
     """Writes what happens to trials into the study and the ledger, and tells the listener."""
 
-    def __init__(
-        self, sweep: Sweep, proposals: Proposals, ledger: Ledger, pool: WorkerPool, on_event: OnEvent, stop: StopSignal
-    ) -> None:
-        self._sweep, self._proposals, self._ledger, self._pool = sweep, proposals, ledger, pool
-        self._on_event, self._stop = on_event, stop
+    sweep: Sweep
+    proposals: Proposals
+    ledger: Ledger
+    pool: WorkerPool
+    callbacks: Callbacks
+    stop: StopSignal
 
     def tell(self, kind: Literal["start", "report", "end"], number: int, event: Event) -> None:
         """Tells the listener, and notes what it answers in study and ledger."""
-        attributes = self._on_event(kind, number, event)
-        if attributes and kind != "end" and attributes != self._ledger.noted(number):
-            self._proposals.note(number, attributes)
-            self._ledger.add("note", number, attributes=attributes)
+        attributes = self.callbacks.on_event(kind, number, event)
+        if attributes and kind != "end" and attributes != self.ledger.noted(number):
+            self.proposals.note(number, attributes)
+            self.ledger.add("note", number, attributes=attributes)
 
     def record(self, number: int, result: Result) -> None:
         """Records a report, once."""
         report = result.get("report")
         if report is None:
             return
-        known = self._ledger.reports(number)
+        known = self.ledger.reports(number)
         if known and report.index <= known[-1]["index"]:
             if report.index == known[-1]["index"] and "checkpoint" not in known[-1]:  # it was caught up on
-                self._proposals.note(number, {"checkpoint": report.checkpoint})
+                self.proposals.note(number, {"checkpoint": report.checkpoint})
             return
-        values = [report.metrics[objective.metric] for objective in self._sweep.objectives]
-        self._proposals.report(number, report.index, values)
-        self._proposals.note(number, {"checkpoint": report.checkpoint})
-        self._ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
+        values = [report.metrics[objective.metric] for objective in self.sweep.objectives]
+        self.proposals.report(number, report.index, values)
+        self.proposals.note(number, {"checkpoint": report.checkpoint})
+        self.ledger.add("report", number, index=report.index, values=values, checkpoint=report.checkpoint)
         self.tell("report", number, report)
 
     def end(self, number: int, result: Result) -> None:
         """Records how a trial ended. `StorageError` if the storage ended it."""
         self.record(number, result)
-        reports = self._ledger.reports(number)
+        reports = self.ledger.reports(number)
         values = reports[-1]["values"] if reports else None
         end = result.get("end") or TrialEnd("stopped")
         if end.kind == "storage":
@@ -83,19 +95,19 @@ class TrialRecords:
             self._finish(number, TrialState.PRUNED, end)
         elif result.get("last"):
             self._finish(number, TrialState.COMPLETE, TrialEnd("finished"))
-        elif self._stop.stops() or "report" not in result:
+        elif self.stop.stops() or "report" not in result:
             self.tell("end", number, TrialOutcome("stopped", TrialEnd("stopped"), values))
         else:
             self.prune(number)
 
     def prune(self, number: int) -> None:
         """Ends a trial as the scheduler said at its last report."""
-        made = len(self._ledger.reports(number))
-        text = f"stopped by {self._sweep.scheduler.kind} at report {made}"
+        made = len(self.ledger.reports(number))
+        text = f"stopped by {self.sweep.scheduler.kind} at report {made}"
         self._finish(number, TrialState.PRUNED, TrialEnd("pruned", text=text))
 
     def _finish(self, number: int, state: TrialState, end: TrialEnd) -> None:
-        reports = self._ledger.reports(number)
+        reports = self.ledger.reports(number)
         values = reports[-1]["values"] if reports else None
         self.record_end(number, state, values, end)
         self.tell("end", number, TrialOutcome(WORDS[state], end, values))
@@ -103,22 +115,22 @@ class TrialRecords:
 
     def record_end(self, number: int, state: TrialState, values: list[float] | None, end: TrialEnd) -> None:
         """Writes the end of a trial into study and ledger."""
-        self._proposals.note_end(number, end)
+        self.proposals.note_end(number, end)
         final = values if state == TrialState.COMPLETE else None
-        self._proposals.tell(number, state, final)
-        self._ledger.add_end(number, state.name, final, end)
+        self.proposals.tell(number, state, final)
+        self.ledger.add_end(number, state.name, final, end)
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` where too many of the trials failed that ended since the sweep last gave up. `last` says
         that no trial is to come."""
-        everyone, before = self._proposals.trials(*ENDED), self._ledger.given_up
+        everyone, before = self.proposals.trials(*ENDED), self.ledger.given_up
         ended = {number: trial for number, trial in everyone.items() if number not in before}
         if last:
             ended = ended or everyone
-        elif len(ended) < max(ENOUGH, self._pool.count):
+        elif len(ended) < max(ENOUGH, self.pool.count):
             return
-        if why := too_many_failed(ended.values(), self._sweep.budget.failures):
-            self._ledger.add("give_up", max(ended), trials=sorted(ended))
+        if why := too_many_failed(ended.values(), self.sweep.budget.failures):
+            self.ledger.add("give_up", max(ended), trials=sorted(ended))
             raise SweepError(
                 f"{why}; change the sweep file, or mend what broke, then `babeltune resume`, or `extend` where no "
                 "trial is left"
@@ -129,27 +141,16 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
     """Tune's searcher: proposes while a worker group is free, and keeps study, ledger and listeners true to what
     happened."""
 
-    def __init__(
-        self,
-        *,
-        sweep: Sweep,
-        proposals: Proposals,
-        ledger: Ledger,
-        pool: WorkerPool,
-        make_assignment: Callable[[int, dict[str, Scalar]], TrialAssignment],
-        on_event: OnEvent,
-        trials: int,
-        stop: StopSignal,
-        judged: Collection[int] = (),
-    ) -> None:
-        """`judged` are the running trials that the scheduler stopped at their last report, which nobody recorded."""
+    def __init__(self, records: TrialRecords, trials: int, judged: Collection[int] = ()) -> None:
+        """Runs until the study holds `trials`. `judged` are the running trials that the scheduler stopped at their last
+        report, which nobody recorded."""
         super().__init__()
-        self._proposals, self._ledger, self._pool = proposals, ledger, pool
-        self._records = TrialRecords(sweep, proposals, ledger, pool, on_event, stop)
-        self._make_assignment, self._budget, self._stop = make_assignment, trials, stop
+        self._records, self._budget = records, trials
+        self._proposals, self._ledger, self._pool = records.proposals, records.ledger, records.pool
+        self._make_assignment, self._stop = records.callbacks.make_assignment, records.stop
         self._polled = time.monotonic()
         self._judged = sorted(judged)
-        self._resumed = sorted(proposals.trials(TrialState.RUNNING).keys() - set(judged))
+        self._resumed = sorted(records.proposals.trials(TrialState.RUNNING).keys() - set(judged))
         self._numbers: dict[str, int] = {}
         self.trouble: BaseException | None = None
 
@@ -184,7 +185,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
                     self._records.prune(number)
             while not self._over() and self._has_more():
                 # A worker group is free before Tune has passed its trial's end on, and proposals shall see every end.
-                if len(self._numbers) < self._pool.count and self._pool.free():
+                if len(self._numbers) < self._pool.count and self._pool.dispatcher.free():
                     if (proposal := self._propose(trial_id)) is not None:
                         return proposal
                     continue
@@ -240,7 +241,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             self._records.judge()
             return None
         self._numbers[trial_id] = number
-        self._pool.offer(trial_id, assignment)
+        self._pool.dispatcher.offer(trial_id, assignment)
         self._records.tell("start", number, assignment)
         return {"trial": trial_id, "number": number}
 
@@ -259,7 +260,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
             return
         number = self._numbers.pop(trial_id)
         try:
-            self._pool.stop(trial_id)
+            self._pool.dispatcher.stop(trial_id)
             if error:
                 raise SweepError(f"trial {number} lost the process that watched it; `babeltune resume` goes on with it")
             with self._stop.guard():
@@ -269,7 +270,7 @@ class OptunaSearcher(Searcher):  # type: ignore[misc]
 
     def leave(self) -> None:
         """Tells the trials that run to stop."""
-        self._pool.stop_all(list(self._numbers))
+        self._pool.dispatcher.stop_all(list(self._numbers))
 
     def judge(self, *, last: bool = False) -> None:
         """Raises `SweepError` if too many trials failed. `last` says that no trial is to come."""

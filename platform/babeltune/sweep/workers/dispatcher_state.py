@@ -1,21 +1,17 @@
 """What the dispatcher knows: which trial each worker group trains, what was reported, who was asked to stop.
 
 Plain data and rules, without Ray, clocks, files or waiting. `dispatcher.py` runs it as an actor. Each method named in
-`CHANGES` is a deterministic change: made again in the same order, it leads to the same state. So a journal of these
-calls restores a dispatcher that died. Heartbeats are not journaled; after a restart they begin anew.
+`dispatcher_snapshot.CHANGES` is a deterministic change: made again in the same order, it leads to the same state. So a
+journal of these calls restores a dispatcher that died. Heartbeats are not journaled; after a restart they begin anew.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
 
-from babeltune.files import plain
-from babeltune.schema.base import record_from
-from babeltune.sweep.state.messages import Order, TrialAssignment, TrialEnd
+from babeltune.sweep.state.messages import TrialAssignment, TrialEnd
 
 RESTARTS = 3
 """Restarts of a worker group within one trial, without a new report, before that trial has failed."""
@@ -24,11 +20,6 @@ KEPT = 100
 DIED = "a worker process of its worker group died"
 ALIKE = ({"finished"}, {"refused"}, {"storage"}, {"refused", "storage"})
 """Kinds of the ranks' ends after which their processes can go on together."""
-CHANGES = (
-    *("offer", "go_on", "stop", "renew", "retire", "let_go", "close", "refuse", "add_message", "join", "assign"),
-    *("report", "rank_left", "settle", "stalled", "acknowledge"),
-)
-"""The methods that a journal holds and replays."""
 
 
 @dataclass
@@ -74,39 +65,6 @@ class News:
     end: TrialEnd | None = None
 
 
-class _AttemptJson(TypedDict):
-    """A plain `Attempt`."""
-
-    ends: dict[str, dict[str, object]]
-    go_on: bool | None
-
-
-class RecordJson(TypedDict):
-    """The records within a plain `TrialRecord`."""
-
-    attempt: _AttemptJson
-    end: dict[str, object] | None
-    trouble: dict[str, object] | None
-
-
-class _NewsJson(TypedDict):
-    """The record within plain `News`."""
-
-    end: dict[str, object] | None
-
-
-class StateJson(TypedDict):
-    """What `DispatcherState.snapshot` makes of what JSON cannot hold as it is."""
-
-    trials: dict[str, RecordJson]
-    pending: list[str]
-    ended: list[str]
-    renewed: list[str]
-    retired: list[str]
-    broken: dict[str, tuple[str, str]]
-    news: list[_NewsJson]
-
-
 @dataclass
 class DispatcherState:
     """All that the dispatcher knows."""
@@ -133,33 +91,6 @@ class DispatcherState:
     """The number of the latest news."""
     ended: deque[str] = field(default_factory=deque)
     """Ended trials that are remembered, the oldest first."""
-
-    # Persistence
-
-    def snapshot(self) -> dict[str, object]:
-        """The state as JSON can hold it."""
-        values = {name: plain(value) for name, value in vars(self).items() if name != "trials"}
-        trials = {name: {**plain(record), "heartbeat": None} for name, record in self.trials.items()}
-        lists = {name: list(getattr(self, name)) for name in ("pending", "ended", "renewed", "retired")}
-        return {**values, **lists, "news": [plain(each) for each in self.news], "trials": trials}
-
-    @classmethod
-    def restore(cls, values: StateJson) -> DispatcherState:
-        """The state that `snapshot` wrote."""
-        trials = {name: _record(kept) for name, kept in values["trials"].items()}
-        state = record_from(cls, {**values, "trials": trials})
-        state.pending, state.ended = deque(values["pending"]), deque(values["ended"])
-        state.renewed, state.retired = set(values["renewed"]), set(values["retired"])
-        state.broken = {name: (reason, node) for name, (reason, node) in values["broken"].items()}
-        state.news = deque(record_from(News, {**each, "end": _end(each["end"])}) for each in values["news"])
-        return state
-
-    def replay(self, change: list[object]) -> None:
-        """Makes a journaled change again."""
-        name, *arguments = change
-        if not isinstance(name, str) or name not in CHANGES:
-            raise ValueError(f"no change {name!r}")
-        getattr(self, name)(*arguments)
 
     # The driver's side
 
@@ -228,10 +159,6 @@ class DispatcherState:
             if self.trials[trial].heartbeat < since and (self.trials[trial].stopped or not stopped)
         }
 
-    def name(self, trial: str) -> str:
-        """The name of the trial's folder."""
-        return self.trials[trial].name
-
     # A worker group's side
 
     def refuse(self, worker_group: str, reason: str, node: str) -> None:
@@ -267,11 +194,6 @@ class DispatcherState:
         """Gives a worker group the next trial."""
         trial = self.pending.popleft()
         self.assigned[worker_group], self.trials[trial].worker_group = trial, worker_group
-
-    def order(self, worker_group: str) -> Order:
-        """The trial of a busy worker group."""
-        trial = self.assigned[worker_group]
-        return Order("train", trial, TrialAssignment.decode(self.trials[trial].assignment))
 
     def report(self, trial: str, index: int, last: bool, text: str) -> None:
         """Takes a new report. The last one needs no verdict: nothing comes after it."""
@@ -328,15 +250,3 @@ class DispatcherState:
     def _tell(self, trial: str, *, report: str | None = None, end: TrialEnd | None = None) -> None:
         self.numbered += 1
         self.news.append(News(self.numbered, trial, report, end))
-
-
-def _end(values: Mapping[str, object] | None) -> TrialEnd | None:
-    return None if values is None else record_from(TrialEnd, values)
-
-
-def _record(values: RecordJson) -> TrialRecord:
-    """The record that a snapshot holds. JSON has text for each rank's number."""
-    kept = values["attempt"]
-    attempt = Attempt({int(rank): record_from(TrialEnd, end) for rank, end in kept["ends"].items()}, kept["go_on"])
-    ends = {"trouble": _end(values["trouble"]), "end": _end(values["end"])}
-    return record_from(TrialRecord, {**values, **ends, "attempt": attempt, "heartbeat": math.inf})

@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import ray
 import ray.train
@@ -29,6 +29,10 @@ from ray.train.v2._internal.execution.worker_group import state, worker_group
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from babeltune.sweep.workers.nodes import beside, places_of, room_for
+from babeltune.sweep.workers.pool_settings import PoolSettings
+
+if TYPE_CHECKING:  # see above
+    from babeltune.schema.cluster import Isolation
 
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
@@ -63,7 +67,7 @@ class WorkerSettings(TypedDict):
     run_trial: str
     """The import path of the function that trains a trial."""
     threads: int
-    isolation: Literal["worker_group", "process"]
+    isolation: Isolation
     """`process`: a new process for every trial."""
 
 
@@ -76,29 +80,33 @@ class WorkerGroupTrainer(DataParallelTrainer):  # type: ignore[misc]
     def __init__(
         self,
         loop: Callable[[WorkerSettings], None],
+        settings: PoolSettings,
         *,
+        dispatcher: str,
         name: str,
-        settings: Mapping[str, object],
-        workers: int,
-        least_workers: int,
-        resources: dict[str, float],
-        storage: str,
         node: str | None = None,
     ) -> None:
-        """`least_workers` are enough if the cluster has no room for `workers`. `resources` are those of each worker.
-        `node` is for the controller; None: the driver's."""
+        """`dispatcher` and `name` are those of the dispatcher's actor and of the worker group. `node` is for the
+        controller; None: the driver's."""
+        resources = settings.resources
         super().__init__(
             loop,
-            train_loop_config=dict(settings),
+            train_loop_config=WorkerSettings(
+                worker_group=name,
+                dispatcher=dispatcher,
+                run_trial=settings.run_trial,
+                threads=settings.threads,
+                isolation=settings.isolation,
+            ),
             backend_config=_Joined(),
             scaling_config=ray.train.ScalingConfig(
-                num_workers=workers, use_gpu="GPU" in resources, resources_per_worker=resources
+                num_workers=settings.workers, use_gpu="GPU" in resources, resources_per_worker=resources
             ),
             run_config=ray.train.RunConfig(
-                name=name, storage_path=storage, failure_config=ray.train.FailureConfig(max_failures=-1)
+                name=name, storage_path=str(settings.storage), failure_config=ray.train.FailureConfig(max_failures=-1)
             ),
         )
-        self._least, self._node = least_workers, node
+        self._least, self._node = settings.least, node
 
     def _create_default_callbacks(self) -> list[object]:
         return [each for each in super()._create_default_callbacks() if not isinstance(each, LEFT_OUT)]

@@ -1,0 +1,41 @@
+"""What a worker group is told of a trial."""
+
+from __future__ import annotations
+
+from babeltune.errors import DamagedError
+from babeltune.files import plain, write_json
+from babeltune.planning.space import make_trial
+from babeltune.schema.records import Scalar, Sweep, trial_from
+from babeltune.sweep.state.folder import SweepFolder, read_of_trial
+from babeltune.sweep.state.messages import TrialAssignment
+from babeltune.sweep.state.rebuild import damage
+
+
+def assignment(sweep: Sweep, folder: SweepFolder, number: int, params: dict[str, Scalar]) -> TrialAssignment:
+    """What a worker group needs to train trial `number`; written to the trial's folder, too.
+
+    One that has begun keeps the settings and the data that it began with, whatever was accepted since. Raises
+    `DamagedError` where these are lost.
+    """
+    place, prepared = folder.trial(number), folder.began_with(number, folder.prepared.name)
+    if prepared == folder.prepared:
+        trial = make_trial(folder.with_rates(sweep), number, params)
+        with folder.guard():
+            place.mkdir(parents=True, exist_ok=True)
+            write_json(place / "trial.json", trial)
+    else:
+        if words := damage(prepared):
+            raise DamagedError(words)
+        known = read_of_trial(place, "trial.json")
+        trial = (
+            make_trial(folder.with_rates(folder.sweep_of(number)), number, params)
+            if known is None
+            else trial_from(known)
+        )
+    return TrialAssignment(
+        folder=str(place),
+        trial=plain(trial),
+        prepared=str(prepared),
+        storage=str(folder.path.parents[1]),
+        seed=trial.seed,
+    )

@@ -1,0 +1,195 @@
+"""One attempt at a sweep: prepare, score the baselines, search on warm worker groups, track."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from babeltune.data.corpus import Corpus
+from babeltune.data.prepared import Prepared, write_prepared
+from babeltune.planning.preparation import prepare, read_corpus
+from babeltune.planning.space import Suggests, suggest
+from babeltune.schema.cluster import Cluster
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.signals import StopRequestedError, StopSignal, interrupts
+from babeltune.sweep.driver.assignment import assignment
+from babeltune.sweep.driver.baselines import score_baselines
+from babeltune.sweep.driver.examples import examples_at_the_end
+from babeltune.sweep.driver.keep import CheckpointPolicy
+from babeltune.sweep.driver.rates import measure_rates
+from babeltune.sweep.driver.recorder import Recorder
+from babeltune.sweep.search.tune_run import search
+from babeltune.sweep.search.tune_searcher import Callbacks, Event, OnEvent
+from babeltune.sweep.search.warm_start import warm_trials
+from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
+from babeltune.sweep.state.leaderboard import leaderboard
+from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
+from babeltune.sweep.state.progress import SweepProgress
+from babeltune.sweep.state.provenance import check_unchanged
+from babeltune.sweep.sync.driver import DriverSync
+from babeltune.sweep.workers.autoscaling import nodes_asked
+from babeltune.sweep.workers.connection import connected
+from babeltune.sweep.workers.nodes import worker_groups_that_fit
+from babeltune.sweep.workers.pool import WorkerPool
+from babeltune.sweep.workers.pool_settings import PoolSettings
+from babeltune.sweep.workers.tasks import ray_refusals, ray_shards
+from babeltune.tracking.tracker import Tracker
+
+SAVING = "interrupted; saving every trial's step (a second Ctrl-C ends without)"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a driver has at hand while it runs a sweep."""
+
+    sweep: Sweep
+    cluster: Cluster
+    folder: SweepFolder
+    progress: SweepProgress
+    driver_sync: DriverSync
+    stop: StopSignal
+    accept: bool
+    """Whether data that changed since the sweep began are accepted."""
+
+    def said(self, stage: str, done: int, of: int) -> None:
+        """Notes how far a stage is. Raises where somebody asked to stop."""
+        self.progress.progress(stage, done, of)
+        self.stop.raise_if_stopped()
+
+    def run(self) -> bool:
+        """Preparation and search; True when the budget's trials are all there, False where somebody asked to stop."""
+        sweep, cluster, folder = self.sweep, self.cluster, self.folder
+        try:
+            self.stop.raise_if_stopped()
+            warm_trials(folder.path, sweep, self._suggest)
+            corpus = read_corpus(sweep, folder.path.parents[1], self.said)
+            asked = functools.partial(nodes_asked, cluster, note=self.progress.note, progress=self.said)
+            with connected(cluster), ray_refusals():
+                if not cluster.nodes_within:  # it is known before all that is prepared
+                    shares = cluster.cpus_per_worker, cluster.gpus_per_worker
+                    worker_groups_that_fit(cluster.workers, *shares, least=cluster.least_workers)
+                with asked(trials=1):
+                    prepared = self._prepare(corpus)
+                del corpus  # its files take room on the disk
+                with asked(trials=sweep.budget.trials - self.progress.before) as surveyed:
+                    return self._search(prepared, surveyed)
+        except StopRequestedError:
+            return False
+
+    def _suggest(self, trial: Suggests) -> dict[str, Scalar]:
+        return suggest(self.sweep.parameters, trial)
+
+    def _prepare(self, corpus: Corpus) -> Prepared:
+        """The stores and the baselines' scores, made on the cluster where they are not there yet."""
+        sweep, folder, where, poll = self.sweep, self.folder, self.driver_sync.where, self.stop.raise_if_stopped
+        shards = functools.partial(
+            ray_shards,
+            share=self.cluster.gpus_per_worker,
+            carried=where is not None,
+            poll=poll,
+            progress_timeout=self.cluster.progress_timeout,
+        )
+        prepared = prepare(sweep, folder.path.parents[1], corpus=corpus, run_shards=shards, progress=self.said)
+        check_unchanged(folder, {"data": prepared.digest}, accept=self.accept)
+        with folder.guard():
+            write_prepared(prepared, folder.prepared)
+        self.driver_sync.publish(prepared)
+        score_baselines(sweep, prepared, folder, self.said, poll, gpus=self.cluster.gpus_per_worker, where=where)
+        return prepared
+
+    def _search(self, prepared: Prepared, surveyed: Callable[[int], None]) -> bool:
+        """The search; True when the budget's trials are all there."""
+        sweep, folder, progress = self.sweep, self.folder, self.progress
+        progress.progress("starting worker groups", 0, 1)
+        measure_rates(sweep, folder, self.cluster, self.stop.raise_if_stopped)
+        pool = WorkerPool(
+            self._pool_settings(), note=progress.note, surveyed=surveyed, waiting=self.stop.raise_if_stopped
+        )
+        with (
+            examples_at_the_end(folder, prepared, self.driver_sync.where) as begin_examples,
+            self._recorder(prepared) as recorder,
+            pool,
+        ):
+            self._begin()
+            with interrupts(self.stop, lambda: progress.progress(SAVING, progress.ended, sweep.budget.trials)):
+                recorder.complete = search(
+                    sweep,
+                    pool=pool,
+                    folder=folder.path,
+                    suggest=self._suggest,
+                    callbacks=Callbacks(self._assignment, self._listener(recorder)),
+                    trials=sweep.budget.trials,
+                    stop=self.stop,
+                )
+            if self.stop.interrupted and not recorder.complete:
+                raise KeyboardInterrupt
+            if recorder.complete:
+                begin_examples()
+            progress.progress("closing worker groups and MLflow", progress.ended, sweep.budget.trials)
+        progress.progress("done" if recorder.complete else "stopped", progress.ended, sweep.budget.trials)
+        return recorder.complete
+
+    def _pool_settings(self) -> PoolSettings:
+        cluster, left = self.cluster, max(1, self.sweep.budget.trials - self.progress.ended)
+        return PoolSettings(
+            count=left if cluster.worker_groups == "auto" else min(left, cluster.worker_groups),
+            workers=cluster.workers,
+            cpus_per_worker=cluster.cpus_per_worker,
+            gpus_per_worker=cluster.gpus_per_worker,
+            run_trial="babeltune.sweep.workers.run_trial:run",
+            storage=self.folder.path / "train",
+            least_workers=cluster.least_workers,
+            isolation=cluster.isolation,
+            progress_timeout=cluster.progress_timeout,
+        )
+
+    def _recorder(self, prepared: Prepared) -> Recorder:
+        """What writes the sweep's runs in MLflow."""
+        sweep, folder, cluster = self.sweep, self.folder, self.cluster
+        world: dict[str, Scalar] = {
+            "fact.world_size": cluster.workers,
+            # until a trial's first report says which it was
+            "fact.backend": "nccl" if cluster.gpus_per_worker else "gloo",
+        }
+        tracker = Tracker(cluster.mlflow, folder.path / "spool.jsonl", sweep.name)
+        limit = None if cluster.mlflow_metrics == "all" else cluster.mlflow_metrics
+        policy = CheckpointPolicy(sweep, folder, self.driver_sync)
+        return Recorder(sweep, folder, prepared, tracker, world, limit, policy)
+
+    def _begin(self) -> None:
+        """Notes that the search begins, and when its minutes end."""
+        sweep, progress = self.sweep, self.progress
+        progress.progress("searching", progress.ended, sweep.budget.trials)
+        progress.begun = sum(r.step / r.steps for r in leaderboard(self.folder) if r.state not in ENDED and r.steps)
+        progress.searching = time.monotonic()
+        minutes = sweep.budget.minutes
+        self.stop.last_start = math.inf if minutes is None else time.monotonic() + 60 * minutes
+
+    def _assignment(self, number: int, params: dict[str, Scalar]) -> TrialAssignment:
+        return self.driver_sync.sent(assignment(self.sweep, self.folder, number, params))
+
+    def _listener(self, recorder: Recorder) -> OnEvent:
+        """Passes every event of a trial on to the storage, to MLflow and to the sweep's progress."""
+        ended, progress = ended_trials(self.folder), self.progress
+
+        def on_event(kind: Literal["start", "report", "end"], number: int, event: Event) -> Mapping[str, Scalar] | None:
+            self.driver_sync.see(kind, number, event)
+            attributes = recorder.on_event(kind, number, event)
+            self.driver_sync.wake()
+            if isinstance(event, TrialOutcome) and event.state in ENDED:
+                ended.add(self.folder.trial(number).name)
+                progress.ended = len(ended)
+                progress.progress(progress.stage, progress.ended, self.sweep.budget.trials)
+            return attributes
+
+        return on_event
+
+
+def ended_trials(folder: SweepFolder) -> set[str]:
+    """The trials that finished, were pruned or failed."""
+    view = [path for path in folder.trials() if (path / "trial.json").exists()]
+    return {path.name for path in view if read_outcome(path) in ENDED}

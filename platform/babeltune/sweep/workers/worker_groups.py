@@ -1,0 +1,142 @@
+"""The worker groups of a pool as Ray Train's runs: started, found on the nodes, and ended."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray._raylet import PlacementGroupID
+from ray.core.generated.gcs_pb2 import PlacementGroupTableData
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from babeltune.sweep.workers.nodes import groups_of, least_taken, places_of, room_for
+from babeltune.sweep.workers.pool_settings import PoolSettings
+from babeltune.sweep.workers.ray_train import WorkerGroupTrainer
+from babeltune.sweep.workers.worker import worker_loop
+
+TEAR_DOWN_TIMEOUT_S = 30.0
+"""Seconds to wait for a worker group that was killed to free its resources."""
+UNPLACED_TIMEOUT_S = 15.0
+"""Seconds that a worker group without a node may wait for one before it counts as lost."""
+
+
+@dataclass
+class WorkerGroup:
+    """One worker group's Ray Train run."""
+
+    controller: Any
+    run: Any
+    """The future of the run's end."""
+    node: str | None = None
+    """The node on which its controller was started; None: the driver's."""
+    unplaced: float | None = None
+    """The time since when its ranks have had no node; None while they have one."""
+    respawns: int = 0
+    """Restarts since its last new report."""
+    made: int = 0
+    """Reports that it had made when it was last restarted."""
+
+    @property
+    def creator(self) -> bytes:
+        """The id of the actor that creates the placement groups of its ranks."""
+        return bytes(self.controller._actor_id.binary())
+
+
+class WorkerGroups(Mapping[str, WorkerGroup]):
+    """Worker groups by name. Their ranks ask the dispatcher of this name for trials."""
+
+    def __init__(self, settings: PoolSettings, dispatcher: str) -> None:
+        self._settings, self._dispatcher = settings, dispatcher
+        self._there: dict[str, WorkerGroup] = {}
+        self._started = 0
+
+    def __getitem__(self, name: str) -> WorkerGroup:
+        return self._there[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._there)
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def add(self) -> str:
+        """Starts one more, and returns its name."""
+        name = f"{self._dispatcher}-group-{self._started}"
+        self._started += 1
+        self._start(name)
+        return name
+
+    def start_again(self, name: str, *, respawns: int = 0, made: int = 0) -> None:
+        """Ends the worker group and starts it again; the dispatcher hands it its trial."""
+        self.end([name])
+        self._start(name)
+        self._there[name].respawns, self._there[name].made = respawns, made
+
+    def _start(self, name: str) -> None:
+        """A Ray Train run of the worker group's ranks. Its controller takes 115 MB, so it is where ranks may be, and
+        not on the driver's node."""
+        taken = Counter(group.node for group in self._there.values() if group.node is not None)
+        node = least_taken(self._settings.resources, taken)
+        trainer = WorkerGroupTrainer(worker_loop, self._settings, dispatcher=self._dispatcher, name=name, node=node)
+        trainer.fit()
+        self._there[name] = WorkerGroup(trainer.controller, trainer.controller.run.remote(), node)
+
+    def ranks(self) -> dict[str, int]:
+        """The number of ranks of each worker group that has nodes."""
+        creators = {group.creator: name for name, group in self._there.items()}
+        placed = [g for g in groups_of(set(creators)) if g.state == PlacementGroupTableData.CREATED]
+        return {creators[group.creator_actor_id]: len(group.bundles) for group in placed}
+
+    def placed(self) -> int:
+        """How many workers need no node from the autoscaler. All of them if a worker group starts with all ranks or
+        none: its own placement group asks. Else those that have a node, and as many as there is room for."""
+        if self._settings.least == self._settings.workers:
+            return len(self) * self._settings.workers
+        return places_of({group.creator for group in self._there.values()}) + room_for(self._settings.resources)
+
+    def note_unplaced(self, placed: Collection[str]) -> None:
+        """Notes since when each of the others has had no node."""
+        now = time.monotonic()
+        for name, group in self._there.items():
+            group.unplaced = None if name in placed else group.unplaced or now
+
+    def lost(self) -> list[str]:
+        """The worker groups without a node for longer than `UNPLACED_TIMEOUT_S`."""
+        since = time.monotonic() - UNPLACED_TIMEOUT_S
+        return [name for name, group in self._there.items() if group.unplaced is not None and group.unplaced < since]
+
+    def ended(self, seconds: float) -> list[str]:
+        """The worker groups whose run is over; waits at most `seconds` until all are."""
+        runs = [group.run for group in self._there.values()]
+        ended = ray.wait(runs, num_returns=len(runs), timeout=seconds)[0] if runs else []
+        return [name for name, group in self._there.items() if group.run in ended]
+
+    def why_ended(self, name: str) -> str:
+        """The last line of the error that ended the worker group's run."""
+        try:
+            ray.get(self._there[name].run)
+            error = ray.get(self._there[name].controller.get_result.remote()).error
+        except ray.exceptions.RayError as died:
+            error = died
+        return str(error).strip().splitlines()[-1] if error else "its training loop ended"
+
+    def end(self, names: Collection[str]) -> None:
+        """Ends worker groups by force and waits until what they held is free.
+
+        Ray frees a dead controller's placement groups only with the whole job. The last one may be unknown to every
+        rank, so they are found by their creator once it is dead.
+        """
+        groups = [self._there.pop(name) for name in names]
+        for group in groups:
+            ray.kill(group.controller)
+        if groups:
+            ray.wait([group.run for group in groups], num_returns=len(groups), timeout=TEAR_DOWN_TIMEOUT_S)
+        deadline = time.monotonic() + TEAR_DOWN_TIMEOUT_S
+        while (held := groups_of({group.creator for group in groups})) and time.monotonic() < deadline:
+            for placement in held:
+                remove_placement_group(PlacementGroup(PlacementGroupID(placement.placement_group_id)))
+            time.sleep(0.05)
