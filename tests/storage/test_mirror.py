@@ -9,7 +9,8 @@ import pytest
 
 from babeltune.errors import ObjectStoreError
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.storage.mirror import Mirror
+from babeltune.storage.packages import PACKAGE_MANIFEST
 
 
 @pytest.fixture

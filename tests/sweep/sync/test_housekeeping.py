@@ -17,7 +17,7 @@ from babeltune.errors import SweepError
 from babeltune.promotion.candidate import find_candidate
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Keep
-from babeltune.storage.mirror import PACKAGE_MANIFEST
+from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.keep import CheckpointPolicy
 from babeltune.sweep.driver.run import only_driver
 from babeltune.sweep.state.folder import SweepFolder, outcome

@@ -18,7 +18,7 @@ from babeltune.promotion.evaluate import evaluate_model
 from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import Cluster
 from babeltune.storage.fence import unstamped
-from babeltune.storage.mirror import PACKAGE_MANIFEST
+from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.driver.run import driven_folder, submit
 from babeltune.sweep.state import fencing, heartbeat
 from babeltune.sweep.state.fencing import OWNER
@@ -28,6 +28,7 @@ from babeltune.sweep.state.lease import only_driver
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync import driver as driver_module
+from babeltune.sweep.sync import leased_folder
 from babeltune.sweep.sync.driver import DriverSync
 from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep.workers.standalone import standalone
@@ -239,9 +240,9 @@ def test_a_sweep_goes_on_elsewhere_after_a_stop_from_afar_and_outlasts_a_dead_se
 def test_a_driver_waits_for_who_only_looks_on_and_not_for_another_driver(far, machine, monkeypatch):
     _, folder = far
     one = machine("one")
-    monkeypatch.setattr(driver_module, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(leased_folder, "LOCK_TIMEOUT_S", 0.2)
     has, gone, asked = threading.Event(), threading.Event(), []
-    monkeypatch.setattr(driver_module, "is_driven", lambda folder: asked.append(is_driven(folder)) or asked[-1])
+    monkeypatch.setattr(leased_folder, "is_driven", lambda folder: asked.append(is_driven(folder)) or asked[-1])
 
     def look():
         with StorageView(one).mirror.lock(f"sweeps/{folder.id}"):

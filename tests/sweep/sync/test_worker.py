@@ -22,7 +22,8 @@ from babeltune.data.tokens import build_token_store, load_tokenizer
 from babeltune.errors import NodeError, ObjectStoreError, StorageError, storage_refusals
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
-from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.storage.mirror import Mirror
+from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.sweep.state.messages import TrialAssignment
 from babeltune.sweep.sync import worker
 from babeltune.sweep.sync.view import records_in

@@ -1,4 +1,4 @@
-"""What a worker group is told of a trial."""
+"""What a worker group gets to train a trial."""
 
 from __future__ import annotations
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from babeltune.storage.fence import Stamp, unstamped
-from babeltune.storage.mirror import PACKAGE_MANIFEST, Mirror
+from babeltune.storage.mirror import Mirror
 from babeltune.storage.object_store import Entry
+from babeltune.storage.packages import PACKAGE_MANIFEST
 from babeltune.training.checkpoint import REPORTS
 
 

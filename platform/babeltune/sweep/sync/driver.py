@@ -1,8 +1,7 @@
 """Uploads what a sweep's driver writes to the bucket of its storage, while it runs and when it ends.
 
-Before the driver begins, it takes the sweep's lease (`fencing.py`), and the sweep's folder is brought up to date. The
-machine of the last driver has the newest folder: a driver there keeps its own, and one on another machine takes the
-bucket's. The driver renews the lease every few seconds. A driver that finds another one's lease stops.
+Before the driver begins, it takes the sweep's lease, and the sweep's folder is brought up to date (`leased_folder.py`).
+The driver renews the lease every few seconds. A driver that finds another one's lease stops.
 
 A store that does not answer stops nothing at once. Changes wait in the folder, are counted in the log, and are sent
 when the store is back. After the cluster's `storage_timeout` the sweep ends with an error, and nothing is lost.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,34 +20,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from filelock import Timeout
-
 from babeltune.data.prepared import Prepared
 from babeltune.data.store import stores_from
 from babeltune.errors import ClusterError, ObjectStoreError, SweepError
-from babeltune.files import write_whole
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Report
 from babeltune.storage.mirror import Mirror
-from babeltune.storage.object_store import Entry
 from babeltune.sweep.state.fencing import (
-    EXPIRY_S,
-    OWNER,
     RENEWAL_INTERVAL_S,
-    Clock,
-    HeldLease,
-    Lease,
-    acquire,
     awake,
 )
-from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
-from babeltune.sweep.state.heartbeat import here
-from babeltune.sweep.state.lease import running_elsewhere
+from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.messages import TrialAssignment, TrialOutcome
-from babeltune.sweep.state.progress import is_driven
 from babeltune.sweep.sync.checkpoint_names import checkpoints_there
-from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
-from babeltune.sweep.sync.view import StorageView, records_in, records_there, stores_of
+from babeltune.sweep.sync.fencing import RESULTS
+from babeltune.sweep.sync.leased_folder import LeasedFolder
+from babeltune.sweep.sync.view import StorageView, records_in, stores_of
 from babeltune.training.checkpoint import REPORTS, read_reports
 
 Result = TypeVar("Result")
@@ -65,18 +51,7 @@ STUDY_INTERVAL_S = 60.0
 elsewhere that finds it older than the ledger makes it anew."""
 FINAL_UPLOAD_TIMEOUT_S = 10.0
 """Seconds for what has not been sent when a sweep ends with an error."""
-LOCK_TIMEOUT_S = 5.0
-"""Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
-READER_TIMEOUT_S = 120.0
-"""Seconds after which it is held to be one: who only looks on would be gone."""
-OUTAGE_MARGIN_S = 30.0
-"""Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
 log = logging.getLogger(__name__)
-
-
-def is_claimed(key: str) -> bool:
-    """Whether a driver writes its token into the record before it reads it."""
-    return key.rpartition("/")[2] in (RESULTS, REPORTS)
 
 
 class DriverSync:
@@ -87,14 +62,14 @@ class DriverSync:
         self.token = 0
         """The fencing token of this driver, which its assignments carry."""
         self.folder, self.needs = folder, needs
+        self._prefix = f"sweeps/{folder.id}"
         self.where = cluster.mirrored
         self.trouble: Exception | None = None
         self.lost: SweepError | None = None
         """Why this driver may not go on: another one has the sweep."""
         self._view = StorageView(cluster)
         self._since = 0.0
-        self._held: HeldLease | None = None
-        self._renewed = 0.0
+        self._leased: LeasedFolder | None = None
         self._sent: dict[Path, float] = {}
         self._changed, self._ending = threading.Event(), threading.Event()
         self._errands = deque[Callable[[], None]]()
@@ -107,25 +82,18 @@ class DriverSync:
         assert self._view.mirror is not None
         return self._view.mirror
 
-    _mirror = mirror
-
     @property
-    def _prefix(self) -> str:
-        return f"sweeps/{self.folder.id}"
+    def _lease(self) -> LeasedFolder:
+        assert self._leased is not None
+        return self._leased
 
     def __enter__(self) -> Self:
         if self.where is None:
             return self
-        self._lock = self._mirror.lock(self._prefix)
-        self._take_turn()
-        try:
-            self._take()
-        except BaseException:
-            if self._held is not None:
-                self._held.end()
-            self._lock.release()
-            raise
-        self._mirror.store.timeout = REQUEST_TIMEOUT_S
+        leased = LeasedFolder(self._view, self.mirror, self.folder, timeout=self.where.timeout)
+        self.token, self._leased = leased.take(self.needs), leased
+        self.where = replace(self.where, compares=self.mirror.store.compares and self.where.compares)
+        self.mirror.store.timeout = REQUEST_TIMEOUT_S
         self._stores = stores_from(self._fetch)
         self._stores.__enter__()
         self._thread.start()
@@ -134,7 +102,7 @@ class DriverSync:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.where is None:
+        if self.where is None or self._leased is None:
             return
         self._stores.__exit__(kind, error, trace)
         self._ending.set()
@@ -149,101 +117,15 @@ class DriverSync:
             self.folder.note(str(lost))
         except ObjectStoreError as unsent:
             if kind is None:
-                raise ClusterError(self._words(unsent)) from unsent
-            self.folder.note(self._words(unsent))
+                raise ClusterError(_words(unsent, self.mirror, self.folder)) from unsent
+            self.folder.note(_words(unsent, self.mirror, self.folder))
         finally:
-            self._lock.release()
-
-    # At the beginning
-
-    def _take_turn(self) -> None:
-        """The folder for this process alone, once those who look on have brought what they look at."""
-        deadline = time.monotonic() + READER_TIMEOUT_S
-        while True:
-            try:
-                self._lock.acquire(timeout=LOCK_TIMEOUT_S)
-                return
-            except Timeout:
-                if is_driven(self.folder) or time.monotonic() > deadline:
-                    raise running_elsewhere(self.folder.id, self.folder.read("driver.json") or {}) from None
-
-    def _take(self) -> None:
-        """The lease, and the folder as the latest driver left it."""
-        mirror = self._mirror
-        record = BucketLease(mirror.store, self.folder.id)
-        self._held = held = self._take_lease(record)
-        before = held.before
-        if self.needs is not None:
-            self._view.update(self.needs)
-        mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
-        elsewhere = before is None or before.session not in mine
-        there = records_there(mirror, self.folder.id)
-        if elsewhere:
-            if there and any(mirror.waits(path) for path in records_in(self.folder.path)):
-                aside = self._set_aside()
-                self.folder.path.mkdir(parents=True)
-                self.folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
-            mirror.pull({key: entry for key, entry in there.items() if not is_claimed(key)})
-        there |= self._claim(there)
-        if elsewhere:
-            mirror.pull(there)
-            mirror.forget_missing(self._prefix, there)
-        self.folder.path.mkdir(parents=True, exist_ok=True)
-        self._mine.parent.mkdir(parents=True, exist_ok=True)
-        sessions = [*([before.session] if before else []), held.lease.session]
-        write_whole(self._mine, " ".join(sessions).encode(), durable=True)
-        mirror.store.remove(f"{self._prefix}/stop")
-        self._renew()
-
-    def _take_lease(self, record: BucketLease) -> HeldLease:
-        """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
-        assert self.where is not None
-        expiry = max(EXPIRY_S, self.where.timeout + OUTAGE_MARGIN_S)
-        mine = Lease(folder=here(self.folder)["folder"], expiry_s=expiry)
-        held = acquire(record, mine, mine.shares_lock, Clock(), self._say)
-        self.token, self._mirror.fence = held.token, DriverFence(held)
-        if not self._mirror.store.compares or not record.compares(held.lease):
-            self._mirror.store.compares = False
-            self.where = replace(self.where, compares=False)
-            self._say("the storage does not compare versions, so a write of an earlier driver may come late")
-        return held
-
-    def _claim(self, there: dict[str, Entry]) -> dict[str, Entry]:
-        """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
-        trials = {key.split("/")[3] for key in there if "/trials/" in key}
-        at = self._mirror.path(f"{self._prefix}/trials")
-        open_ones = [name for name in sorted(trials) if read_outcome(at / name) not in ENDED]
-        keys = [f"{self._prefix}/{RESULTS}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
-        return {key: claim(self._mirror.store, key, self.token) for key in keys}
-
-    def _say(self, text: str) -> None:
-        log.warning("sweep %s: %s", self.folder.id, text)
-        if self.folder.path.exists():
-            self.folder.note(text)
-
-    @property
-    def _mine(self) -> Path:
-        """Names this machine's drivers of the sweep whose folder this is."""
-        return self._mirror.folder / ".driven" / self.folder.id
-
-    def _set_aside(self) -> Path:
-        aside = self._mirror.folder / "superseded" / f"{self.folder.id}-{uuid.uuid4().hex[:8]}"
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.path.rename(aside)
-        self._mirror.forget(self._prefix)
-        return aside
-
-    def _renew(self, *, ended: bool = False) -> None:
-        """Says that this driver lives. Raises `OvertakenError` if another one has the sweep."""
-        assert self._held is not None
-        self._held.renew(ended=ended)
-        write_whole(self.folder.path / OWNER, self._held.lease.encode())
-        self._renewed = awake()
+            self._leased.release()
 
     def _fetch(self, store: Path) -> None:
         """Brings a store that another sweep or machine has built already."""
         assert self.where is not None
-        self._insist(lambda: self._mirror.pull_package(self._mirror.key(store)), self.where.timeout)
+        self._insist(lambda: self.mirror.pull_package(self.mirror.key(store)), self.where.timeout)
 
     # While the driver runs
 
@@ -258,7 +140,7 @@ class DriverSync:
         if self.where is not None:
             name = f"{base}-{self.token}"
             with suppress(ObjectStoreError):
-                name = checkpoints_there(self._mirror, trial, 0).get(base, name)
+                name = checkpoints_there(self.mirror, trial, 0).get(base, name)
         return f"{trial}/checkpoints/{name}"
 
     def later(self, errand: Callable[[], None]) -> None:
@@ -276,9 +158,9 @@ class DriverSync:
         if self.lost is not None:
             raise self.lost
         if self.where and self.trouble is not None and time.monotonic() - self._since > self.where.timeout:
-            raise ClusterError(self._words(self.trouble))
-        if self._held is not None:
-            self._held.refuse_if_late()
+            raise ClusterError(_words(self.trouble, self.mirror, self.folder))
+        if self._leased is not None:
+            self._leased.refuse_if_late()
 
     def publish(self, prepared: Prepared) -> None:
         """Sends the stores and the records of them, before a trial that may run elsewhere needs them."""
@@ -286,10 +168,10 @@ class DriverSync:
             return
 
         def send() -> None:
-            for key in stores_of(self._mirror, prepared):
-                self._mirror.push_package(self._mirror.path(key))
+            for key in stores_of(self.mirror, prepared):
+                self.mirror.push_package(self.mirror.path(key))
             for record in (self.folder.prepared, *self.folder.path.glob(f"conditions/*/{self.folder.prepared.name}")):
-                self._mirror.push(record)
+                self.mirror.push(record)
 
         self._insist(send, self.where.timeout)
 
@@ -298,7 +180,7 @@ class DriverSync:
         assignment = replace(assignment, token=self.token)
         if self.where is None:
             return assignment
-        prepared, folder = (self._mirror.key(Path(path)) for path in (assignment.prepared, assignment.folder))
+        prepared, folder = (self.mirror.key(Path(path)) for path in (assignment.prepared, assignment.folder))
         return replace(assignment, prepared=prepared, folder=folder, mirror=self.where)
 
     def see(self, _: str, number: int, event: TrialAssignment | Report | TrialOutcome | None) -> None:
@@ -308,7 +190,7 @@ class DriverSync:
         place = self.folder.trial(number)
         if isinstance(event, Report) and len(read_reports(place)) < event.index:
             try:
-                self._mirror.fetch(self._mirror.key(place / REPORTS))
+                self.mirror.fetch(self.mirror.key(place / REPORTS))
             except ObjectStoreError as error:
                 self._stumble(error)
 
@@ -319,13 +201,13 @@ class DriverSync:
             if self._ending.is_set():
                 return
             try:
-                if self.trouble is not None or awake() - self._renewed >= RENEWAL_INTERVAL_S:
+                if self.trouble is not None or awake() - self._lease.renewed >= RENEWAL_INTERVAL_S:
                     self._listen()
                 self._send(final=False)
                 self._run_errands()
                 if self.trouble is not None:
                     self.trouble = None
-                    self.folder.note(f"the storage {self._mirror.store.uri} takes what is sent again")
+                    self.folder.note(f"the storage {self.mirror.store.uri} takes what is sent again")
             except SweepError as error:
                 self.lost = error
                 return
@@ -339,17 +221,17 @@ class DriverSync:
             due = self._sent.get(path, -1e9)
             if not final and path.name != RESULTS and due > now:
                 continue
-            if awake() - self._renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
-                self._renew()
-            if self._mirror.push(path):
+            if awake() - self._lease.renewed > RENEWAL_INTERVAL_S:  # many large records take longer than one interval
+                self._lease.renew()
+            if self.mirror.push(path):
                 size = path.stat().st_size
                 wait = STUDY_INTERVAL_S if path.name == STUDY else 0.0
                 self._sent[path] = now + max(wait, PER_MEBIBYTE * size / LARGE if size > LARGE else 0.0)
 
     def _listen(self) -> None:
         """Renews the lease; sees who wants this driver to stop."""
-        self._renew()
-        if self._mirror.store.entry(f"{self._prefix}/stop") is not None:
+        self._lease.renew()
+        if self.mirror.store.entry(f"{self._prefix}/stop") is not None:
             self.folder.stop_request.touch()
 
     def _stumble(self, error: Exception) -> None:
@@ -357,14 +239,7 @@ class DriverSync:
         if first:
             self._since = time.monotonic()
             with suppress(OSError):  # such as a full disk; the thread goes on
-                self.folder.note(self._words(error))
-
-    def _words(self, error: Exception) -> str:
-        waiting = sum(self._mirror.waits(path) for path in records_in(self.folder.path))
-        return (
-            f"{error}; {waiting} changed files wait in {self.folder.path}, where nothing is lost: "
-            f"`babeltune resume {self.folder.id}` on this machine sends them and goes on"
-        )
+                self.folder.note(_words(error, self.mirror, self.folder))
 
     # At the end
 
@@ -372,7 +247,7 @@ class DriverSync:
         self._listen()
         self._send(final=True)
         self._run_errands()
-        self._renew(ended=True)
+        self._lease.renew(ended=True)
 
     def _insist(self, errand: Callable[[], Result], seconds: float) -> Result:
         """The errand, tried again for so many seconds."""
@@ -386,3 +261,12 @@ class DriverSync:
                 self._stumble(error)
                 self._ending.wait(1.0)
                 time.sleep(0.2)
+
+
+def _words(error: Exception, mirror: Mirror, folder: SweepFolder) -> str:
+    """The error, with how much has not been sent, and what to do."""
+    waiting = sum(mirror.waits(path) for path in records_in(folder.path))
+    return (
+        f"{error}; {waiting} changed files wait in {folder.path}, where nothing is lost: "
+        f"`babeltune resume {folder.id}` on this machine sends them and goes on"
+    )

@@ -1,0 +1,157 @@
+"""A sweep's folder for one driver: its turn on this machine, the sweep's lease in the bucket, and the latest records.
+
+The machine of the last driver has the newest folder: a driver there keeps its own, and one on another machine takes the
+bucket's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from pathlib import Path
+
+from filelock import Timeout
+
+from babeltune.files import write_whole
+from babeltune.storage.mirror import Mirror
+from babeltune.storage.object_store import Entry
+from babeltune.sweep.state.fencing import EXPIRY_S, OWNER, Clock, HeldLease, Lease, acquire, awake
+from babeltune.sweep.state.folder import ENDED, SweepFolder, read_outcome
+from babeltune.sweep.state.heartbeat import here
+from babeltune.sweep.state.lease import running_elsewhere
+from babeltune.sweep.state.progress import is_driven
+from babeltune.sweep.sync.fencing import RESULTS, BucketLease, DriverFence, claim
+from babeltune.sweep.sync.view import StorageView, records_in, records_there
+from babeltune.training.checkpoint import REPORTS
+
+LOCK_TIMEOUT_S = 5.0
+"""Seconds to wait for who has the sweep on this machine, before it is asked whether that is a driver."""
+READER_TIMEOUT_S = 120.0
+"""Seconds after which it is held to be one: who only looks on would be gone."""
+OUTAGE_MARGIN_S = 30.0
+"""Seconds by which a lease outlasts `storage_timeout`, so that a driver that cannot reach the store ends first."""
+log = logging.getLogger(__name__)
+
+
+def is_claimed(key: str) -> bool:
+    """Whether a driver writes its token into the record before it reads it."""
+    return key.rpartition("/")[2] in (RESULTS, REPORTS)
+
+
+class LeasedFolder:
+    """What one driver holds of a sweep, from `take` to `release`."""
+
+    def __init__(self, view: StorageView, mirror: Mirror, folder: SweepFolder, *, timeout: float) -> None:
+        """`timeout` is the cluster's `storage_timeout`, in seconds."""
+        self.renewed = 0.0
+        """When the lease was renewed last."""
+        self._view, self._mirror, self._folder, self._timeout = view, mirror, folder, timeout
+        self._prefix = f"sweeps/{folder.id}"
+        self._lock = mirror.lock(self._prefix)
+        self._held: HeldLease | None = None
+
+    def take(self, needs: str | None) -> int:
+        """Takes the lease, and brings the folder as the latest driver left it. Returns the fencing token.
+
+        `needs` names an earlier sweep that this one starts from."""
+        self._take_turn()
+        try:
+            return self._take(needs)
+        except BaseException:
+            if self._held is not None:
+                self._held.end()
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets others of this machine have the folder."""
+        self._lock.release()
+
+    def renew(self, *, ended: bool = False) -> None:
+        """Says that this driver lives, or that it has ended. Raises `OvertakenError` if another one has the sweep."""
+        assert self._held is not None
+        self._held.renew(ended=ended)
+        write_whole(self._folder.path / OWNER, self._held.lease.encode())
+        self.renewed = awake()
+
+    def refuse_if_late(self) -> None:
+        """Raises `SweepError` where another driver may have taken the lease since."""
+        if self._held is not None:
+            self._held.refuse_if_late()
+
+    def _take_turn(self) -> None:
+        """The folder for this process alone, once those who look on have brought what they look at."""
+        deadline = time.monotonic() + READER_TIMEOUT_S
+        while True:
+            try:
+                self._lock.acquire(timeout=LOCK_TIMEOUT_S)
+                return
+            except Timeout:
+                if is_driven(self._folder) or time.monotonic() > deadline:
+                    raise running_elsewhere(self._folder.id, self._folder.read("driver.json") or {}) from None
+
+    def _take(self, needs: str | None) -> int:
+        """The lease, and the folder as the latest driver left it."""
+        mirror = self._mirror
+        record = BucketLease(mirror.store, self._folder.id)
+        held = self._take_lease(record)
+        before = held.before
+        if needs is not None:
+            self._view.update(needs)
+        mine = self._mine.read_text(encoding="utf-8").split() if self._mine.exists() else []
+        elsewhere = before is None or before.session not in mine
+        there = records_there(mirror, self._folder.id)
+        if elsewhere:
+            if there and any(mirror.waits(path) for path in records_in(self._folder.path)):
+                aside = self._set_aside()
+                self._folder.path.mkdir(parents=True)
+                self._folder.note(f"another machine went on with the sweep; what it did not have is in {aside}")
+            mirror.pull({key: entry for key, entry in there.items() if not is_claimed(key)})
+        there |= self._claim(there, held.token)
+        if elsewhere:
+            mirror.pull(there)
+            mirror.forget_missing(self._prefix, there)
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        self._mine.parent.mkdir(parents=True, exist_ok=True)
+        sessions = [*([before.session] if before else []), held.lease.session]
+        write_whole(self._mine, " ".join(sessions).encode(), durable=True)
+        mirror.store.remove(f"{self._prefix}/stop")
+        self.renew()
+        return held.token
+
+    def _take_lease(self, record: BucketLease) -> HeldLease:
+        """The lease of a driver that ended, died on this machine, or was silent for as long as the lease says."""
+        expiry = max(EXPIRY_S, self._timeout + OUTAGE_MARGIN_S)
+        mine = Lease(folder=here(self._folder)["folder"], expiry_s=expiry)
+        held = acquire(record, mine, mine.shares_lock, Clock(), self._say)
+        self._held, self._mirror.fence = held, DriverFence(held)
+        if not self._mirror.store.compares or not record.compares(held.lease):
+            self._mirror.store.compares = False
+            self._say("the storage does not compare versions, so a write of an earlier driver may come late")
+        return held
+
+    def _claim(self, there: dict[str, Entry], token: int) -> dict[str, Entry]:
+        """Writes this driver's token into the records that decide results. Trials that ended get no more reports."""
+        trials = {key.split("/")[3] for key in there if "/trials/" in key}
+        at = self._mirror.path(f"{self._prefix}/trials")
+        open_ones = [name for name in sorted(trials) if read_outcome(at / name) not in ENDED]
+        keys = [f"{self._prefix}/{RESULTS}", *(f"{self._prefix}/trials/{name}/{REPORTS}" for name in open_ones)]
+        return {key: claim(self._mirror.store, key, token) for key in keys}
+
+    def _say(self, text: str) -> None:
+        log.warning("sweep %s: %s", self._folder.id, text)
+        if self._folder.path.exists():
+            self._folder.note(text)
+
+    @property
+    def _mine(self) -> Path:
+        """Names this machine's drivers of the sweep whose folder this is."""
+        return self._mirror.folder / ".driven" / self._folder.id
+
+    def _set_aside(self) -> Path:
+        aside = self._mirror.folder / "superseded" / f"{self._folder.id}-{uuid.uuid4().hex[:8]}"
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        self._folder.path.rename(aside)
+        self._mirror.forget(self._prefix)
+        return aside
