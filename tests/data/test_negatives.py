@@ -41,7 +41,7 @@ def test_mining_equals_a_search_with_plain_loops(pairs, unit_of, k, below, tile)
     vectors = UNITS[np.array(unit_of)[anchors]] * (1 + anchors[:, None] % 3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(negatives, "TILE", tile)
-        found = mine_negatives(vectors, anchors, targets + 100, groups, k=k, below=below)
+        found = mine_negatives(vectors, np.column_stack([anchors, targets + 100]), groups, k=k, below=below)
     assert found.dtype == np.int32
     assert found.tolist() == search(vectors, anchors, targets + 100, groups, k, below).tolist()
 
@@ -51,14 +51,14 @@ def test_half_precision_vectors_are_mined_as_they_are_stored():
     vectors = rng.standard_normal((200, 8)).astype(np.float16)
     ids, group = np.arange(200), np.zeros(200, int)
     exact = search(vectors.astype(np.float64), ids, ids, group, 3, 0.9)
-    assert (mine_negatives(vectors, ids, ids, group, k=3, below=0.9) == exact).mean() > 0.99
+    assert (mine_negatives(vectors, np.column_stack([ids, ids]), group, k=3, below=0.9) == exact).mean() > 0.99
 
 
 def test_a_big_group_is_searched_in_seeded_pools_that_keep_an_anchor_together():
     rng = np.random.default_rng(0)
     anchors = np.repeat(np.arange(150), 2)
     vectors, targets = rng.standard_normal((150, 8))[anchors], np.arange(300)
-    arguments = (vectors, anchors, targets, np.zeros(300, int))
+    arguments = (vectors, np.column_stack([anchors, targets]), np.zeros(300, int))
     first = mine_negatives(*arguments, k=2, pool=64, seed=1)
     assert np.array_equal(first, mine_negatives(*arguments, k=2, pool=64, seed=1))
     assert not np.array_equal(first, mine_negatives(*arguments, k=2, pool=64, seed=2))
@@ -68,9 +68,9 @@ def test_a_big_group_is_searched_in_seeded_pools_that_keep_an_anchor_together():
 
 
 def test_a_pair_alone_in_its_language_pair_has_no_negative():
-    found = mine_negatives(UNITS[:3], np.arange(3), np.arange(3), np.array([0, 1, 1]), k=2)
+    found = mine_negatives(UNITS[:3], np.column_stack([np.arange(3)] * 2), np.array([0, 1, 1]), k=2)
     assert found.tolist() == [[-1, -1], [2, -1], [1, -1]]
 
 
 def test_no_pairs_give_no_rows():
-    assert mine_negatives(UNITS[:0], np.array([], int), np.array([], int), np.array([], int), k=3).shape == (0, 3)
+    assert mine_negatives(UNITS[:0], np.empty((0, 2), int), np.array([], int), k=3).shape == (0, 3)

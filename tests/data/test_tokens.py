@@ -6,7 +6,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from babeltune.data import tokens
 from babeltune.data.store import facts_of, open_ragged
-from babeltune.data.tokens import build_token_store, build_tokenizer, load_tokenizer, tokenizer_key, train_tokenizer
+from babeltune.data.tokens import (
+    Cut,
+    build_token_store,
+    build_tokenizer,
+    load_tokenizer,
+    tokenizer_key,
+    train_tokenizer,
+)
 from babeltune.errors import DataError, TeacherError
 from babeltune.schema.records import Student
 
@@ -131,7 +138,7 @@ def test_a_tokenizer_that_cannot_be_found_is_a_clear_error(tmp_path):
 def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeypatch):
     monkeypatch.setattr(tokens, "CHUNK", 4)
     texts = [*TEXTS[:7], "", "train"]
-    folder = build_token_store(tmp_path, texts, tokenizer, prompt, 12)
+    folder = build_token_store(tmp_path, texts, tokenizer, Cut(prompt, 12))
     expected = [tokenizer(prompt + t, truncation=True, max_length=12)["input_ids"] for t in texts]
     whole = [len(tokenizer(prompt + t)["input_ids"]) for t in texts]
     values, lengths = open_ragged(folder).take(np.arange(len(texts)))
@@ -148,7 +155,7 @@ def test_a_token_store_equals_the_tokenizer(tmp_path, tokenizer, prompt, monkeyp
 
 def test_building_tokens_leaves_the_tokenizer_as_it_was(tmp_path, tokenizer):
     before = tokenizer.backend_tokenizer.to_str()
-    build_token_store(tmp_path, TEXTS, tokenizer, "", 5)
+    build_token_store(tmp_path, TEXTS, tokenizer, Cut("", 5))
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
@@ -157,11 +164,11 @@ def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer)
     folders = {
         build_token_store(tmp_path, *arguments)
         for arguments in (
-            (TEXTS, tokenizer, "", 8),
-            (TEXTS[1:], tokenizer, "", 8),
-            (TEXTS, tokenizer, "a", 8),
-            (TEXTS, tokenizer, "", 9),
-            (TEXTS, other, "", 8),
+            (TEXTS, tokenizer, Cut("", 8)),
+            (TEXTS[1:], tokenizer, Cut("", 8)),
+            (TEXTS, tokenizer, Cut("a", 8)),
+            (TEXTS, tokenizer, Cut("", 9)),
+            (TEXTS, other, Cut("", 8)),
         )
     }
     assert len(folders) == 5
@@ -170,7 +177,7 @@ def test_texts_prompt_length_and_tokenizer_decide_the_store(tmp_path, tokenizer)
 def test_a_large_vocabulary_is_kept_in_32_bits(tmp_path, tokenizer):
     tokenizer = AutoTokenizer.from_pretrained(train_tokenizer(TEXTS, 100, folder=tmp_path / "t"))
     tokenizer.add_tokens([f"<{i}>" for i in range(66_000)])
-    values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, "", 8)).take(np.array([0]))
+    values, _ = open_ragged(build_token_store(tmp_path, ["<65999>"], tokenizer, Cut("", 8))).take(np.array([0]))
     assert values.dtype == np.int32
     assert values.max() == len(tokenizer) - 1 > 65_535
 

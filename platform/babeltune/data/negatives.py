@@ -21,8 +21,7 @@ TILE = 8 * 1024 * 1024
 
 def mine_negatives(
     vectors: NDArray[np.generic],
-    anchor_ids: NDArray[np.integer],
-    target_ids: NDArray[np.integer],
+    pairs: NDArray[np.integer],
     groups: NDArray[np.integer],
     *,
     k: int,
@@ -32,14 +31,16 @@ def mine_negatives(
 ) -> NDArray[np.int32]:
     """[n, k] text ids of each pair's hard negatives, the most similar first, -1 where fewer exist.
 
-    `vectors` [n, dim] are the teacher's of each pair's anchor, of any length. A candidate is a target text; its
+    `vectors` [n, dim] are the teacher's of each pair's anchor, of any length. `pairs` [n, 2] are the text ids of anchor
+    and target. A candidate is a target text; its
     similarity is the largest cosine of any of its anchors in the pool. Every known translation of the pair's anchor
     text is left out, and every candidate whose similarity is `below` or more. Ties go to the pair that comes first.
 
     A group of more than `pool` pairs is searched within random pools of about that size, seeded; pairs with the same
     anchor text stay together. So the cost grows linearly with the corpus: n * pool * dim multiplications. Memory: one
     pool's vectors and `TILE` cosines."""
-    found = np.full((len(target_ids), k), -1, np.int32)
+    anchor_ids, target_ids = pairs[:, 0], pairs[:, 1]
+    found = np.full((len(pairs), k), -1, np.int32)
     for members in _pools(anchor_ids, groups, pool, np.random.default_rng(seed)):
         found[members] = _mine_pool(vectors[members], anchor_ids[members], target_ids[members], k, below)
     return found

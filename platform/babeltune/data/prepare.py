@@ -7,48 +7,33 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
-from babeltune.data.alignment import build_spans, build_words
-from babeltune.data.arrays import first_places, is_first, kept, numbers, parts, places, scratch_in, zeros
+from babeltune.data.alignment import build_words
+from babeltune.data.arrays import first_places, is_first, kept, numbers, scratch_in, zeros
 from babeltune.data.contamination import find_near_once
 from babeltune.data.corpus import Corpus, build_corpus, check_corpus
 from babeltune.data.negatives import mine_negatives
-from babeltune.data.prepared import TEXTS, Counts, Prepared, TokenSet
-from babeltune.data.shards import RunShards, run_here
-from babeltune.data.starts import keep_start, start_name
+from babeltune.data.prepared import TEXTS, Counts, IdTask, Prepared, TokenSet
+from babeltune.data.shards import Progress, RunShards, no_progress, run_here
 from babeltune.data.store import Contents, build, digest_of_array, digest_of_texts, facts_of, key_of, open_matrix
-from babeltune.data.teacher import build_teacher_store, teacher_folder
+from babeltune.data.student_tokens import StudentTokens, ids_among
+from babeltune.data.teacher import build_teacher_store
 from babeltune.data.texts import Texts, text_hashes
 from babeltune.data.token_vectors import build_token_vectors
 from babeltune.data.tokens import (
-    build_token_store,
-    build_tokenizer,
-    has_special_tokens,
-    load_tokenizer,
-    take_tokenizer,
     tokenizer_key,
 )
 from babeltune.data.translation import Translator
-from babeltune.data.trimming import KEPT, build_trimmed, check_equal
 from babeltune.files import plain
 from babeltune.schema.records import Student, Sweep
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from transformers import PreTrainedTokenizerFast
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being built, how much is done, and of how much."""
-
-
-def no_progress(what: str, done: int, total: int) -> None:
-    """Reports no progress."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +95,15 @@ def prepare(
     Raises `DataError` for broken text, `TeacherError` for a teacher that cannot be loaded, `StoreError` when the
     storage fails.
     """
-    sweep = inputs.sweep
+    sweep, wanted = inputs.sweep, inputs.wanted
     stores = storage / "stores"
     stores.mkdir(parents=True, exist_ok=True)
     corpus = corpus or read_corpus(inputs, storage, progress)
-    wanted = inputs.wanted
     text_digest = digest_of_texts(itertools.chain(corpus.texts, corpus.languages))
     words = align_words(inputs, corpus, stores, progress) if wanted.words else None
-    tokens = build_tokens(inputs, corpus, text_digest, stores, words, run_shards, progress) if wanted.trained else {}
-    asked, teacher_rows = asked_of_teacher(corpus, wanted, copy_anchor=sweep.teacher.target_side == "copy_anchor")
-    teacher = build_teacher_store(
-        stores,
-        asked,
-        sweep.teacher,
-        exact=wanted.exact,
-        run_shards=run_shards,
-        progress=lambda done, total: progress("encoding with the teacher", done, total),
-    )
+    student_tokens = StudentTokens(sweep, inputs.students, corpus, text_digest, stores, run_shards, progress)
+    tokens = student_tokens.build(words) if wanted.trained else {}
+    teacher, teacher_rows = encode_with_teacher(inputs, corpus, stores, run_shards, progress)
     matrix = open_matrix(teacher)
     begun = {tokenizer_key(each, text_digest) for each in inputs.students if each.token_vectors == "teacher"}
     for key in begun & tokens.keys():
@@ -151,21 +128,59 @@ def prepare(
     return Prepared(
         folder=str(folder),
         digest=key_of(description),
-        texts=len(corpus.texts),
-        groups=corpus.groups,
-        group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
-        group_languages=corpus.group_languages,
         languages=languages,
         text_digest=text_digest,
         tokens=tokens,
         teacher=str(teacher),
         teacher_dim=matrix.width,
-        copy_anchor=sweep.teacher.target_side == "copy_anchor",
+        copy_anchor=_copies_anchor(sweep),
         negatives={key: str(folder / f"negatives-{key}.npy") for key, _, _ in wanted.negatives},
-        tasks=corpus.tasks,
         counts=counts_of(corpus, words),
+        **facts_of_corpus(corpus),
+    )
+
+
+def facts_of_corpus(corpus: Corpus) -> CorpusFacts:
+    """What a `Prepared` repeats of the corpus."""
+    return CorpusFacts(
+        texts=len(corpus.texts),
+        groups=corpus.groups,
+        group_rows=tuple(np.bincount(corpus.pair_groups, minlength=len(corpus.groups)).tolist()),
+        group_languages=corpus.group_languages,
+        tasks=corpus.tasks,
         digests=corpus.digests,
     )
+
+
+def _copies_anchor(sweep: Sweep) -> bool:
+    return sweep.teacher.target_side == "copy_anchor"
+
+
+def encode_with_teacher(
+    inputs: PreparationInputs, corpus: Corpus, stores: Path, run_shards: RunShards, progress: Progress
+) -> tuple[Path, NDArray[np.int32]]:
+    """The store of the teacher's vectors, and [texts] each text's row in it (-1: not asked)."""
+    asked, rows = asked_of_teacher(corpus, inputs.wanted, copy_anchor=_copies_anchor(inputs.sweep))
+    store = build_teacher_store(
+        stores,
+        asked,
+        inputs.sweep.teacher,
+        exact=inputs.wanted.exact,
+        run_shards=run_shards,
+        progress=lambda done, total: progress("encoding with the teacher", done, total),
+    )
+    return store, rows
+
+
+class CorpusFacts(TypedDict):
+    """The part of a `Prepared` that the corpus gives."""
+
+    texts: int
+    groups: tuple[str, ...]
+    group_rows: tuple[int, ...]
+    group_languages: tuple[tuple[str, str], ...]
+    tasks: tuple[IdTask, ...]
+    digests: dict[str, str]
 
 
 def with_vectors(
@@ -222,103 +237,8 @@ def write_arrays(folder: Path, corpus: Corpus, teacher_rows: NDArray[np.int32], 
 def write_negatives(folder: Path, corpus: Corpus, wanted: Wanted, vectors: NDArray[np.generic], seed: int) -> None:
     """Mined negatives of every kind that is wanted; `vectors` [pairs, dim] are the teacher's of the anchors."""
     for key, k, below in wanted.negatives:
-        mined = mine_negatives(
-            vectors, corpus.pairs[:, 0], corpus.pairs[:, 1], corpus.pair_groups, k=k, below=below, seed=seed
-        )
+        mined = mine_negatives(vectors, corpus.pairs, corpus.pair_groups, k=k, below=below, seed=seed)
         np.save(folder / f"negatives-{key}.npy", mined)
-
-
-def _own_tokenizer(sweep: Sweep, student: Student, train_texts: Sequence[str], stores: Path) -> Path:
-    """The folder of the tokenizer of a student without a named model: its start's, the teacher's, or a trained one."""
-    if (start := start_name(student)) is not None:
-        return keep_start(stores.parent, start)
-    if student.vocabulary == "teacher":
-        return take_tokenizer(stores, teacher_folder(sweep.teacher))
-    return build_tokenizer(stores, train_texts, student.vocabulary, seed=sweep.seed, lowercase=student.lowercase)
-
-
-def build_tokens(
-    inputs: PreparationInputs,
-    corpus: Corpus,
-    text_digest: str,
-    stores: Path,
-    words: Path | None,
-    run_shards: RunShards,
-    progress: Progress,
-) -> dict[str, TokenSet]:
-    """A tokenizer and its token stores for every student that the sweep can propose, and the tokens of `words`.
-
-    A tokenizer from scratch is trained on the training text only, so that dev words do not shape it.
-    """
-    sweep = inputs.sweep
-    train_texts = corpus.texts.at(ids_among(len(corpus.texts), corpus.pairs[:, 0], corpus.pairs[:, 1]))
-    students = inputs.students
-    sets: dict[str, TokenSet] = {}
-    for number, student in enumerate(students, 1):
-        what = "tokenizing" if len(students) == 1 else f"tokenizing {number}/{len(students)}"
-        trained = None
-        if student.model is None:
-            progress("making the tokenizer", 0, 1)
-            trained = _own_tokenizer(sweep, student, train_texts, stores)
-            progress("making the tokenizer", 1, 1)
-        prompt = sweep.evaluation.prompt if sweep.evaluation.prompt is not None else student.prompt
-        tokenize = functools.partial(
-            _tokenize, stores, corpus.texts, student, (student.prompt, prompt), run_shards, progress, what
-        )
-        kept, untrimmed = None, 0
-        if student.trim and student.model is not None:
-            whole = load_tokenizer(replace(student, trim=False), None)
-            before = tokenize(whole)
-            trained, untrimmed = build_trimmed(stores, whole, before), len(whole)
-            kept = trained / KEPT
-        tokenizer = load_tokenizer(student, trained)
-        train, evaluation = after = tokenize(tokenizer)
-        if kept is not None:
-            for one, other in zip(before, after, strict=True):
-                check_equal(one, other, np.load(kept))
-        wordy = words if has_special_tokens(student) else None  # methods that learn from words read token states
-        spans = wordy and build_spans(wordy, corpus, tokenizer, student.prompt, student.max_tokens, stores)
-        sets[tokenizer_key(student, text_digest)] = TokenSet(
-            tokenizer=str(trained or student.model),
-            vocabulary=len(tokenizer),
-            pad=tokenizer.pad_token_id,
-            train=str(train),
-            evaluation=str(evaluation),
-            truncated=int(facts_of(train)["truncated"] or 0),
-            mask=tokenizer.mask_token_id,
-            special=tuple(sorted(tokenizer.all_special_ids)),
-            words=str(spans / "spans.npy") if spans else None,
-            kept=None if kept is None else str(kept),
-            untrimmed=untrimmed,
-        )
-    return sets
-
-
-def _tokenize(
-    stores: Path,
-    texts: Sequence[str],
-    student: Student,
-    prompts: tuple[str, str],
-    run_shards: RunShards,
-    progress: Progress,
-    what: str,
-    tokenizer: PreTrainedTokenizerFast,
-) -> tuple[Path, Path]:
-    """The token stores of the texts with the student's prompt and with that of the evaluation."""
-    train, evaluation = (
-        build_token_store(
-            stores,
-            texts,
-            tokenizer,
-            prompt,
-            student.max_tokens,
-            special=has_special_tokens(student),
-            run_shards=run_shards,
-            progress=functools.partial(progress, what),
-        )
-        for prompt in prompts
-    )
-    return train, evaluation
 
 
 def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tuple[Texts, NDArray[np.int32]]:
@@ -341,12 +261,3 @@ def asked_of_teacher(corpus: Corpus, wanted: Wanted, *, copy_anchor: bool) -> tu
     rows[:] = -1
     rows[ids] = numbers(first, new)
     return corpus.texts.at(kept(ids, new)), rows
-
-
-def ids_among(texts: int, *some: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The text ids that occur, each once, in order."""
-    among = zeros(texts, np.bool_)
-    for ids in some:
-        for part in parts(len(ids)):
-            among[ids[part]] = True
-    return places(among)

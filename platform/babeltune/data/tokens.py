@@ -11,6 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -201,21 +202,30 @@ def bare_tokenizer(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return backend
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How a text is made into a row of token ids."""
+
+    prompt: str
+    """What stands before every text."""
+    max_tokens: int
+    """The most ids of a row, special tokens included; an empty text has just these."""
+    special: bool = True
+    """Whether there are special tokens."""
+
+
 def build_token_store(
     root: Path,
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerFast,
-    prompt: str,
-    max_tokens: int,
+    cut: Cut,
     *,
-    special: bool = True,
     run_shards: RunShards = run_here,
     progress: Count = uncounted,
 ) -> Path:
     """The folder of the texts' token ids: row i is `prompt + texts[i]`; open it with `store.open_ragged`.
 
-    A row has at most `max_tokens` ids, special tokens included; an empty text has just these. Without `special` there
-    are none of them. Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
+    Ids are uint16 where the vocabulary allows, else int32. The fact `truncated` counts the texts that
     were cut.
     """
     backend = bare_tokenizer(tokenizer)
@@ -223,15 +233,15 @@ def build_token_store(
     full = {
         "texts": digest_of_texts(texts),
         "tokenizer": key_of({"json": backend.to_str()}),
-        "prompt": prompt,
-        "max_tokens": max_tokens,
+        "prompt": cut.prompt,
+        "max_tokens": cut.max_tokens,
         "dtype": values_type,
-        **({} if special else {"special": False}),
+        **({} if cut.special else {"special": False}),
     }
-    backend.enable_truncation(max_tokens)
+    backend.enable_truncation(cut.max_tokens)
 
     def write(folder: Path) -> Contents:
-        return _write_tokens(folder, texts, backend, prompt, special, np.dtype(values_type), run_shards, progress)
+        return _write_tokens(folder, texts, backend, cut, np.dtype(values_type), run_shards, progress)
 
     return build(root, "tokens", full, write, bytes_needed=len(texts) * (8 + 32 * np.dtype(values_type).itemsize))
 
@@ -240,8 +250,7 @@ def _write_tokens(
     folder: Path,
     texts: Sequence[str],
     backend: Tokenizer,
-    prompt: str,
-    special: bool,
+    cut: Cut,
     dtype: np.dtype[np.generic],
     run_shards: RunShards,
     progress: Count,
@@ -252,7 +261,7 @@ def _write_tokens(
     parts = [work / f"{number:05}" for number in range(-(-len(texts) // CHUNK))]
     for number, part in enumerate(parts):
         write_texts(part.with_suffix(".json"), texts[number * CHUNK : (number + 1) * CHUNK])
-    arguments = [(str(work / "tokenizer.json"), str(part), prompt, special, dtype.str) for part in parts]
+    arguments = [(str(work / "tokenizer.json"), str(part), cut.prompt, cut.special, dtype.str) for part in parts]
     count_all(run_shards(tokenize_shard, arguments), len(texts), progress, "tokenized")
     with (folder / "values.bin").open("wb") as values:
         for part in parts:

@@ -115,6 +115,7 @@ class _Context(Protocol):
 
     mean: Tensor
     """The gradient of the rows. Gone after a backward pass."""
+    needs_input_grad: tuple[bool, ...]
 
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
@@ -129,9 +130,8 @@ class _LogSums(torch.autograd.Function):
         negatives: Filter,
         temperature: float,
         tile: int,
-        wanted: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows, plain = len(q), 1 / temperature <= PLAIN
+        rows, plain, wanted = len(q), 1 / temperature <= PLAIN, ctx.needs_input_grad[0]
         filtered = negatives.below is not None and negatives.chosen is None
         left = torch.cat([q, negatives.positives]) if filtered else q
         most = q.new_full((rows, 1), 0.0 if plain else -1 / temperature)
@@ -169,7 +169,7 @@ class _LogSums(torch.autograd.Function):
     def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         mean = ctx.mean
         del ctx.mean  # it is scaled in place: a second backward finds nothing
-        return mean.mul_(gradients[0].unsqueeze(1)), None, None, None, None, None, None
+        return mean.mul_(gradients[0].unsqueeze(1)), None, None, None, None, None
 
 
 def log_sums(
@@ -186,8 +186,8 @@ def log_sums(
     The first is -inf if S_i is empty, and differentiable once in `q` alone. The last is the similarity of all
     candidates to the positives, before the filter. Needs memory for one tile of rows x `tile`.
     """
-    wanted = torch.is_grad_enabled() and q.requires_grad
+    rows = q.float() if torch.is_grad_enabled() else q.detach().float()
     found: tuple[Tensor, Tensor, Tensor] = _LogSums.apply(  # type: ignore[no-untyped-call]
-        q.float(), candidates, ids, negatives, temperature, tile or TILE[q.device.type], wanted
+        rows, candidates, ids, negatives, temperature, tile or TILE[q.device.type]
     )
     return found

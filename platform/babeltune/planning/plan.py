@@ -123,7 +123,8 @@ def make_plan(sweep: Sweep, *, samples: int = 3, machine: Machine | None = None)
 
 def counted(sweep: Sweep, corpus: Corpus) -> Counted:
     """What the sweep's cleaned corpus holds. `DataError` where aligned words are too few."""
-    from babeltune.data.prepare import asked_of_teacher, ids_among
+    from babeltune.data.prepare import asked_of_teacher
+    from babeltune.data.student_tokens import ids_among
     from babeltune.planning.preparation import wanted_of
 
     wanted, copy_anchor = wanted_of(sweep), sweep.teacher.target_side == "copy_anchor"

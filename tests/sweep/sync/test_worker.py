@@ -18,7 +18,7 @@ import torch
 from babeltune.data.shards import run_here
 from babeltune.data.store import read_store
 from babeltune.data.teacher import build_teacher_store
-from babeltune.data.tokens import build_token_store, load_tokenizer
+from babeltune.data.tokens import Cut, build_token_store, load_tokenizer
 from babeltune.errors import NodeError, ObjectStoreError, StorageError, storage_refusals
 from babeltune.schema.records import Report
 from babeltune.schema.storage_location import StorageLocation
@@ -279,7 +279,7 @@ def test_shards_that_carry_their_files_make_the_same_stores(tiny, tmp_path):
             yield count
 
     for run_shards, place in ((run_here, tmp_path / "here"), (carried, tmp_path / "carried")):
-        build_token_store(place, texts, tokenizer, "", 8, run_shards=run_shards)
+        build_token_store(place, texts, tokenizer, Cut("", 8), run_shards=run_shards)
         build_teacher_store(place, texts, sweep.teacher, run_shards=run_shards)
     here, there = (
         {store.name: read_store(store, verify=True).files for store in (tmp_path / name).glob("t*")}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
-from babeltune.data.prepare import Progress, no_progress
 from babeltune.data.prepared import Prepared
+from babeltune.data.shards import Progress, no_progress
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.method.distributed import ProcessGroup
 from babeltune.models.hub import baseline_row

@@ -72,13 +72,7 @@ def submit(
     sweep, cluster = within_grid(sweep), cluster.with_workers(sweep.budget.workers)
     folder = folder_in(cluster, into or sweep_id(sweep))
     refuse_a_file(cluster.folder)
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ClusterError(
-            f"the storage {cluster.folder} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "
-            "the cluster file, to a folder that can"
-        ) from error
+    _make(folder, cluster)
     with (
         storage_refusals(folder.path),
         study_refusals(folder.study),
@@ -102,22 +96,47 @@ def submit(
         mend(folder)
         folder.write("driver.json", this_driver())
         check_unchanged(folder, deciding_facts(methods_used(sweep)), accept=accept_changes, sweep=sweep)
-        finished = folder.state() == "finished"
-        if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
-            folder.write("sweep.json", sweep)
-        ended = len(ended_trials(folder))
-        if finished and ended >= sweep.budget.trials and folder.is_whole():
-            send_rest(sweep, cluster, folder)
-            return folder
-        progress = SweepProgress(sweep, folder, ended=ended, before=ended)
-        if watch:
-            watch(progress)
-        folder.set_state("running")
-        audit(view := StorageView(cluster), "submit", folder.id)
-        with _kept_in_state(folder, view):
-            complete = Attempt(sweep, cluster, folder, progress, driver_sync, stop, accept_changes).run()
-        folder.set_state("finished" if complete else "stopped")
-        _clean(cluster, folder)
+        return _submit(sweep, cluster, folder, driver_sync, stop, accept=accept_changes, watch=watch)
+
+
+def _make(folder: SweepFolder, cluster: Cluster) -> None:
+    """Makes the sweep's folder. `ClusterError` where the storage cannot be written."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ClusterError(
+            f"the storage {cluster.folder} cannot be written ({error.strerror}); set BABELTUNE_HOME, or `storage` in "
+            "the cluster file, to a folder that can"
+        ) from error
+
+
+def _submit(
+    sweep: Sweep,
+    cluster: Cluster,
+    folder: SweepFolder,
+    driver_sync: DriverSync,
+    stop: StopSignal,
+    *,
+    accept: bool,
+    watch: Callable[[SweepProgress], None] | None,
+) -> SweepFolder:
+    """`submit`, by the driver that has the folder and its lease."""
+    finished = folder.state() == "finished"
+    if not (finished and folder.read("sweep.json") == plain(sweep)):  # the sweep written last is the latest
+        folder.write("sweep.json", sweep)
+    ended = len(ended_trials(folder))
+    if finished and ended >= sweep.budget.trials and folder.is_whole():
+        send_rest(sweep, cluster, folder)
+        return folder
+    progress = SweepProgress(sweep, folder, ended=ended, before=ended)
+    if watch:
+        watch(progress)
+    folder.set_state("running")
+    audit(view := StorageView(cluster), "submit", folder.id)
+    with _kept_in_state(folder, view):
+        complete = Attempt(sweep, cluster, folder, progress, driver_sync, stop, accept).run()
+    folder.set_state("finished" if complete else "stopped")
+    _clean(cluster, folder)
     return folder
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from babeltune.data.prepare import Progress
+from babeltune.data.shards import Progress
 from babeltune.errors import ClusterError
 from babeltune.schema.cluster import Cluster
 from babeltune.sweep.workers.nodes import is_placed, resources_of, room_for, worker_groups_that_fit
