@@ -44,13 +44,11 @@ class OneAtATime:
 
     def __init__(self, pool, at=None):
         self._pool, self._at = pool, at or pool
+        if at is None:
+            self.dispatcher = OneAtATime(pool, pool.dispatcher)
 
     def __getattr__(self, name):
         return getattr(self._at, name)
-
-    @property
-    def dispatcher(self):
-        return OneAtATime(self._pool, self._pool.dispatcher)
 
     def free(self):
         return int(self._pool.dispatcher.free() == self._pool.count)
@@ -547,20 +545,20 @@ def test_a_method_is_a_trainable_of_plain_tune_by_its_name(ray_cluster, tiny_fil
 def test_a_trial_that_ends_without_its_last_report_is_not_called_finished(one_group, tmp_path):
     def stop_behind_the_searchs_back(event, number, info):
         if event == "report" and number == 1:
-            ray.get(one_group._dispatcher.stop.remote(ids[1]))
+            ray.get(one_group.dispatcher._actor.stop.remote(ids[1]))
 
     ids = {}
-    offer = one_group.offer
+    offer = one_group.dispatcher.offer
 
     def remember(trial_id, assignment):
         ids[len(ids)] = trial_id
         offer(trial_id, assignment)
 
-    one_group.offer = remember
+    one_group.dispatcher.offer = remember
     try:
         assert not run(tmp_path, one_group, a_sweep(), 2, stop_behind_the_searchs_back)
     finally:
-        del one_group.offer
+        del one_group.dispatcher.offer
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE, TrialState.RUNNING]
     assert run(tmp_path, one_group, a_sweep(), 2)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 2
@@ -584,7 +582,7 @@ def test_a_sweep_starts_no_process_to_follow_its_trials(pool, tmp_path):
 def test_a_dispatcher_that_dies_is_not_noticed_by_the_search(one_group, tmp_path):
     def kill(event, number, info):
         if event == "report" and info.index == 2 and number in (0, 2):
-            os.kill(ray.get(one_group._dispatcher.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+            os.kill(ray.get(one_group.dispatcher._actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
     assert run(tmp_path, one_group, a_sweep(), 4, kill)
     assert states(tmp_path, a_sweep()) == [TrialState.COMPLETE] * 4

@@ -358,7 +358,7 @@ def test_a_stopped_dispatcher_ends_the_search_with_a_line_on_how_to_go_on(room, 
     with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
         offer(opened, tmp_path, "going", steps=500, seconds=0.05)
         assert opened.dispatcher.next_message("going").report.index == 1
-        stopped = process_of(opened._dispatcher)
+        stopped = process_of(opened.dispatcher._actor)
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(ClusterError, match=r"dispatcher has not answered for 3 s.*`babeltune resume` goes on"):
             opened.mend()
