@@ -294,7 +294,7 @@ def test_a_job_whose_driver_does_not_hear_a_stop_is_ended(babeltune, cluster_fil
     finally:
         driver.resume()
     assert code == 1
-    assert f"its driver does not hear (is late); ending job {long}-" in words(err)
+    assert f"its driver does not answer (is late); ending job {long}-" in words(err)
     wait_until(lambda: not Jobs(read_cluster(cluster_file)).find(long).live)
 
 

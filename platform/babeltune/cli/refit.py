@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, cluster_of, folder_of, out, read
-from babeltune.cli.sweeps import Accept, Detach, Insecure, jobs_of, run_sweep
+from babeltune.cli.client import Submission, client_of
+from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, out, read
+from babeltune.cli.sweeps import Accept, Detach, Insecure
 
 if TYPE_CHECKING:
     from babeltune.schema.records import Sweep
@@ -39,37 +40,15 @@ def refit(
     It is named `NAME-refit` and promotes under the same name, against the champion. Teacher vectors and tokens that are
     there are used again.
     """
-    remote = None if write else jobs_of(cluster, detach=detach, insecure=insecure)
-    if remote is not None:
-        from babeltune.cli.remote import submit_there
-
-        asked = [*((name,) if name else ()), "--top", str(top), "--pairs", pairs, "--seeds", str(seeds)]
-        code, text = remote.ask("refit", *asked, "--write", "-")
-        if code:
-            remote.tell(code, text, as_json)
-        sweep = spelled(text[text.index("version:") :], set_, cluster)
-        submit_there(remote, sweep, accept_changes=accept_changes, detach=detach, as_json=as_json)
-        return
-    from babeltune.errors import SweepError
-    from babeltune.planning.written import spec_yaml
-    from babeltune.sweep.state.folder import SweepFolder
-    from babeltune.sweep.state.progress import is_driven
-    from babeltune.sweep.state.refit import gain_words, gains, refit_of
-
-    folder = folder_of(name, cluster)
-    if is_driven(folder):
-        raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
-    text = spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds))
+    asked = Submission(accept_changes, detach, insecure)
+    client = client_of(cluster, as_json=as_json, asked=asked)
+    begun, text = client.refit_spec(name, top=top, pairs=pairs, seeds=seeds)
     if write:
         write_file(text, write)
         return
     sweep = spelled(text, set_, cluster)
-    run_sweep(sweep, cluster, accept_changes, as_json, insecure=insecure)
-    from babeltune.planning.sweep_file import sweep_id
-
-    made = SweepFolder(cluster_of(cluster).folder / "sweeps" / sweep_id(sweep))
-    for gain in () if as_json else gains(folder, made):
-        out.print(gain_words(gain), markup=False, highlight=False)
+    client.submit(sweep, asked)
+    client.show_gains(begun, sweep)
 
 
 def spelled(text: str, assignments: list[str] | None, cluster: str | None) -> Sweep:

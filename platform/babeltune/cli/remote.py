@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from babeltune.cli.common import any_cluster, err, not_running, out, say, warn, with_cluster
+from babeltune.cli.client import Change, Submission, Tables
+from babeltune.cli.common import err, not_running, out, say, warn, with_cluster
+from babeltune.cli.run_here import running_words
 from babeltune.errors import ClusterError, SweepError, UnknownNameError
 from babeltune.program import INTERRUPTED
 
@@ -105,46 +107,156 @@ class Remote:
         return str(found["sweep"]), found["plugins"]
 
 
-def remote_of(file: str | None, *, insecure: bool | None = None) -> Remote | None:
-    """The cluster of this file where it takes jobs; None where commands run here."""
-    if file is None:
-        return None
-    cluster = any_cluster(file)
-    return Remote(cluster, file, insecure=insecure) if cluster.by_jobs else None
+class RemoteClient:
+    """A `SweepClient` that sends each command to the head of a cluster that takes jobs."""
 
+    def __init__(self, remote: Remote, *, as_json: bool) -> None:
+        self._remote, self._jobs, self._as_json = remote, remote.jobs, as_json
 
-def submit_there(remote: Remote, sweep: Sweep, *, accept_changes: bool, detach: bool, as_json: bool) -> None:
-    from babeltune.planning.space import within_grid
-    from babeltune.planning.sweep_file import sweep_id
-    from babeltune.planning.written import spec_yaml
+    def status(self, name: str | None, *, follow: bool) -> None:
+        remote, job = self._remote, self._jobs.find(name)
+        if job is not None and job.live and follow:
+            job = follow_log(remote, job, to_stderr=True)
+        if job is None:
+            self._show("status", name)
+            return
+        err.print(f"job {job.id}: {job.state}", highlight=False)
+        code, text = remote.ask("status", job.sweep, *(["--json"] if self._as_json else []))
+        if code == UnknownNameError.exit_code and self._jobs.get(job.id).live:
+            document = {"sweep": job.sweep, "state": "starting", "job": job.id}
+            words = f"sweep {job.sweep}: starting; it has written nothing yet"
+            say(document, self._as_json, lambda: out.print(words))
+            return
+        remote.tell(code, text, self._as_json)
 
-    file = sent_as(sweep)
-    arguments = ["submit", file, *_accepting(accept_changes)]
-    files = {file: spec_yaml(sweep)}
-    run_there(remote, sweep_id(within_grid(sweep)), arguments, files, detach, as_json, plugins=plugins_of(sweep))
+    def trial(self, name: str) -> None:
+        self._show("status", name)
 
+    def logs(self, name: str | None, *, follow: bool) -> None:
+        """The log of the latest attempt."""
+        job = self._jobs.find(name)
+        if job is None:  # the storage may know the sweep all the same
+            self._show("logs", name)
+            return
+        if follow and not self._as_json:
+            end_as(self._remote, follow_log(self._remote, job))
+            return
+        text = self._jobs.log(job.id)
+        document = {"sweep": job.sweep, "job": job.id, "state": job.state, "log": text}
+        say(document, self._as_json, lambda: out.out(text, end="", highlight=False))
 
-def continue_there(
-    remote: Remote,
-    command: str,
-    name: str | None,
-    *,
-    trials: int | None,
-    spec: Sweep | None = None,
-    accept_changes: bool,
-    detach: bool,
-    as_json: bool,
-) -> None:
-    """`resume`, with this spec where one is given, and `extend`."""
-    from babeltune.planning.written import spec_yaml
+    def runs(self, tables: Tables) -> None:
+        options: list[str] = ["--sort", tables.sort] if tables.sort else []
+        options += ["--by", tables.by] if tables.by else []
+        options += [word for setting in tables.over for word in ("--over", setting)]
+        options += [word for column in tables.metric for word in ("--metric", column)]
+        flags = ("front", "languages", "markdown")
+        self._show("runs", tables.name, *options, *(f"--{flag}" for flag in flags if getattr(tables, flag)))
 
-    sweep, plugins = remote.sweep(name)
-    more = ["--trials", str(trials)] if trials is not None else []
-    files = {sent_as(spec): spec_yaml(spec)} if spec is not None else {}
-    more += [word for file in files for word in ("--spec", file)]
-    arguments = [command, sweep, *more, *_accepting(accept_changes)]
-    plugins = plugins_of(spec) if spec is not None else plugins
-    run_there(remote, sweep, arguments, files, detach, as_json, plugins=plugins)
+    def submit(self, sweep: Sweep, asked: Submission) -> None:
+        from babeltune.planning.space import within_grid
+        from babeltune.planning.sweep_file import sweep_id
+        from babeltune.planning.warnings import about_sweep
+        from babeltune.planning.written import spec_yaml
+
+        warn(about_sweep(sweep))
+        file, plugins = sent_as(sweep), plugins_of(sweep)
+        arguments = ["submit", file, *_accepting(asked)]
+        self._run(sweep_id(within_grid(sweep)), arguments, {file: spec_yaml(sweep)}, plugins, detach=asked.detach)
+
+    def stop(self, name: str | None, *, wait: int) -> None:
+        """A job whose driver does not answer is ended."""
+        remote, job = self._remote, self._jobs.find(name)
+        if job is None or not job.live:
+            state = remote.document(job.sweep if job else name or "")
+            raise not_running(state["sweep"], state["state"])
+        if job.state == "PENDING":
+            self._jobs.end(job.id)
+            with suppress(ClusterError):  # it has stopped all the same
+                remote.ask("stop", job.sweep, "--ended-job", job.id)
+        else:
+            self._ask_to_stop(job, wait)
+        stopped = not _ended(self._jobs, job.id, wait).live
+        words = (
+            f"sweep {job.sweep} stopped; `babeltune resume {job.sweep}{remote.where}` goes on"
+            if stopped
+            else f"sweep {job.sweep} was asked to stop and has not yet; `babeltune status{remote.where}` shows it"
+        )
+        say({"sweep": job.sweep, "stopped": stopped}, self._as_json, lambda: out.print(words, soft_wrap=True))
+        if not stopped:
+            raise typer.Exit(1)
+
+    def _ask_to_stop(self, job: Job, wait: int) -> None:
+        from babeltune.remote.jobs import json_in
+
+        code, text = self._remote.ask("stop", job.sweep, "--wait", str(wait), "--json", wait=wait)
+        if code and "is not running; its state is finished" in text and not _ended(self._jobs, job.id, wait).live:
+            raise not_running(job.sweep, "finished")
+        if code and self._jobs.get(job.id).live:
+            why = "is late" if json_in(text) else (text.strip().splitlines() or ["says nothing"])[-1]
+            err.print(f"its driver does not answer ({why}); ending job {job.id}", markup=False)
+            self._jobs.end(job.id)
+
+    def resume(self, name: str | None, change: Change, asked: Submission) -> None:
+        self._refuse_while_running(name, change.words())
+        self._go_on("resume", name, change, asked)
+
+    def extend(self, name: str | None, trials: int, asked: Submission) -> None:
+        self._refuse_while_running(name, ("budget", f"--trials {trials}"), "extend")
+        self._go_on("extend", name, Change(trials), asked)
+
+    def refit_spec(self, name: str | None, *, top: int, pairs: str, seeds: int) -> tuple[str, str]:
+        options = ("--top", str(top), "--pairs", pairs, "--seeds", str(seeds), "--write", "-")
+        code, text = self._remote.ask("refit", *_named(name), *options)
+        if code:
+            self._remote.tell(code, text, self._as_json)
+        return name or "", text[text.index("version:") :]
+
+    def show_gains(self, name: str, refit: Sweep) -> None:
+        """The job's own log has shown them."""
+
+    def _refuse_while_running(self, name: str | None, changed: tuple[str, str] | None, then: str = "resume") -> None:
+        job = self._jobs.find(name)
+        if changed and job is not None and job.live:
+            raise SweepError(running_words(job.sweep, self._remote.where, *changed, then))
+
+    def _show(self, command: str, name: str | None, *options: str) -> None:
+        self._remote.show([command, *_named(name), *options], self._as_json)
+
+    def _go_on(self, command: str, name: str | None, change: Change, asked: Submission) -> None:
+        """`resume`, with another spec where one is given, and `extend`."""
+        from babeltune.planning.written import spec_yaml
+
+        sweep, plugins = self._remote.sweep(name)
+        more = ["--trials", str(change.trials)] if change.trials is not None else []
+        files = {sent_as(change.sweep): spec_yaml(change.sweep)} if change.sweep is not None else {}
+        more += [word for file in files for word in ("--spec", file)]
+        plugins = plugins_of(change.sweep) if change.sweep is not None else plugins
+        self._run(sweep, [command, sweep, *more, *_accepting(asked)], files, plugins, detach=asked.detach)
+
+    def _run(
+        self, sweep: str, arguments: Sequence[str], files: dict[str, str], plugins: Sequence[str], *, detach: bool
+    ) -> None:
+        """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
+        from babeltune.planning.warnings import about_plugins
+
+        warn(about_plugins(plugins))
+        remote = self._remote
+        command = [*arguments, "--cluster", remote.there, *["--insecure"] * self._jobs.open]
+        job, new = self._jobs.run_sweep(sweep, command, {**files, **remote.files()}, plugins)
+        said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
+        if not new:
+            said += ", with what it began with"
+        if detach:
+            hint = f"`babeltune logs {sweep} -f{remote.where}` follows it"
+            document = {"sweep": sweep, "job": job.id, "state": job.state, "new": new}
+            say(document, self._as_json, lambda: out.print(f"{said}; {hint}", soft_wrap=True))
+            return
+        err.print(f"{said}; following its log (Ctrl-C leaves it running)")
+        job = follow_log(remote, job, to_stderr=self._as_json)
+        end_as(remote, job)
+        if self._as_json:
+            say(remote.document(sweep), True, lambda: None)
 
 
 def plugins_of(sweep: Sweep) -> tuple[str, ...]:
@@ -160,42 +272,15 @@ def sent_as(sweep: Sweep) -> str:
     return f"sweeps/{sweep.name}.yaml"
 
 
-def _accepting(changes: bool) -> list[str]:
-    return ["--accept-changes"] if changes else []
+def _accepting(asked: Submission) -> list[str]:
+    return ["--accept-changes"] if asked.accept_changes else []
 
 
-def run_there(
-    remote: Remote,
-    sweep: str,
-    arguments: Sequence[str],
-    files: dict[str, str],
-    detach: bool,
-    as_json: bool,
-    *,
-    plugins: Sequence[str],
-) -> None:
-    """Submits an attempt at the sweep, or attaches to the one that lives, and follows its log to the end."""
-    from babeltune.planning.warnings import about_plugins
-
-    warn(about_plugins(plugins))
-    command = [*arguments, "--cluster", remote.there, *["--insecure"] * remote.jobs.open]
-    job, new = remote.jobs.run_sweep(sweep, command, {**files, **remote.files()}, plugins)
-    said = f"sweep {sweep} is {'submitted' if new else 'running'} as job {job.id}"
-    if not new:
-        said += ", with what it began with"
-    if detach:
-        hint = f"`babeltune logs {sweep} -f{remote.where}` follows it"
-        document = {"sweep": sweep, "job": job.id, "state": job.state, "new": new}
-        say(document, as_json, lambda: out.print(f"{said}; {hint}", soft_wrap=True))
-        return
-    err.print(f"{said}; following its log (Ctrl-C leaves it running)")
-    job = follow(remote, job, to_stderr=as_json)
-    end_as(remote, job)
-    if as_json:
-        say(remote.document(sweep), True, lambda: None)
+def _named(name: str | None) -> list[str]:
+    return [] if name is None else [name]
 
 
-def follow(remote: Remote, job: Job, *, to_stderr: bool = False) -> Job:
+def follow_log(remote: Remote, job: Job, *, to_stderr: bool = False) -> Job:
     """Writes the job's log until it has ended; Ctrl-C leaves it running."""
     stream = sys.stderr if to_stderr else sys.stdout
     try:
@@ -224,71 +309,6 @@ def end_as(remote: Remote, job: Job) -> None:
                 soft_wrap=True,
             )
         raise typer.Exit(code)
-
-
-def status_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:
-    job = remote.jobs.find(name)
-    if job is not None and job.live and follow_it:
-        job = follow(remote, job, to_stderr=True)
-    if job is None:
-        remote.show(["status", *((name,) if name is not None else ())], as_json)
-        return
-    err.print(f"job {job.id}: {job.state}", highlight=False)
-    code, text = remote.ask("status", job.sweep, *(["--json"] if as_json else []))
-    if code == UnknownNameError.exit_code and remote.jobs.get(job.id).live:
-        document = {"sweep": job.sweep, "state": "starting", "job": job.id}
-        say(document, as_json, lambda: out.print(f"sweep {job.sweep}: starting; it has written nothing yet"))
-        return
-    remote.tell(code, text, as_json)
-
-
-def logs_there(remote: Remote, name: str | None, *, follow_it: bool, as_json: bool) -> None:
-    """The log of the latest attempt."""
-    job = remote.jobs.find(name)
-    if job is None:  # the storage may know the sweep all the same
-        remote.show(["logs", *((name,) if name is not None else ())], as_json)
-        return
-    if follow_it and not as_json:
-        end_as(remote, follow(remote, job))
-        return
-    text = remote.jobs.log(job.id)
-    document = {"sweep": job.sweep, "job": job.id, "state": job.state, "log": text}
-    say(document, as_json, lambda: out.out(text, end="", highlight=False))
-
-
-def stop_there(remote: Remote, name: str | None, *, wait: int, as_json: bool) -> None:
-    """Asks the driver to stop; a job whose driver does not hear is ended."""
-    from babeltune.remote.jobs import json_in
-
-    job = remote.jobs.find(name)
-    if job is None or not job.live:
-        state = remote.document(job.sweep if job else name or "")
-        raise not_running(state["sweep"], state["state"])
-    if job.state == "PENDING":
-        remote.jobs.end(job.id)
-        with suppress(ClusterError):  # it has stopped all the same
-            remote.ask("stop", job.sweep, "--ended-job", job.id)
-    else:
-        code, text = remote.ask("stop", job.sweep, "--wait", str(wait), "--json", wait=wait)
-        if code and "is not running; its state is finished" in text and not _ended(remote.jobs, job.id, wait).live:
-            raise not_running(job.sweep, "finished")
-        if code and remote.jobs.get(job.id).live:
-            why = "is late" if json_in(text) else (text.strip().splitlines() or ["says nothing"])[-1]
-            err.print(f"its driver does not hear ({why}); ending job {job.id}", markup=False)
-            remote.jobs.end(job.id)
-    stopped = not _ended(remote.jobs, job.id, wait).live
-    say(
-        {"sweep": job.sweep, "stopped": stopped},
-        as_json,
-        lambda: out.print(
-            f"sweep {job.sweep} stopped; `babeltune resume {job.sweep}{remote.where}` goes on"
-            if stopped
-            else f"sweep {job.sweep} was asked to stop and has not yet; `babeltune status{remote.where}` shows it",
-            soft_wrap=True,
-        ),
-    )
-    if not stopped:
-        raise typer.Exit(1)
 
 
 def _ended(jobs: Jobs, job: str, seconds: float) -> Job:

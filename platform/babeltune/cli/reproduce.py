@@ -64,7 +64,7 @@ def demo(
 
     Needs the bundled teacher: `pip install babeltune[quickstart]`.
     """
+    from babeltune.cli.client import Submission, client_of
     from babeltune.cli.common import read
-    from babeltune.cli.sweeps import run_sweep
 
-    run_sweep(read(QUICKSTART, None, None, cluster), cluster, False, as_json)
+    client_of(cluster, as_json=as_json).submit(read(QUICKSTART, None, None, cluster), Submission())

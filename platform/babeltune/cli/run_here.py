@@ -1,0 +1,147 @@
+"""Runs a sweep in this process, or shows one that another process runs."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import typer
+
+from babeltune.cli.common import cluster_of, err, out, say, warn, with_cluster
+from babeltune.program import INTERRUPTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from babeltune.cli.client import Submission
+    from babeltune.schema.cluster import Cluster
+    from babeltune.schema.records import Sweep
+    from babeltune.sweep.state.folder import SweepFolder
+
+
+def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: bool, into: str | None = None) -> None:
+    """Submits the sweep to the cluster of this file, or watches it where it runs already. `into` is the id of one that
+    goes on with this spec."""
+    from babeltune.planning.sweep_file import sweep_id
+
+    name = into or sweep_id(sweep)
+    err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
+    from babeltune.cli.render import show_leaderboard
+    from babeltune.cli.report import report_at_the_end
+    from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
+    from babeltune.sweep.driver.run import submit
+    from babeltune.sweep.state.progress import is_driven, sweep_document
+    from babeltune.sweep.sync.view import StorageView
+
+    cluster, where = cluster_of(file), with_cluster(file)
+    if into is None and not is_driven(known := StorageView(cluster).at(name)):
+        show_taken(known, sweep, accept_changes=asked.accept_changes)
+    if cluster.address == "local":
+        warn([*about_sweep(sweep), *about_precision(sweep), *about_gpus(cluster)])
+    run = functools.partial(
+        submit, sweep, cluster, into=into, accept_changes=asked.accept_changes, insecure=asked.insecure
+    )
+    folder = watched_or_run(name, sweep, cluster, where, run)
+    state = folder.state()
+    made = report_at_the_end(folder, cluster) if state == "finished" else None
+    say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
+    if not as_json:
+        say_what_next(folder, state, where, made)
+    if state == "interrupted":  # while it was watched; as its driver ends
+        raise typer.Exit(INTERRUPTED)
+
+
+def watched_or_run(
+    name: str, sweep: Sweep, cluster: Cluster, where: str, run: Callable[..., SweepFolder]
+) -> SweepFolder:
+    """The sweep's folder once it has ended: watched if another process drives it, else run in this one."""
+    from babeltune.cli.render import attach, live
+    from babeltune.errors import SweepError
+    from babeltune.planning.space import within_grid
+    from babeltune.signals import acknowledged
+    from babeltune.sweep.driver.run import driven_folder
+    from babeltune.sweep.state.fencing import DrivenError
+    from babeltune.sweep.state.progress import sweep_document
+    from babeltune.sweep.state.provenance import spec_changes
+
+    while True:
+        running = driven_folder(name, cluster)
+        if running is not None:
+            err.print(f"sweep {running.id} is running in another process; showing it (Ctrl-C leaves it running)")
+            for change in spec_changes(running, within_grid(sweep)):
+                err.print(f"not taken while it runs: {change}", markup=False, highlight=False, soft_wrap=True)
+            folder = attach(running, err)
+            state = folder.state()  # as its driver said
+            if state == "failed":
+                raise SweepError(f"sweep {folder.id} failed: {sweep_document(folder)['reason']}")
+            if state in ("finished", "stopped", "interrupted"):
+                return folder
+            err.print(f"the driver of sweep {folder.id} is gone; going on with it")
+        try:
+            with acknowledged(), live(err) as watch:
+                return run(watch=watch)
+        except DrivenError:  # by a driver that began at the same moment
+            if driven_folder(name, cluster) is None:
+                raise
+        except KeyboardInterrupt:
+            err.print(f"interrupted; `babeltune resume {name}{where}` goes on from what is saved")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def say_what_next(folder: SweepFolder, state: str, where: str, report: Path | None) -> None:
+    """What to do with a sweep that has ended, and where its report is."""
+    if state in ("stopped", "interrupted"):
+        out.print(f"{state}; nothing is lost: `babeltune resume {folder.id}{where}` goes on")
+        return
+    rest = folder.read("tracking.json") or {}
+    if rest.get("unsent_bytes"):
+        again = f"babeltune resume {folder.id}{where}"
+        out.print(f"MLflow did not take everything ({rest['trouble']}); `{again}` sends the rest")
+    if report is not None:
+        out.print(f"report: {report}", markup=False, highlight=False, soft_wrap=True)
+    out.print(f"next: `babeltune promote {folder.id}{where}` · `babeltune ui{where}` shows every run in MLflow")
+
+
+def show_taken(folder: SweepFolder, sweep: Sweep, *, accept_changes: bool) -> None:
+    """Says what a given spec changes without deciding a result, unless it is refused for what decides one."""
+    from babeltune.planning.space import within_grid
+    from babeltune.sweep.state.provenance import spec_changes
+
+    changes = spec_changes(folder, within_grid(sweep))
+    refused = any(change.decides for change in changes) and not accept_changes
+    for change in changes:
+        if not (change.decides or refused):
+            err.print(f"taken: {change}", markup=False, highlight=False, soft_wrap=True)
+
+
+def running_words(sweep: str, where: str, what: str, options: str, then: str = "resume") -> str:
+    return (
+        f"sweep {sweep} is running with the {what} that it began with; `babeltune stop {sweep}{where}`, then "
+        f"`babeltune {then} {sweep} {options}{where}`: nothing is lost"
+    )
+
+
+def recorded(folder: SweepFolder, trials: int | None) -> Sweep:
+    """The sweep as its folder has it, with so many trials."""
+    import dataclasses
+
+    from babeltune.errors import SpecError, SweepError
+    from babeltune.planning.sweep_file import sweep_id
+    from babeltune.schema.document import LARGEST
+
+    sweep = folder.sweep()
+    if sweep_id(sweep) != (folder.read("facts.json") or {}).get("spec", folder.id):
+        cut_off = "; if it was cut off as it took another file, give that again: --spec FILE --accept-changes"
+        raise SweepError(
+            f"sweep {folder.id} was begun by another version of babeltune, for which the same file means other "
+            f"settings; resume it with that version, or submit its file as a new sweep"
+            f"{cut_off if folder.accepted() else ''}"
+        )
+    if trials is None:
+        return sweep
+    if trials > LARGEST:
+        raise SpecError(f"--trials {trials}: must be from 1 to {LARGEST:,}")
+    if trials < sweep.budget.trials:
+        raise SpecError(f"--trials {trials}: sweep {folder.id} has a budget of {sweep.budget.trials}; give no less")
+    return dataclasses.replace(sweep, budget=dataclasses.replace(sweep.budget, trials=trials))
