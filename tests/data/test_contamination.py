@@ -9,7 +9,7 @@ import pytest
 from babeltune.data import contamination
 from babeltune.data.contamination import CONTAMINATED, THRESHOLD, EvalIndex, contaminated, find_near_once, jaccard
 from babeltune.data.corpus import build_corpus
-from babeltune.data.sources import text_key
+from babeltune.data.text_keys import text_key
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.gates import judge
 from babeltune.schema.records import Gate

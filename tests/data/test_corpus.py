@@ -18,9 +18,9 @@ from babeltune.data.contamination import find_near_anew
 from babeltune.data.corpus import Corpus, build_corpus
 from babeltune.data.eval_sets import read_tasks
 from babeltune.data.prepare import Wanted, asked_of_teacher
-from babeltune.data.sources import sentence_keys, text_key
 from babeltune.data.split import components
 from babeltune.data.store import digest_of_texts
+from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.errors import DataError
 from babeltune.planning.sweep_file import data_root, read_data, read_sweep
 from babeltune.schema.records import Data, Source, Split, Task

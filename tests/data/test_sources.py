@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from babeltune.data.corpus import build_corpus
-from babeltune.data.sources import Rows, language_pairs, read_graded, read_source, text_key
+from babeltune.data.sources import Rows, language_pairs, read_graded, read_source
+from babeltune.data.text_keys import text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Data, Source, Task
@@ -699,7 +700,7 @@ def test_parquet_that_repeats_one_long_text_stays_small_in_memory(tmp_path):
     parquet.write_table(pa.table({"eng": repeated, "fra": ["y"] * 20_000}), tmp_path / "t.parquet", store_schema=False)
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "import pyarrow.parquet; from babeltune.data.file_readers import parquet_rows; import hashlib\n"
+        "import pyarrow.parquet; from babeltune.data.arrow_readers import parquet_rows; import hashlib\n"
         "size = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize() + 500_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size, size))\n"
         "rows = parquet_rows(Path(sys.argv[1]), ['eng', 'fra'], None, hashlib.sha256())\n"

@@ -21,8 +21,9 @@ import numpy as np
 from rensa import RMinHash, RMinHashLSH  # type: ignore[import-untyped]
 
 from babeltune.data.arrays import in_sorted, parts
-from babeltune.data.sources import Rows, sentence_keys, text_key
+from babeltune.data.sources import Rows
 from babeltune.data.store import Contents, build, digest_of_texts
+from babeltune.data.text_keys import sentence_keys, text_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -35,8 +35,9 @@ from babeltune.data.contamination import Contamination, EvalIndex, MakeFindNear,
 from babeltune.data.eval_sets import labelled, read_eval, subsets
 from babeltune.data.prepared import IdTask, TextTask
 from babeltune.data.shards import Count, uncounted
-from babeltune.data.sources import Rows, language_pairs, read_source, sentence_keys
+from babeltune.data.sources import Rows, language_pairs, read_source
 from babeltune.data.split import HELDOUT, Block, hold_out, salt_of
+from babeltune.data.text_keys import sentence_keys
 from babeltune.data.texts import Texts, text_hashes, written
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError

@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,22 +22,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from babeltune.data.arrays import joined
+from babeltune.data.arrow_readers import dataset_rows, parquet_rows
 from babeltune.data.file_readers import (
     MAX_LINE_BYTES,
     Digest,
     Fault,
     Row,
     csv_rows,
-    dataset_rows,
     jsonl_rows,
     located,
     moses_rows,
-    parquet_rows,
     shortened,
     tsv_rows,
 )
-from babeltune.data.texts import TableWriter, Texts, batches
+from babeltune.data.text_keys import sentence_keys, text_key
+from babeltune.data.texts import TableWriter, Texts
 from babeltune.data.translation import Translate
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import by_priority
@@ -475,37 +473,3 @@ def language_pairs(
                 f"{nearest(pair, spelled)}"
             )
     return tuple(dict.fromkeys(spelled[pair] for pair in source.pairs))
-
-
-class Kept(dict[int, int | None]):
-    """A translation table that deletes punctuation, symbols, blanks and control characters."""
-
-    def __missing__(self, code: int) -> int | None:
-        category = unicodedata.category(chr(code))
-        self[code] = None if category[0] in "PSZ" or category in ("Cc", "Cf") else code
-        return self[code]
-
-
-KEPT = Kept()
-
-
-def text_key(text: str) -> str:
-    """What two texts share that differ in case, punctuation, symbols, blanks or Unicode form (NFKC) only.
-
-    A text of nothing but punctuation and symbols keeps these.
-    """
-    if text.isascii():
-        folded = text.lower()
-        return folded.translate(KEPT) or "".join(folded.split())
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return unicodedata.normalize("NFKC", folded.translate(KEPT) or "".join(folded.split()))
-
-
-def sentence_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
-    """[texts] 64 bits of a digest of each text's `text_key`: equal where texts differ in case, punctuation, blanks or
-    Unicode form only. A million sentences share a key by accident once in 30 million corpora."""
-    found = [np.empty(0, np.uint64)]
-    for some in batches(texts):
-        digests = b"".join([hashlib.blake2b(text_key(text).encode(), digest_size=8).digest() for text in some])
-        found.append(np.frombuffer(digests, "<u8").astype(np.uint64, copy=False))
-    return joined(found)

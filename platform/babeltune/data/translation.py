@@ -68,8 +68,8 @@ def drawn(source: Source, texts: Sequence[str], seed: int) -> list[str]:
     """The distinct texts in an order that the seed decides, as many as `cap` lets through."""
     import numpy as np
 
-    from babeltune.data.sources import sentence_keys
     from babeltune.data.split import mixed, salt_of
+    from babeltune.data.text_keys import sentence_keys
 
     distinct = list(dict.fromkeys(texts))
     ranks = mixed(sentence_keys(distinct) ^ np.uint64(salt_of(seed, "translate", source.name)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from babeltune.data.contamination import CONTAMINATED
 from babeltune.data.prepared import Prepared, TextTask, read_prepared
-from babeltune.data.sources import sentence_keys
+from babeltune.data.text_keys import sentence_keys
 from babeltune.errors import BabeltuneError
 from babeltune.promotion.candidate import Candidate
 from babeltune.sweep.state.folder import find_sweep

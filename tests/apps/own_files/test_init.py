@@ -13,7 +13,7 @@ import pytest
 import babeltune
 from babeltune.apps.own_files.init import Wanted, init
 from babeltune.data.corpus import build_corpus
-from babeltune.data.sources import text_key
+from babeltune.data.text_keys import text_key
 from babeltune.errors import BabeltuneError
 from babeltune.planning.sweep_file import data_root, read_sweep
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.data.file_readers import Fault, located, tsv_rows
-from babeltune.data.sources import Refusals, text_key
+from babeltune.data.sources import Refusals
+from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from babeltune.apps.own_files.languages import NO_CODES, agree, alpha3, code_in, language_of
 from babeltune.apps.own_files.tables import Table
-from babeltune.data.sources import Rows, read_source, text_key
+from babeltune.data.sources import Rows, read_source
+from babeltune.data.text_keys import text_key
 from babeltune.errors import DataError, nearest
 from babeltune.schema.languages import meaning
 from babeltune.schema.records import Source

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from babeltune.apps.own_files.rows import TableRows
-from babeltune.data.sources import sentence_keys, text_key
 from babeltune.data.split import Block, hold_out
+from babeltune.data.text_keys import sentence_keys, text_key
 from babeltune.data.texts import Texts
 from babeltune.errors import DataError
 from babeltune.schema.records import Source, Split

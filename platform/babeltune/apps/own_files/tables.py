@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from babeltune.apps.own_files.encodings import as_utf8, encoding_of, opened, refuse_packed
 from babeltune.apps.own_files.languages import code_in
-from babeltune.data.file_readers import Fault, arrow_rows, load_dataset, located, parquet_rows
+from babeltune.data.arrow_readers import arrow_rows, load_dataset, parquet_rows
+from babeltune.data.file_readers import Fault, located
 from babeltune.data.sources import QUOTED
 from babeltune.errors import DataError
 from babeltune.schema.records import Source

@@ -1,0 +1,233 @@
+"""Reads the named columns of Parquet files and of Hugging Face data sets, as `file_readers.py` reads text files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from babeltune.data.file_readers import (
+    MAX_LINE_BYTES,
+    Digest,
+    Fault,
+    Row,
+    below,
+    cells,
+    too_long,
+)
+from babeltune.errors import DataError, nearest
+from babeltune.schema.addresses import INSIDE, PLACE, is_inside, is_place
+from babeltune.schema.records import Source
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+ARROW_ROWS = 10_000
+"""Rows of a Parquet file or data set that are in memory at a time, at most."""
+ARROW_BYTES = 1 << 26
+"""Bytes of a Parquet file that are in memory at a time, if its rows are alike."""
+
+
+def parquet_rows(
+    path: Path, names: Sequence[str], id_name: str | None, content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Columns of a Parquet file; `translation.en` reaches into a structure."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with path.open("rb") as raw:
+        while block := raw.read(1 << 20):
+            content.update(block)
+    try:
+        schema = parquet.read_schema(path)
+        roots = arrow_roots(str(path), schema, names)
+        texts = [name for name in names if is_text(schema, name)]  # one value for many rows is in memory once
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            widest = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+            rows = max(1, min(ARROW_ROWS, int(ARROW_BYTES / max(1, widest))))
+            yield from arrow_rows(file.iter_batches(rows, columns=roots), names, id_name, longest)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}; correct `format` or write it again") from error
+
+
+def dataset_rows(
+    source: Source, root: Path, names: Sequence[str], content: Digest, longest: int = MAX_LINE_BYTES
+) -> Iterator[Row]:
+    """Columns of a Hugging Face data set, by hub id or saved folder. Its digest is that of the values read."""
+    dataset = load_dataset(source, root)
+    place = f"data set {source.dataset!r}"
+    roots = arrow_roots(place, dataset.features.arrow_schema, names)
+    batches = dataset.select_columns(roots).with_format("arrow").iter(ARROW_ROWS)
+    for line, values in arrow_rows(batches, names, source.id, longest):
+        content.update(json.dumps(values.reason if isinstance(values, Fault) else values).encode() + b"\n")
+        yield line, values
+
+
+def load_dataset(source: Source, root: Path) -> datasets.Dataset:
+    """The split that the source names, from a folder that `save_to_disk` wrote or as `datasets.load_dataset` finds it.
+
+    Raises `DataError` when it cannot be found, reached or loaded.
+    """
+    name = source.dataset or ""
+    folder = below(name, root)
+    check_inside(source, folder, root)
+    import datasets
+
+    try:
+        if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
+            found = datasets.load_from_disk(str(folder))
+        else:
+            place, cache = (str(folder), folder_cache(folder)) if folder.is_dir() else (name, None)
+            files = {source.split: source.subset} if "/" in (source.subset or "") else None
+            subset = None if files else source.subset
+            found = datasets.load_dataset(
+                place, subset, data_files=files, split=source.split, revision=source.revision, cache_dir=cache
+            )
+    except Exception as error:  # the library, its hub client and its file readers share no error class
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"data set {name!r} of source {source.name!r} cannot be loaded: {words}; check its id, `subset`, "
+            f"`split` and `revision`, that the hub can be reached, or give a folder that `save_to_disk` wrote"
+        ) from error
+    if isinstance(found, datasets.Dataset):
+        return found
+    if source.split not in found:
+        raise DataError(
+            f"data set {name!r} has no split {source.split!r}; splits: {', '.join(found)}{nearest(source.split, found)}"
+        )
+    return found[source.split]
+
+
+def folder_cache(folder: Path) -> str:
+    """Where the tables of a folder are cached. `datasets` names a cache by the folder's last name and its card, so
+    that another folder, or the same one with other files, would be answered from it."""
+    import datasets
+
+    stats = ((file, file.stat()) for file in sorted(folder.rglob("*")) if file.is_file())
+    content = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16])
+
+
+def check_inside(source: Source, folder: Path, root: Path) -> None:
+    """Raises `DataError` where a data set's name, or a name within it, would be taken for an address or leads out.
+    The source, a link among its files, or the card in its own folder may name it."""
+    place = f"source {source.name!r}"
+    for key in ("subset", "split", "revision"):
+        if not is_inside(getattr(source, key) or ""):
+            raise DataError(f"{place}: {key} {getattr(source, key)!r} must be {INSIDE}")
+    if not is_place(source.dataset or ""):
+        raise DataError(f"{place}: dataset {source.dataset!r} must be {PLACE}")
+    for name in card_files(folder / "README.md"):
+        if not is_inside(name):
+            raise DataError(f"{folder / 'README.md'}: it names {name!r}, which leads out of the folder; correct it")
+    for file in folder.rglob("*") if folder.is_dir() and not Path(source.dataset or "").is_absolute() else ():
+        below(str(file.relative_to(root)), root)
+
+
+def card_files(card: Path) -> list[str]:
+    """Every text under `configs` in the head of a data set's card: its files are among them."""
+    import yaml
+
+    if not card.is_file():
+        return []
+    begin, _, rest = card.read_text(encoding="utf-8", errors="replace").partition("---")
+    try:
+        head = yaml.safe_load(rest.partition("\n---")[0]) if not begin.strip() else None
+    except yaml.YAMLError as error:
+        raise DataError(f"{card}: its head is not YAML ({' '.join(str(error).split())[:100]}); correct it") from error
+    waiting, found = [head.get("configs")] if isinstance(head, dict) else [], list[str]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+    return found
+
+
+def arrow_roots(place: str, schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """The outermost columns that hold the named ones; raises `DataError` for a name that the schema lacks."""
+    import pyarrow as pa
+
+    leaves: list[str] = []
+
+    def collect(prefix: str, fields: Iterable[pa.Field]) -> None:
+        for column in fields:
+            if pa.types.is_struct(column.type):
+                collect(f"{prefix}{column.name}.", [column.type.field(i) for i in range(column.type.num_fields)])
+            else:
+                leaves.append(prefix + column.name)
+
+    collect("", schema)
+    for name in names:
+        if name not in leaves:
+            raise DataError(f"{place}: no column {name!r}; columns: {', '.join(leaves)}{nearest(name, leaves)}")
+    return list(dict.fromkeys(name if name in schema.names else name.split(".")[0] for name in names))
+
+
+def is_text(schema: pa.Schema, name: str) -> bool:
+    """Whether a column, by its name or its path through structures, holds strings or bytes."""
+    import pyarrow as pa
+
+    if name in schema.names:
+        found = schema.field(name).type
+    else:
+        root, *path = name.split(".")
+        found = schema.field(root).type
+        for key in path:
+            found = found.field(key).type
+    return found in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+
+
+def arrow_rows(
+    tables: Iterable[pa.Table | pa.RecordBatch], names: Sequence[str], id_name: str | None, longest: int
+) -> Iterator[Row]:
+    """The named columns of record batches or tables, row by row."""
+    line = 0
+    for table in tables:
+        for values in zip(*(arrow_values(table, name) for name in names), strict=True):
+            line += 1
+            length = max(map(size_of, values), default=0)
+            yield line, too_long(length, longest) if length > longest else cells(values, names, id_name)
+
+
+def arrow_values(table: pa.Table | pa.RecordBatch, name: str) -> list[object]:
+    """The values of a column, one after another."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    if name in table.schema.names:
+        column = table.column(name)
+    else:
+        root, *path = name.split(".")
+        column = compute.struct_field(table.column(root), path)
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return [value for chunk in chunks for value in chunk_values(chunk)]
+
+
+def chunk_values(chunk: pa.Array) -> list[object]:
+    """An array as strings; as bytes where it is not UTF-8, for `cells` to find the row."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(chunk.type):
+        different = chunk_values(chunk.dictionary)
+        return [None if index is None else different[index] for index in chunk.indices.to_pylist()]
+    try:
+        values: list[object] = chunk.to_pylist()
+    except UnicodeDecodeError:
+        values = chunk.cast(pa.binary()).to_pylist()
+    return values
+
+
+def size_of(value: object) -> int:
+    """The bytes of a text; 0 of anything else."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes) else 0
+
+
+# --- Cells ---------------------------------------------------------------------------------------------------------
