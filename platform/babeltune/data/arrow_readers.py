@@ -228,6 +228,3 @@ def size_of(value: object) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
     return len(value) if isinstance(value, bytes) else 0
-
-
-# --- Cells ---------------------------------------------------------------------------------------------------------

@@ -39,13 +39,30 @@ def members_of(folder: SweepFolder, count: int) -> list[Candidate]:
     members = [find_candidate(f"{folder.id}/{row.name}", folder.path.parents[1]) for row in rows[:count]]
     for member in members[1:]:
         _refuse_unlike(members[0], member, count)
-    first = members[0].trial.student
-    if first.start is None and first.model is None:
-        raise PromotionError(
-            f"--soup {count}: the trials of {folder.id} begin from scratch, and only checkpoints that share a start "
-            f"are averaged; name one with student.start, or {INSTEAD}"
-        )
+    _refuse_other_starts(members)
     return members
+
+
+def _refuse_other_starts(members: Sequence[Candidate]) -> None:
+    """Raises `PromotionError` for two trials that began with other weights, such as those of another seed."""
+    first, *others = members
+    began = _first_weights(first)
+    for other in others:
+        differ = [name for name, tensor in _first_weights(other).items() if not torch.equal(tensor, began[name])]
+        if differ:
+            raise PromotionError(
+                f"--soup {len(members)}: {first.name} (seed {first.trial.seed}) and {other.name} (seed "
+                f"{other.trial.seed}) began with other weights ({differ[0]}), and only checkpoints that share a start "
+                f"are averaged; give the trials one seed, or {INSTEAD}"
+            )
+
+
+def _first_weights(member: Candidate) -> dict[str, Tensor]:
+    """The weights with which a trial began, of the student and of the method's layers."""
+    encoder = make_student(member.trial, member.prepared)
+    method = make_method(member.trial, member.prepared, encoder)
+    layers = {f"method.{name}": tensor for name, tensor in method.state_dict().items()}
+    return {f"student.{name}": tensor for name, tensor in encoder.state_dict().items()} | layers
 
 
 def _refuse_unlike(first: Candidate, other: Candidate, count: int) -> None:

@@ -7,7 +7,7 @@ worker group's process remembers what it found.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,12 @@ from babeltune.models.encoder import StudentEncoder, encode_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from sentence_transformers import SentenceTransformer
 
 MOST = 512
 """Sentences that are encoded for a measurement, drawn from those of the dev sets."""
+BATCH = 64
+"""Sentences of an off-the-shelf model's batch."""
 LONGEST = 1.0
 """Seconds of measuring, after which it is not repeated."""
 REPEATS = 5
@@ -36,12 +39,27 @@ def sentences_per_second(
     ids: NDArray[np.int64],
     device: torch.device,
 ) -> float:
-    """Of these texts, token ids in, vectors out. `architecture` names what decides it; `take` as in `encode_all`."""
+    """A student's: of these texts, token ids in, vectors out. `architecture` names what decides it; `take` as in
+    `encode_all`."""
     if architecture not in _known:
         drawn = np.random.default_rng(0).permutation(ids)[:MOST]
         seconds = min(_measured(lambda: encode_all(encoder, take, drawn, device=device), device))
         _known[architecture] = len(drawn) / seconds
     return _known[architecture]
+
+
+def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]) -> float:
+    """The same of an off-the-shelf model: its tokens in, vectors out."""
+    drawn = sorted((texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MOST]), key=len)
+    read = [model.preprocess(drawn[i : i + BATCH]) for i in range(0, len(drawn), BATCH)]
+    batches = [{name: tensor.to(model.device) for name, tensor in batch.items()} for batch in read]
+
+    @torch.inference_mode()
+    def encode() -> None:
+        for batch in batches:
+            model(batch)["sentence_embedding"].cpu()
+
+    return len(drawn) / min(_measured(encode, model.device))
 
 
 def _measured(work: Callable[[], object], device: torch.device) -> Iterator[float]:

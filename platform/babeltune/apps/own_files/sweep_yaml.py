@@ -95,7 +95,8 @@ training: {{pairs: {proposal.pairs}, reports: 5, global_batch: {proposal.global_
 
 # Trials that are among the worse at a report are stopped there.
 scheduler: {{kind: asha, grace: 1, reduction: 3}}
-sampler: {{kind: tpe, startup: {min(8, proposal.trials)}}}
+# The search begins with settings that were good on other text.
+sampler: {{kind: tpe, startup: {min(8, proposal.trials)}, first_points: static}}
 # More trials find better settings: `babeltune extend --trials {3 * proposal.trials} {name}`. `minutes: 30` ends sooner.
 budget: {{trials: {proposal.trials}}}
 # A model is registered if it finds the translation 5 times as often as chance ({1 / pool:.2%} in the smallest set) and

@@ -4,18 +4,21 @@ The driver hands some of these functions to workers and does not load transforme
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 import torch
 
 from babeltune.data.prepared import Prepared
 from babeltune.data.shards import Progress, no_progress
+from babeltune.data.teacher import folder_digest
+from babeltune.errors import TeacherError
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED, evaluate
 from babeltune.method.distributed import ProcessGroup
-from babeltune.models.hub import baseline_row
+from babeltune.models.hub import baseline_row, model_folder, split_revision
 from babeltune.planning.space import default_params, make_trial
 from babeltune.schema.records import Sweep, Trial
 from babeltune.schema.storage_location import StorageLocation
@@ -24,7 +27,6 @@ from babeltune.sweep.sync.worker import with_prepared
 from babeltune.sweep.workers.tasks import fetched
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -38,11 +40,14 @@ def score_baselines(
     gpus: float = 0.0,
     where: StorageLocation | None = None,
 ) -> None:
-    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once;
-    `where` the storage is, if it is behind a URI."""
+    """Scores the untrained student of the default configuration, the raw teacher and the sweep's `baselines`, once. A
+    baseline whose files have changed is scored again; `where` the storage is, if it is behind a URI."""
     known = folder.read("baselines.json") or {}
-    scores = known["scores"] if known.get("data") == prepared.digest else {}
-    missing = {baseline_row(name): name for name in sweep.baselines if baseline_row(name) not in scores}
+    if known.get("data") != prepared.digest:
+        known = {}
+    scores, models = known.get("scores", {}), known.get("models", {})
+    digests = {row: _digest(name, models.get(row)) for name in sweep.baselines for row in (baseline_row(name),)}
+    missing = {row: name for name in sweep.baselines if models.get(row := baseline_row(name)) != digests[row]}
     task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     if not scores:
         scores = _score_own(sweep, prepared, task, there, progress, poll, gpus)
@@ -50,8 +55,24 @@ def score_baselines(
         return
     for number, (row, name) in enumerate(missing.items()):
         progress("scoring the baselines", number, len(missing))
-        scores[row] = fetched(task.options(num_cpus=1).remote(*there, bought_scores, name, prepared), poll)
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores})
+        asked = task.options(num_cpus=1, num_gpus=gpus)
+        scores[row] = fetched(asked.remote(*there, bought_scores, name, prepared), poll)
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": {**models, **digests}})
+
+
+def _digest(name: str, known: str | None) -> str:
+    """That of the baseline's files; the known one where they are gone since it was scored."""
+    try:
+        return folder_digest(baseline_folder(name))
+    except TeacherError:
+        if known is None:
+            raise
+        return known
+
+
+def baseline_folder(name: str) -> Path:
+    """The folder of a baseline's model. Raises `TeacherError` where it cannot be had."""
+    return model_folder(*split_revision(name), setting="baselines")
 
 
 def _score_own(
@@ -98,19 +119,19 @@ def bought_scores(name: str, prepared: Prepared) -> dict[str, float]:
     Raises:
         TeacherError: it cannot be reached, is not in safetensors, or sentence-transformers does not load it.
     """
-    from babeltune.models.hub import model_folder, open_model, split_revision
+    from babeltune.models.hub import open_model
+    from babeltune.training.speed import bought_sentences_per_second
 
-    model = open_model(str(model_folder(*split_revision(name), setting="baselines")))
+    model = open_model(str(baseline_folder(name)))
     texts = prepared.all_texts()
-    speeds: list[float] = []
 
     def embed(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        started = time.perf_counter()
         vectors: NDArray[np.float32] = model.encode(texts.at(ids)[:], batch_size=64, show_progress_bar=False)
-        speeds.append(len(ids) / (time.perf_counter() - started))
         return vectors
 
     own = [task for task in prepared.tasks if task.right_model != "teacher"]
     scores = evaluate(own, embed)
     size = sum(parameter.numel() for parameter in model.parameters())
-    return scores | {PARAMETERS: float(size)} | ({SPEED: speeds[0]} if speeds else {})
+    ids = sorted({text for task in prepared.tasks for text in task.texts()})
+    speed = {SPEED: bought_sentences_per_second(model, texts.at(np.array(ids))[:])} if ids else {}
+    return scores | {PARAMETERS: float(size)} | speed

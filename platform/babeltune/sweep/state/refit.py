@@ -23,8 +23,6 @@ from babeltune.sweep.state.seed_summary import grouped
 LENGTHS = ("training.pairs", "training.compute")
 LENGTH = re.compile(r"(?P<times>[0-9]{1,6}(\.[0-9]{1,6})?)x|(?P<pairs>[0-9][0-9_,]{0,15})")
 """How long the final training is: `10x` or `1000000`."""
-QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t at 97.5 %, for 1 to 9 degrees of freedom."""
 
 
 def best_settings(folder: SweepFolder, top: int) -> list[Row]:
@@ -155,7 +153,9 @@ def _reach(values: Sequence[float]) -> float | None:
     """Half of the 95 % interval of a mean."""
     if len(values) < 2:
         return None
-    quantile = QUANTILES[len(values) - 2] if len(values) - 2 < len(QUANTILES) else 1.96
+    from scipy.stats import t  # here, since other commands do without
+
+    quantile = float(t.ppf(0.975, len(values) - 1))
     return quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
