@@ -25,6 +25,7 @@ from babeltune.planning.space import default_params, make_trial
 from babeltune.planning.sweep_file import data_root, read_sweep
 from babeltune.promotion.export import export_trial
 from babeltune.promotion.fresh_scorer import score
+from babeltune.promotion.soup import mean_of
 from babeltune.schema.records import Sweep, Trial
 from babeltune.training.averages import Averages
 from benchmarks.race import one_thread
@@ -142,6 +143,23 @@ def train_within(work: Work, trial: Trial, seconds: float, folder: Path) -> int:
         run.one_step(step, meter, flush=False)
     export_trial(work.sweep, trial, work.prepared, run.train_step.encoder, run.train_step.method, folder)
     return pairs
+
+
+def train_averaged(work: Work, trial: Trial, seconds: float, runs: int, folder: Path) -> int:
+    """As `train_within`, with as many trainings from the same first weights in these seconds, each with an order of its
+    own. The exported model has the mean of their weights."""
+    share = max(trial.training.global_batch, pairs_within(trial, work.prepared, seconds / runs))
+    states, first = [], trial.seed * runs
+    for seed in range(first, first + runs):
+        student, training = replace(trial.student, seed=first), replace(trial.training, pairs=share, reports=1)
+        one = replace(trial, seed=seed, student=student, training=training)
+        run, meter = start(one, work.prepared), Averages(every=10**9)
+        for step in range(len(run.schedule)):
+            run.one_step(step, meter, flush=False)
+        states.append({name: tensor.clone() for name, tensor in run.train_step.encoder.state_dict().items()})
+    run.train_step.encoder.load_state_dict(mean_of(states))
+    export_trial(work.sweep, one, work.prepared, run.train_step.encoder, run.train_step.method, folder)
+    return runs * share
 
 
 Contestant = Callable[[float, int, Path], tuple[int, Work]]

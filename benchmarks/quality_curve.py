@@ -1,6 +1,7 @@
-"""Quality against CPU seconds, for three kinds of student; writes docs/quality.md and docs/quality.svg.
+"""Quality against CPU seconds, for four kinds of student; writes docs/quality.md and docs/quality.svg.
 
 * `static`: a table of token vectors, their mean, a linear layer.
+* `static, averaged`: the mean of several such trainings from the same first weights, one for each 95 seconds.
 * `transformer`: one layer, from scratch, with the same tokens and losses.
 * `transformer from static`: the same, whose token table is that of a static student. A fifth of the seconds train that.
 
@@ -15,7 +16,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.encoder import SETTINGS, SWEEP
+from benchmarks.encoder import SETTINGS, SWEEP, ours
 from benchmarks.quality import SHOWN, Contestant, Row, Work, add_options, read_work, run_rows, train_within
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,11 @@ def static(storage: Path) -> Contestant:
     return lambda seconds, seed, folder: (train_within(work, work.trial(seed), seconds, folder), work)
 
 
+def static_averaged(storage: Path) -> Contestant:
+    work = read_work(SWEEP, SETTINGS, storage)
+    return lambda seconds, seed, folder: (ours(work, seconds, seed, folder), work)
+
+
 def transformer(storage: Path) -> Contestant:
     work = read_work(SWEEP, TRANSFORMER, storage)
     return lambda seconds, seed, folder: (train_within(work, work.trial(seed), seconds, folder), work)
@@ -61,6 +67,7 @@ def transformer_from_static(storage: Path) -> Contestant:
 
 MADE: dict[str, Callable[[Path], Contestant]] = {
     "static": static,
+    "static, averaged": static_averaged,
     "transformer": transformer,
     "transformer from static": transformer_from_static,
 }

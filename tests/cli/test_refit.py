@@ -119,6 +119,8 @@ def test_the_length_of_a_sweep_by_compute_is_a_multiple(copied):
     values = folder.read("sweep.json")
     values["budget"]["unit"], values["training"]["compute"] = "compute", 4.0
     folder.write("sweep.json", values)
+    assert refit_of(folder, top=1, length="10x", seeds=2).student.seed is None
+    assert refit_of(folder, top=1, length="10x", seeds=2, one_start=True).student.seed == folder.sweep().seed
     assert refit_of(folder, top=1, length="10X", seeds=1).training.compute == 40.0
     with pytest.raises(SpecError, match="as long as their compute; give a multiple"):
         refit_of(folder, top=1, length="1000000", seeds=1)

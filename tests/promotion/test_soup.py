@@ -199,16 +199,14 @@ def test_the_command_takes_the_average_and_says_why(noisy, base, tmp_path, comma
 def test_trials_that_share_no_start_are_refused_in_one_line(base, tiny_file):
     storage, start = base
     seeds = {number: {"seed": number} for number in range(2)}
-    words = (
-        r"--soup 2: t000\d \(seed \d\) and t000\d \(seed \d\) began with other weights \(student\..*give the trials one"
-    )
-    for name, student in (
-        ("scratch", STATIC),
-        ("vectors", STATIC.replace("}", ", token_vectors: teacher, ngrams: 100}")),
-    ):
+    began = r"--soup 2: t000\d \(seed \d\) and t000\d \(seed \d\) began with other weights \(student\..*student.seed"
+    vectors = STATIC.replace("}", ", token_vectors: teacher, ngrams: 100}")
+    for name, student in (("scratch", STATIC), ("vectors", vectors)):
         asked = [*SHORT, student, OPEN, f"name={name}", "parameters={seed: {choice: [0, 1]}}"]
-        with pytest.raises(PromotionError, match=words):
+        with pytest.raises(PromotionError, match=began):
             members_of(finished(storage, read_sweep(tiny_file, assignments=asked), [same] * 2, seeds), 2)
+    one = [*asked, "name=one_start", "student.seed=7"]
+    assert len(members_of(finished(storage, read_sweep(tiny_file, assignments=one), [same] * 2, seeds), 2)) == 2
     scratch = finished(storage, read_sweep(tiny_file, assignments=[*SHORT, STATIC, OPEN, "name=alike"]), [same] * 2)
     assert len(members_of(scratch, 2)) == 2, "of one seed, both began with the same weights"
     widths = {0: {"student.width": 16}, 1: {"student.width": 32}}

@@ -62,6 +62,18 @@ class Change:
         return None if self.trials is None else ("budget", f"--trials {self.trials}")
 
 
+@dataclass(frozen=True)
+class Refit:
+    """How the best settings of a sweep are trained longer."""
+
+    top: int
+    pairs: str
+    """A multiple such as 10x, or a number of pairs."""
+    seeds: int
+    one_start: bool
+    """Whether all seeds begin with the same weights."""
+
+
 class SweepClient(Protocol):
     """What commands do with sweeps. Each method shows its result, or prints it as JSON."""
 
@@ -97,7 +109,7 @@ class SweepClient(Protocol):
         """Gives a sweep more trials."""
         ...
 
-    def refit_spec(self, name: str | None, *, top: int, pairs: str, seeds: int) -> tuple[str, str]:
+    def refit_spec(self, name: str | None, refit: Refit) -> tuple[str, str]:
         """The sweep's name, and the sweep file that trains its best settings longer."""
         ...
 

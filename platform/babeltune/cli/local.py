@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from babeltune.cli.client import Change, Submission, Tables
+from babeltune.cli.client import Change, Refit, Submission, Tables
 from babeltune.cli.common import cluster_of, err, folder_of, not_running, out, say, warn, with_cluster
 from babeltune.cli.run_here import recorded, run_sweep, running_words, show_taken
 from babeltune.errors import SpecError, SweepError
@@ -148,7 +148,7 @@ class LocalClient:
             raise SweepError(running_words(folder.id, self._where, "budget", f"--trials {trials}", "extend"))
         run_sweep(recorded(folder, trials), self._file, asked, as_json=self._as_json, into=folder.id)
 
-    def refit_spec(self, name: str | None, *, top: int, pairs: str, seeds: int) -> tuple[str, str]:
+    def refit_spec(self, name: str | None, refit: Refit) -> tuple[str, str]:
         """Raises `SweepError` while the sweep runs."""
         from babeltune.planning.written import spec_yaml
         from babeltune.sweep.state.progress import is_driven
@@ -157,7 +157,8 @@ class LocalClient:
         folder = folder_of(name, self._file)
         if is_driven(folder):
             raise SweepError(f"sweep {folder.id} is running; wait for its end, or `babeltune stop {folder.id}`")
-        return folder.id, spec_yaml(refit_of(folder, top=top, length=pairs, seeds=seeds))
+        made = refit_of(folder, top=refit.top, length=refit.pairs, seeds=refit.seeds, one_start=refit.one_start)
+        return folder.id, spec_yaml(made)
 
     def show_gains(self, name: str, refit: Sweep) -> None:
         from babeltune.planning.sweep_file import sweep_id

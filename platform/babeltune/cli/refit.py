@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.client import Submission, client_of
+from babeltune.cli.client import Refit, Submission, client_of
 from babeltune.cli.common import ClusterFile, Json, Set, SweepName, app, out, read
 from babeltune.cli.sweeps import Accept, Detach, Insecure
 
@@ -27,6 +27,9 @@ def refit(
     top: Annotated[int, typer.Option(help="How many of the best settings.", min=1, max=1000)] = 3,
     pairs: Annotated[str, typer.Option(help="How long: a multiple such as 10x, or a number of pairs.")] = "10x",
     seeds: Annotated[int, typer.Option(help="Seeds of each setting.", min=1, max=1000)] = 3,
+    one_start: Annotated[
+        bool, typer.Option("--one-start", help="All seeds begin with the same weights, for `promote --soup`.")
+    ] = False,
     set_: Set = None,
     write: Write = None,
     cluster: ClusterFile = None,
@@ -42,7 +45,7 @@ def refit(
     """
     asked = Submission(accept_changes, detach, insecure)
     client = client_of(cluster, as_json=as_json, asked=asked)
-    begun, text = client.refit_spec(name, top=top, pairs=pairs, seeds=seeds)
+    begun, text = client.refit_spec(name, Refit(top, pairs, seeds, one_start))
     if write:
         write_file(text, write)
         return

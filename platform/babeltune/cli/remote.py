@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.markup import escape
 
-from babeltune.cli.client import Change, Submission, Tables
+from babeltune.cli.client import Change, Refit, Submission, Tables
 from babeltune.cli.common import err, not_running, out, say, warn, with_cluster
 from babeltune.cli.run_here import running_words
 from babeltune.errors import ClusterError, SweepError, UnknownNameError
@@ -205,8 +205,9 @@ class RemoteClient:
         self._refuse_while_running(name, ("budget", f"--trials {trials}"), "extend")
         self._go_on("extend", name, Change(trials), asked)
 
-    def refit_spec(self, name: str | None, *, top: int, pairs: str, seeds: int) -> tuple[str, str]:
-        options = ("--top", str(top), "--pairs", pairs, "--seeds", str(seeds), "--write", "-")
+    def refit_spec(self, name: str | None, refit: Refit) -> tuple[str, str]:
+        options = ["--top", str(refit.top), "--pairs", refit.pairs, "--seeds", str(refit.seeds), "--write", "-"]
+        options += ["--one-start"] * refit.one_start
         code, text = self._remote.ask("refit", *_named(name), *options)
         if code:
             self._remote.tell(code, text, self._as_json)

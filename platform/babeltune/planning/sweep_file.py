@@ -196,6 +196,7 @@ ADDED: JsonObject = {
     "ngrams": 0,
     "token_vectors": "random",
     "lowercase": False,
+    "seed": None,
     "checkpoint_minutes": 10.0,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""

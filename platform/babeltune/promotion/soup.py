@@ -53,7 +53,7 @@ def _refuse_other_starts(members: Sequence[Candidate]) -> None:
             raise PromotionError(
                 f"--soup {len(members)}: {first.name} (seed {first.trial.seed}) and {other.name} (seed "
                 f"{other.trial.seed}) began with other weights ({differ[0]}), and only checkpoints that share a start "
-                f"are averaged; give the trials one seed, or {INSTEAD}"
+                f"are averaged; name one with student.seed, or {INSTEAD}"
             )
 
 
@@ -100,6 +100,11 @@ def _mean(states: Sequence[Mapping[str, Tensor]], members: Sequence[Candidate]) 
                 f"--soup {len(members)}: the tensors of {member.name} are of other shapes than those of "
                 f"{members[0].name}; ask for fewer, or {INSTEAD}"
             )
+    return mean_of(states)
+
+
+def mean_of(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of tensors of the same shapes; what is no floating-point number is the first one's."""
     return {
         name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
         for name, tensor in states[0].items()

@@ -108,6 +108,7 @@ BOUNDS: dict[type, dict[str, Bound]] = {
         "ngrams": Bound("0, or 100 to 10,000,000 rows", lambda value: value == 0 or 100 <= value <= 1e7),
         "dropout": share,
         "max_tokens": within(3, 1e6),
+        "seed": Bound("from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32),
         "projection": Bound("at least 1, or `teacher`", lambda value: value == "teacher" or value >= 1),
     },
     Teacher: {"model": place, "revision": inside, "languages": not_empty, "max_tokens": within(3, 1e6)},

@@ -149,6 +149,9 @@ class Student(Strict):
     normalize: bool = True
     prompt: str = ""
     """Put before every sentence, in training and in the exported model. A model's name never decides it."""
+    seed: int | None = None
+    """The seed of the first weights; absent: the trial's. Trials of several seeds that share it differ in the order of
+    the pairs alone, and `promote --soup` can average them."""
 
     def __post_init__(self) -> None:
         for name, value in vars(PRESETS.get(self.preset or "", NO_PRESET)).items():
@@ -321,6 +324,11 @@ class Trial:
     objectives: tuple[Objective, ...]
     params: dict[str, Scalar] = field(default_factory=dict)
     """The searched values by their names in the sweep file."""
+
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first weights."""
+        return self.seed if self.student.seed is None else self.student.seed
 
 
 @dataclass(frozen=True, kw_only=True)

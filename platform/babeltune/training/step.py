@@ -261,7 +261,7 @@ def make_student(trial: Trial, prepared: Prepared, context: TrialContext | None 
             tokenizer=Tokenizer.from_file(f"{tokens.tokenizer}/tokenizer.json") if trial.student.ngrams else None,
         ),
         teacher_dim=prepared.teacher_dim,
-        seed=trial.seed,
+        seed=trial.first_seed,
         projected=needs.vectors,
     )
     if student.token_vectors == "teacher":
@@ -287,7 +287,7 @@ def make_method(
         assert isinstance(encoder, Encoder)
         sizes |= {"width": encoder.width, "vocabulary": len(encoder.word_embeddings)}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(trial.seed)
+        torch.manual_seed(trial.first_seed)
         make: Callable[..., Method] = context.method_class
         return make(context.config, **sizes)
 

@@ -43,8 +43,9 @@ def settings_of(row: Row) -> dict[str, Scalar]:
     return {name: value for name, value in row.params.items() if name not in ("seed", *LENGTHS)}
 
 
-def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int) -> Sweep:
-    """The sweep that trains the best `top` settings of a sweep for this `length`, with so many seeds each.
+def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int, one_start: bool = False) -> Sweep:
+    """The sweep that trains the best `top` settings of a sweep for this `length`, with so many seeds each. With
+    `one_start` all begin with the same weights.
 
     Raises `SpecError` for a length that is none or below the sweep's own, and `SweepError` where nothing has finished.
     """
@@ -65,6 +66,7 @@ def refit_of(folder: SweepFolder, *, top: int, length: str, seeds: int) -> Sweep
         description=f"The best settings of sweep {folder.id} ({trials}), trained longer, with {seeds} seeds.",
         refit_of=tuple(f"{folder.id}/{row.name}" for row in rows),
         parameters={**kept, "seed": Parameter(choice=numbers)},
+        student=replace(sweep.student, seed=sweep.seed) if one_start else sweep.student,
         training=_longer(sweep, rows[0], length),
         scheduler=Scheduler(kind="none"),
         sampler=replace(sweep.sampler, kind="random", points=points, warm_start=None),
