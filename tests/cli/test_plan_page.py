@@ -55,6 +55,15 @@ def test_the_summary_fits_80_columns_and_24_lines(file, tiny_file):
     assert "and 36 more language pairs" in " ".join(" ".join(lines).split())
 
 
+def test_lengths_are_those_of_the_default_trial(tiny_file):
+    fixed = ["parameters.training.pairs={const: 5000}", "parameters.training.reports={const: 2}"]
+    sweep = read_sweep(tiny_file, assignments=fixed)
+    assert "each 5,000 pairs (" in (words := " ".join(shown(plan_of(sweep), sweep, None, 120).split()))
+    assert "and 2 reports" in words
+    searched = read_sweep(tiny_file, assignments=[*fixed, "parameters.training.pairs={choice: [5000, 9000]}"])
+    assert "; by default " in " ".join(shown(plan_of(searched), searched, None, 120).split())
+
+
 def test_the_whole_file_comes_after_the_summary_only_if_asked_for(tiny_file):
     sweep = read_sweep(tiny_file)
     short, long = (shown(plan_of(sweep), sweep, None, 120, whole=whole) for whole in (False, True))

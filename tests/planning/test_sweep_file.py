@@ -922,6 +922,30 @@ def test_a_data_set_that_many_sets_read_is_missing_once(monkeypatch):
     assert len([line for line in lines if "'mteb/tatoeba-bitext-mining' is not a folder" in line]) == 1
 
 
+@pytest.mark.parametrize(
+    ("assignments", "words"),
+    [
+        (["training.average={kind: last, decay: 0.9}"], "training.average.decay: 0.9 is for kind 'ema', and this"),
+        (["training.average={kind: ema, share: 0.5}"], "training.average.share: 0.5 is for kind 'last', and this"),
+        (
+            ["training.average={kind: last}", "parameters.training.average.decay={float: [0.9, 0.99]}"],
+            "parameters.training.average.decay: is for kind 'ema', and training.average.kind is 'last'",
+        ),
+        (["student.seed=-1"], "student.seed: -1 must be from 0 to 2**32 - 1"),
+        (["training.matryoshka=[64, 64]"], "training.matryoshka: [64, 64] must"),
+    ],
+)
+def test_settings_that_nothing_would_read_are_one_line(assignments, words):
+    message = refusal("search_spaces/static.yaml", assignments=assignments)
+    assert words in message
+    assert len(message.splitlines()) == 1
+
+
+def test_the_main_jobs_file_can_count_compute():
+    sweep = read_sweep("search_spaces/encoder.yaml", assignments=["budget.unit=compute", "training.compute=5"])
+    assert sweep.training.compute == 5
+
+
 def test_check_method_names_keys_of_a_sweep_that_came_without_a_file(tmp_path):
     sweep = read_sweep(written(tmp_path))
     check_method(sweep)

@@ -17,7 +17,8 @@ from babeltune.cli.words import ELLIPSIS, duration, size, weights
 from babeltune.planning.calibration import Machine
 from babeltune.planning.parameters import words_for
 from babeltune.planning.plan import PlanReport
-from babeltune.planning.space import proposable_methods
+from babeltune.planning.rules import kind_of
+from babeltune.planning.space import default_params, make_trial, proposable_methods
 from babeltune.promotion.statistics import standard_error
 from babeltune.schema.cluster import Cluster
 from babeltune.schema.records import Scalar, Student, Sweep
@@ -157,14 +158,16 @@ def _cut(text: str) -> str:
 
 
 def _trials_words(report: PlanReport, sweep: Sweep) -> str:
-    training, trials = sweep.training, sweep.budget.trials
+    training, trials = make_trial(sweep, 0, default_params(sweep)).training, sweep.budget.trials
     steps = f" ({report.default.steps:,} steps)" if report.default.steps is not None else ""
     length = (
         f"{training.compute:,g} s of compute" if training.compute is not None else f"{training.pairs:,} pairs{steps}"
     )
     stops = "none stops early" if sweep.scheduler.kind == "none" else f"{sweep.scheduler.kind} stops some early"
     count = "1 trial" if trials == 1 else f"{trials:,} trials"
-    return f"{count} by {sweep.sampler.kind}; each {length} and {training.reports} reports; {stops}"
+    searched = {f"training.{name}" for name in ("pairs", "compute", "reports")} & sweep.parameters.keys()
+    each = "by default" if any(kind_of(sweep.parameters[name]) != "const" for name in searched) else "each"
+    return f"{count} by {sweep.sampler.kind}; {each} {length} and {training.reports} reports; {stops}"
 
 
 def _time_words(report: PlanReport, sweep: Sweep, machine: Machine | None) -> str:

@@ -87,7 +87,7 @@ def find_files(task: Task, root: Path) -> Files:
     splits = sorted(file.name.removesuffix(".gz").removesuffix(".tsv") for file in (folder / "qrels").glob("*.tsv*"))
     if splits and task.qrels not in splits:
         raise DataError(
-            f"{folder / 'qrels'} holds no {task.qrels!r}.tsv; allowed for `qrels`: {', '.join(splits)}"
+            f"{folder / 'qrels'} holds no '{task.qrels}.tsv'; allowed for `qrels`: {', '.join(splits)}"
             f"{nearest(task.qrels, splits)}"
         )
     names = ("corpus.jsonl", "queries.jsonl", f"qrels/{task.qrels}.tsv")

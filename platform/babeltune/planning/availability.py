@@ -18,7 +18,7 @@ from safetensors import safe_open
 from babeltune.data.beir import find_files
 from babeltune.data.file_readers import below, located
 from babeltune.errors import DataError, TeacherError
-from babeltune.models.hub import ModuleJson, pooling_of, split_revision
+from babeltune.models.hub import ModuleJson, model_folder, pooling_of, split_revision
 from babeltune.planning.parameters import values_of
 from babeltune.schema.bounds import Key, Problem
 from babeltune.schema.records import Source, Sweep, Task
@@ -49,6 +49,11 @@ def reach_problems(sweep: Sweep, root: Path, environ: Mapping[str, str] | None =
         hub_id, revision = split_revision(name)
         if hub_id not in BUNDLED_WIDTHS:
             yield from hub.problem(("baselines", index), hub_id, "model", revision)
+        if Path(name).expanduser().is_dir():
+            try:
+                model_folder(name, None, setting="baselines")
+            except TeacherError as error:
+                yield ("baselines", index), str(error)
     yield from _teacher_problem(hub, sweep)
     yield from data_problems(sweep, root, hub)
 

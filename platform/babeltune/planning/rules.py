@@ -12,7 +12,7 @@ from babeltune.errors import nearest
 from babeltune.models.hub import baseline_row
 from babeltune.planning.data_rules import data_problems
 from babeltune.schema.addresses import PLACE, is_place
-from babeltune.schema.bounds import NAME, Key, Problem, record_problems, repeated
+from babeltune.schema.bounds import NAME, OF_AVERAGE, Key, Problem, record_problems, repeated
 from babeltune.schema.records import Parameter, Scalar, Sweep
 
 TRIAL = re.compile(r"t\d+")
@@ -42,6 +42,7 @@ def problems(sweep: Sweep) -> Iterator[Problem]:
         yield ("objectives",), "must name at least one metric, such as {metric: dev/everyday/accuracy}"
     yield from length_problems(sweep)
     yield from gate_problems(sweep)
+    yield from average_problems(sweep)
     yield from baseline_problems(sweep)
     metrics = [objective.metric for objective in sweep.objectives]
     yield from repeated(metrics, lambda index: ("objectives", index, "metric"))
@@ -71,6 +72,16 @@ def length_problems(sweep: Sweep) -> Iterator[Problem]:
     if sweep.budget.unit == "pairs" and given:
         key: Key = ("parameters", "training.compute") if "compute" in searched else ("training", "compute")
         yield key, "trials are as long as training.pairs says; set budget.unit to compute, or remove it"
+
+
+def average_problems(sweep: Sweep) -> Iterator[Problem]:
+    """A searched setting of an average that its kind does not read."""
+    average = sweep.training.average
+    for name, kind in OF_AVERAGE.items():
+        searched = f"training.average.{name}"
+        free = "training.average.kind" in sweep.parameters
+        if average is not None and searched in sweep.parameters and average.kind != kind and not free:
+            yield ("parameters", searched), f"is for kind {kind!r}, and training.average.kind is {average.kind!r}"
 
 
 def baseline_problems(sweep: Sweep) -> Iterator[Problem]:

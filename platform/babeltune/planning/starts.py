@@ -94,7 +94,10 @@ def _looked_at(start: str, fetch: Callable[[str], str] | None) -> tuple[str, Sta
     shape = read_start(folder)
     found = pinned(name, folder)
     if digest is not None and found != start:
-        raise SpecError(f"{name!r} has the digest {split_pin(found)[1]}, and the file asks for {digest}; remove one")
+        raise SpecError(
+            f"{name!r} has the digest {split_pin(found)[1]}, and the file asks for {digest}; write {found}, or leave "
+            "the digest out"
+        )
     return found, shape
 
 

@@ -35,7 +35,7 @@ def about_assignments(sweep: Sweep, assignments: Iterable[str]) -> Iterator[str]
     for name in (assignment.partition("=")[0].strip() for assignment in assignments):
         if name in sweep.parameters:
             yield (
-                f"{name} is searched, so trials do not take the value of --set; to fix it: "
+                f"{name} is among `parameters`, so trials do not take the value of --set; to fix it: "
                 f"--set 'parameters.{name}={{const: VALUE}}'"
             )
 

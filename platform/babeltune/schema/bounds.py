@@ -181,6 +181,8 @@ def record_problems(key: Key, record: object) -> Iterator[Problem]:
         yield from student_problems(key, record)
     if isinstance(record, Training) and record.average is not None:
         yield from record_problems((*key, "average"), record.average)
+    if isinstance(record, Average):
+        yield from average_problems(key, record)
     for language, path in (getattr(record, "paths", None) or {}).items():
         if not place.holds(path):
             yield (*key, "paths", language), f"{shown(path)} must be {place.words}"
@@ -190,15 +192,26 @@ def record_problems(key: Key, record: object) -> Iterator[Problem]:
 
 def shown(value: object) -> str:
     """The value as an error names it; of a long one, the beginning."""
-    text = repr(value)
+    text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= 120 else f"{text[:119]}…"
+
+
+OF_AVERAGE = {"decay": "ema", "share": "last"}
+"""A field of an average -> the only kind that reads it."""
+
+
+def average_problems(key: Key, average: Average) -> Iterator[Problem]:
+    """Fields of the kind of average that this one is not."""
+    for name, kind in OF_AVERAGE.items():
+        if average.kind != kind and getattr(average, name) != getattr(Average(), name):
+            yield (*key, name), f"{getattr(average, name)} is for kind {kind!r}, and this one is {average.kind!r}"
 
 
 def student_problems(key: Key, student: Student) -> Iterator[Problem]:
     """The fields that must fit together."""
     if student.kind == "static":
         yield from (((*key, name), problem) for name, problem in static_problems(student))
-    elif student.model is None and student.heads >= 1 and student.width % student.heads:
+    elif student.model is None and student.start is None and student.heads >= 1 and student.width % student.heads:
         yield (*key, "heads"), f"{student.heads} must divide student.width, {student.width}"
     if student.ngrams and (named := student.model or student.start):
         yield (*key, "ngrams"), f"{student.ngrams}: a named model ({named}) brings its own table; remove it"

@@ -52,7 +52,7 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
     """The same of an off-the-shelf model: its tokens in, vectors out."""
     drawn = sorted((texts[i] for i in np.random.default_rng(0).permutation(len(texts))[:MOST]), key=len)
     read = [model.preprocess(drawn[i : i + BATCH]) for i in range(0, len(drawn), BATCH)]
-    batches = [{name: tensor.to(model.device) for name, tensor in batch.items()} for batch in read]
+    batches = [{name: _moved(value, model.device) for name, value in batch.items()} for batch in read]
 
     @torch.inference_mode()
     def encode() -> None:
@@ -60,6 +60,10 @@ def bought_sentences_per_second(model: SentenceTransformer, texts: Sequence[str]
             model(batch)["sentence_embedding"].cpu()
 
     return len(drawn) / min(_measured(encode, model.device))
+
+
+def _moved(value: object, device: torch.device) -> object:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
 def _measured(work: Callable[[], object], device: torch.device) -> Iterator[float]:

@@ -1,9 +1,11 @@
 """Off-the-shelf models as rows of a leaderboard, and against the winner at promotion."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from babeltune.errors import SpecError, TeacherError
 from babeltune.files import plain
@@ -13,6 +15,7 @@ from babeltune.promotion.candidate import dev_texts
 from babeltune.promotion.fresh_scorer import score
 from babeltune.promotion.promote import promote
 from babeltune.sweep.driver.baselines import bought_scores, score_baselines
+from babeltune.sweep.state.folder import read_log
 from babeltune.sweep.state.leaderboard import leaderboard, winner
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -48,6 +51,32 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
     assert winner(folder).name == best
     score_baselines(with_one, prepared, folder, lambda what, *_: said.append(what))
     assert len(said) == 1
+    score_baselines(replace(sweep, baselines=()), prepared, folder)
+    assert folder.baselines() == before, "a baseline that the sweep names no more is no row"
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_baseline_is_scored_again_when_its_files_change_and_one_that_fails_costs_no_other(copied, tmp_path):
+    sweep, folder, _ = copied
+    from babeltune.data.prepared import read_prepared
+
+    prepared, before = read_prepared(folder.prepared), folder.baselines()
+    mine, broken = tmp_path / "mine", tmp_path / "broken"
+    shutil.copytree(model_folder(BUNDLED, None, setting="baselines"), mine)
+    shutil.copytree(mine, broken)
+    (broken / "tokenizer.json").write_text("{", encoding="utf-8")
+    with_both = replace(sweep, baselines=(str(broken), str(mine)))
+    score_baselines(with_both, prepared, folder)
+    assert folder.baselines().keys() == {*before, "mine"}
+    assert "not scored: " in read_log(folder)
+    first, weights = folder.baselines()["mine"], mine / "model.safetensors"
+    halved = {name: tensor / 2 for name, tensor in load_file(weights).items()}
+    save_file(halved, weights)
+    score_baselines(with_both, prepared, folder)
+    assert folder.baselines()["mine"]["dev/sts/spearman"] != first["dev/sts/spearman"]
+    shutil.rmtree(mine)
+    score_baselines(replace(sweep, baselines=(str(mine),)), prepared, folder)
+    assert "mine" in folder.baselines(), "one that is gone keeps its scores"
 
 
 @pytest.mark.usefixtures("ray_cluster", "one_scoring_process")

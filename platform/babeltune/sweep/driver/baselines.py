@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+OWN = ("untrained", "teacher")
+"""Rows that every sweep has."""
+
+
 def score_baselines(
     sweep: Sweep,
     prepared: Prepared,
@@ -51,13 +55,27 @@ def score_baselines(
     task, there = ray.remote(with_prepared), (where, f"sweeps/{folder.id}/{folder.prepared.name}")
     if not scores:
         scores = _score_own(sweep, prepared, task, there, progress, poll, gpus)
-    elif not missing:
+    elif not missing and scores.keys() <= {*OWN, *digests}:
         return
+    bought = {row: digest for row, digest in models.items() if row in digests and row not in missing}
+    scores = {row: found for row, found in scores.items() if row in OWN or row in bought}
+    _write(folder, prepared, scores, bought)
     for number, (row, name) in enumerate(missing.items()):
         progress("scoring the baselines", number, len(missing))
         asked = task.options(num_cpus=1, num_gpus=gpus)
-        scores[row] = fetched(asked.remote(*there, bought_scores, name, prepared), poll)
-    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": {**models, **digests}})
+        try:
+            scores[row] = fetched(asked.remote(*there, bought_scores, name, prepared), poll)
+        except TeacherError as error:  # the trials need none of them
+            folder.note(f"not scored: {error}")
+            continue
+        bought[row] = digests[row]
+        _write(folder, prepared, scores, bought)
+
+
+def _write(
+    folder: SweepFolder, prepared: Prepared, scores: dict[str, dict[str, float]], models: dict[str, str]
+) -> None:
+    folder.write("baselines.json", {"data": prepared.digest, "scores": scores, "models": models})
 
 
 def _digest(name: str, known: str | None) -> str:
