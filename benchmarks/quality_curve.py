@@ -106,6 +106,7 @@ def page(rows: Sequence[Row]) -> str:
         "Each point is a training of its own on one core, whose schedule ends when its seconds do. Pairs are of",
         "`benchmarks/data/en_fra_rus_jpn_kor.yaml`. Tatoeba, STS-B and KorSTS are sealed tests. NTREX is a dev set.",
         "`in all` adds reading the pairs, a trial of the speed, and the export.",
+        "`static, averaged` is the mean of several trainings from the same first weights, one for each 95 seconds.",
         "`python -m benchmarks.quality_curve` writes this page and its picture.",
         "",
         "![quality against CPU seconds](quality.svg)",
