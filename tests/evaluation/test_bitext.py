@@ -189,20 +189,25 @@ def test_sides_of_different_length_are_refused():
 @pytest.mark.trap(32)
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
-def test_spearman_is_scipys_with_ties(rows):
+def test_spearman_is_pearson_of_ranks_and_ties_share_theirs(rows):
     x, y = zip(*rows, strict=True)
+    ranks = [[sum(b < a for b in side) + (side.count(a) + 1) / 2 for a in side] for side in (x, y)]
     if len(set(x)) == 1 or len(set(y)) == 1:
         assert math.isnan(sts.spearman(x, y))
     else:
-        assert sts.spearman(x, y) == pytest.approx(spearmanr(x, y).statistic, abs=1e-12)
+        a, b = np.array(ranks) - np.mean(ranks, axis=1, keepdims=True)
+        assert sts.spearman(x, y) == pytest.approx(a @ b / math.sqrt((a @ a) * (b @ b)), abs=1e-12)
 
 
 @pytest.mark.trap(32)
-def test_spearman_of_nan_one_value_or_unequal_lengths():
-    assert math.isnan(sts.spearman([1, 2, math.nan], [1, 2, 3]))
-    assert math.isnan(sts.spearman([1], [1]))
+@pytest.mark.parametrize("correlation", [sts.spearman, sts.pearson])
+def test_a_correlation_of_nan_constants_one_value_or_unequal_lengths(correlation):
+    assert math.isnan(correlation([1, 2, math.nan], [1, 2, 3]))
+    assert math.isnan(correlation([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(correlation([1], [1]))
+    assert math.isfinite(correlation([1, 1, 1 + 1e-15], [1, 2, 3])), "nearly constant: a score and no warning"
     with pytest.raises(ValueError, match="equal length"):
-        sts.spearman([1, 2], [1, 2, 3])
+        correlation([1, 2], [1, 2, 3])
 
 
 def test_equal_sentences_have_a_cosine_of_exactly_one():

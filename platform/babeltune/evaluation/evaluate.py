@@ -15,7 +15,7 @@ meaningful (neighbourhoods of non-positive mean cosine), with the share of candi
 with `right_model: teacher`: the same metrics under the same names. The left vectors are the student's and the right
 ones the teacher's. * mining: F1 by each of `bucc.RETRIEVALS`, at the threshold that is best on the task's `fit`; with
 `_oracle`, at the one that is best on the set itself. * sts: `spearman` and `pearson` of the cosines with the grades. *
-clustering: `ari` and `v_measure` of k-means and the labels, means over `kmeans.SEEDS`; `_sd`, standard deviations. *
+clustering: `ari` and `v_measure` of k-means and the labels, means over `clustering.SEEDS`; `_sd`, their spread. *
 transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language. * retrieval:
 `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where documents are
 in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.

@@ -1,8 +1,11 @@
-"""Correlations of cosines with graded judgements (STS), as mteb and scipy define them."""
+"""Correlations of cosines with graded judgements (STS): scipy's, which are mteb's too."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,31 +25,31 @@ def paired_cosine(left: Vectors, right: Vectors) -> NDArray[np.float64]:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Spearman's rank correlation with tie-averaged ranks, as `scipy.stats.spearmanr`.
+    """Spearman's rank correlation: `scipy.stats.spearmanr`, which lets ties share their mean rank.
 
     NaN where it is undefined: fewer than two values, a constant input, or a NaN among them.
     """
-    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-    if a.ndim == b.ndim == 1 and (np.isnan(a).any() or np.isnan(b).any()):
-        return float("nan")
-    return pearson(_ranks(a) if a.ndim == 1 else a, _ranks(b) if b.ndim == 1 else b)
+    from scipy.stats import spearmanr
+
+    return _correlation(spearmanr, x, y)
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Pearson's correlation, as `scipy.stats.pearsonr`; NaN where it is undefined, as in `spearman`."""
+    """Pearson's correlation: `scipy.stats.pearsonr`; NaN where it is undefined, as in `spearman`."""
+    from scipy.stats import pearsonr
+
+    return _correlation(pearsonr, x, y)
+
+
+def _correlation(correlate: Callable[..., Any], x: ArrayLike, y: ArrayLike) -> float:
+    """The statistic without scipy's warnings: the caller says what a NaN means for a score."""
+    from scipy.stats import DegenerateDataWarning
+
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.shape != b.shape or a.ndim != 1:
         raise ValueError(f"shapes {a.shape} and {b.shape}: a correlation compares two rows of equal length")
-    if len(a) < 2 or np.isnan(a).any() or np.isnan(b).any() or a.min() == a.max() or b.min() == b.max():
-        return float("nan")
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale else float("nan")
-
-
-def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n] ranks from 1, equal values sharing the mean of theirs."""
-    _, where, count = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(count)
-    ranks: NDArray[np.float64] = (last - (count - 1) / 2)[where]
-    return ranks
+    if len(a) < 2:
+        return math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        return float(correlate(a, b).statistic)
