@@ -14,7 +14,9 @@ import yaml
 from scipy.stats import t
 
 from babeltune.data.prepared import TextTask
+from babeltune.data.teacher import teacher_folder
 from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Teacher
 from benchmarks.tables import page
 from benchmarks.tables.__main__ import TABLES, show_plan
 from benchmarks.tables.cpu import CpuSeconds
@@ -159,7 +161,7 @@ def test_an_error_without_sentences_has_that_of_two_shares():
 def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
     table = TABLES[name]
     for file, words in planned(table):
-        sweep = read_sweep(file, assignments=words, fetch=lambda _: "bundled:all-MiniLM-L6-v2")
+        sweep = read_sweep(file, assignments=words, fetch=lambda _: str(teacher_folder(Teacher())))
         assert sweep.budget.trials == len(sweep.sampler.points)
         assert sweep.training.pairs > 0
     named = {f"test/{task.name}" for task in sweep.data.test}

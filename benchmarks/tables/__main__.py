@@ -15,10 +15,11 @@ from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.definition import Table
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.page import write
+from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import planned
 
-TABLES = {table.name: table for table in (MAO_TERMS,)}
+TABLES = {table.name: table for table in (MAO_TERMS, PARK_LABELS)}
 
 
 def show_plan(table: Table, cluster: str | None) -> None:

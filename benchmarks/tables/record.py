@@ -9,6 +9,7 @@ from typing import Any
 
 from babeltune.schema.cluster import read_cluster
 from babeltune.sweep.state.provenance import environment_facts
+from babeltune.sweep.workers.connection import connected
 from benchmarks.tables.cpu import CpuSeconds
 from benchmarks.tables.definition import UNTRAINED, Claim, Table
 from benchmarks.tables.sampling import Scored, sampling_error
@@ -25,7 +26,8 @@ Scores = Mapping[str, Sequence[Scored]]
 def run(table: Table, cluster: str | None = None) -> Record:
     """Trains and scores what is not there yet, and returns the table's record."""
     place = read_cluster(cluster)
-    with CpuSeconds(place.folder / "tables" / f"{table.name}_cpu_seconds.json") as cpu:
+    kept = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
+    with CpuSeconds(kept) as cpu, connected(place):  # one Ray for all sweeps
         starts = promote_starts(table, cluster)
         rows = train_rows(table, cluster)
         names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]
