@@ -43,6 +43,7 @@ SMALL = Table(
     ),
     columns=(Column(metric=METRIC, title="everyday"),),
     claims=(Claim(better="soft", worse="hard", metrics=(METRIC,), paper="table 1: 2 against 1"),),
+    logged={"train/label_entropy": "label entropy"},
     rates=(1e-3, 3e-3),
     seeds=(0, 1),
 )
@@ -90,7 +91,7 @@ def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
         sign = -1 if "error" in claim["metric"] else 1
         half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
         half = max(half, 1.96 * claim["sentence_error"])
-        if claim["kind"] == "above" and said != "cannot be told":
+        if claim["kind"] == "above" and said != "undecided":
             assert said == ("holds" if sign * differences.mean() > 0 else "fails")
             assert abs(differences.mean()) > half
 
@@ -103,15 +104,15 @@ FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_
     [
         ({}, "holds", "above zero"),
         ({"differences": (-0.2, -0.21, -0.19)}, "fails", "below zero"),
-        ({"differences": (-0.2, 0.3, 0.1)}, "cannot be told", "seeds differ"),
-        ({"sentence_error": 0.2}, "cannot be told", "test set is too small"),
-        ({"untrained": 0.9}, "cannot be told", "untrained"),
+        ({"differences": (-0.2, 0.3, 0.1)}, "undecided", "seeds differ"),
+        ({"sentence_error": 0.2}, "undecided", "test set is too small"),
+        ({"untrained": 0.9}, "undecided", "untrained"),
         ({"untrained": None, "better": 0.1, "worse": 0.2}, "holds", "above zero"),
-        ({"sentence_error": None}, "cannot be told", "not known"),
+        ({"sentence_error": None}, "undecided", "not known"),
         ({"smaller_is_better": True, "untrained": 0.9}, "fails", "below zero"),
         ({"kind": "level", "margin": 0.3}, "holds", "within 0.3"),
         ({"kind": "level", "margin": 0.1}, "fails", "more than 0.1"),
-        ({"kind": "level", "margin": 0.2}, "cannot be told", "0.2"),
+        ({"kind": "level", "margin": 0.2}, "undecided", "0.2"),
     ],
 )
 def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
@@ -205,9 +206,13 @@ def test_a_small_table_runs_and_becomes_a_page(ray_cluster, tiny_file, place, tm
     assert rows["hard"]["sweep"] == rows["soft"]["sweep"] != rows["mse"]["sweep"]
     assert all(set(row["searched"]) == {"0.001", "0.003"} for row in rows.values())
     for row in rows.values():
-        best = max(row["searched"], key=row["searched"].get)
+        best = max(row["searched"], key=lambda rate: row["searched"][rate] or 0.0)
         assert float(best) == row["learning_rate"]
         assert f"{statistics.fmean(row['values'][METRIC]):.4f} ±" in written
+    assert {name: list(row["logged"]) for name, row in rows.items() if name != "hard"} == {
+        "soft": ["train/label_entropy"],
+        "mse": [],
+    }
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)

@@ -27,7 +27,7 @@ from benchmarks.search_replay.table import read_table
 WAYS = {"today": (), "portfolio": ("sampler.first_points=static",)}
 """How a corpus is searched -> what that changes in the sweep."""
 TRIALS = 40
-"""Of each sweep."""
+"""Trials of each sweep."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Spent:
     seconds: float
     """Counted."""
     accuracy: float
-    """Of its best report; 0 for one that was stopped early."""
+    """Accuracy at its best report; 0 for one that was stopped early."""
 
 
 def until(trials: Sequence[Spent], enough: float) -> tuple[int, float] | None:

@@ -18,8 +18,9 @@ from benchmarks.tables.page import write
 from benchmarks.tables.park_labels import PARK_LABELS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import planned
+from benchmarks.tables.tan_variants import TAN_VARIANTS
 
-TABLES = {table.name: table for table in (MAO_TERMS, PARK_LABELS)}
+TABLES = {table.name: table for table in (MAO_TERMS, PARK_LABELS, TAN_VARIANTS)}
 
 
 def show_plan(table: Table, cluster: str | None) -> None:

@@ -78,7 +78,7 @@ class Table:
     """Rows that are both no better than the untrained student say nothing of an order. Not so of rows that begin with
     a trained model, which a loss may well harm."""
     logged: dict[str, str] = field(default_factory=dict)
-    """Metric of the training or the dev sets -> title, for columns beside the sealed sets'."""
+    """Metric of the training -> title, for columns beside the sealed sets'."""
     before: tuple[str, ...] = ()
     """Sweep files whose best models are trained and promoted first."""
     seeds: tuple[int, ...] = SEEDS

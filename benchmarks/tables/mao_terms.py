@@ -10,7 +10,7 @@ FD = {beta: f"AMS + FD, beta {beta:g}" for beta in (1.0, 10.0, 100.0, 1000.0)}
 """Weight of FD -> the row with AMS."""
 
 ALONE = ("config={alpha: 0}",)
-"""Without AMS; beta is 1,000 by default."""
+"""Leaves AMS out; beta is 1,000 by default."""
 
 MAO_TERMS = Table(
     name="mao_terms",

@@ -86,9 +86,9 @@ def index(records: Iterable[Record]) -> str:
     for record in records:
         said = Counter(verdict(claim).said for claim in record["claims"])
         hours = f"{record['run']['cpu_seconds'] / 3600:.2f}"
-        counts = [said[name] for name in ("holds", "fails", "cannot be told")]
+        counts = [said[name] for name in ("holds", "fails", "undecided")]
         rows.append([f"[{record['title']}]({record['name']}.md)", *counts, hours])
-    return f"{INDEX}\n\n{_table(['table', 'holds', 'fails', 'cannot be told', 'CPU hours'], rows)}\n"
+    return f"{INDEX}\n\n{_table(['table', 'holds', 'fails', 'undecided', 'CPU hours'], rows)}\n"
 
 
 def read_records(root: Path = ROOT) -> list[Record]:
@@ -126,7 +126,7 @@ def _scores(record: Record) -> str:
             row["name"],
             f"{row['learning_rate']:g}",
             *(_mean(row["values"][column["metric"]]) for column in columns),
-            *(_mean(row["logged"][metric]) for metric in logged),
+            *(_mean(row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
         ]
         for row in record["rows"]
     ]
@@ -178,4 +178,4 @@ def _run(record: Record) -> str:
 
 
 def _score(value: float | None) -> str:
-    return "failed" if value is None else f"{value:.4f}"
+    return "not finished" if value is None else f"{value:.4f}"

@@ -7,9 +7,9 @@ from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 
 BITEXT, ENGLISH, OTHER = "test/tatoeba/accuracy", "test/sts_eng/spearman", "test/sts_other/spearman"
 TEMPERATURES = (0.05, 0.1, 0.2, 0.5)
-"""Of priority labels. The student has 0.1 in every row."""
+"""Temperatures of priority labels. The student has 0.1 in every row."""
 MIDDLE = 0.1
-"""The labels' temperature in the other rows, which is the paper's."""
+"""Temperature of the labels in the other rows, which is the paper's."""
 SOFT = {"method": "soft_contrastive"}
 
 

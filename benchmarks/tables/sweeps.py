@@ -6,6 +6,7 @@ A finished sweep is not run again, so a table that was cut off goes on where it 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from babeltune.promotion.promote import promote
 from babeltune.schema.cluster import read_cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.tracking.registry import champion_of
+from babeltune.training.checkpoint import read_reports
 from benchmarks.tables.definition import SEARCH_SEED, Row, Table
 
 RATE = "training.learning_rate"
@@ -42,7 +44,7 @@ class Trained:
     trials: tuple[str, ...]
     """Names such as `t0003`, in the order of the seeds."""
     logged: dict[str, tuple[float, ...]]
-    """Metric -> values by seed."""
+    """Metric -> its mean over the training, by seed; without those that a row's method does not have."""
 
 
 def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, kind: str) -> list[str]:
@@ -110,6 +112,7 @@ def promote_starts(table: Table, cluster: str | None) -> list[str]:
 
 def train_rows(table: Table, cluster: str | None) -> list[Trained]:
     """Runs what is not finished; the rows in their order."""
+    place = read_cluster(cluster).folder / "sweeps"
     found: dict[str, Trained] = {}
     for group, rows in enumerate(table.groups()):
         objective = sweep_of(table).objectives[0]
@@ -135,7 +138,7 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
                 search=search,
                 sweep=sweep,
                 trials=tuple(own),
-                logged={metric: tuple(float(seeds.loc[name, metric]) for name in own) for metric in table.logged},
+                logged=_logged(table, place / sweep, own),
             )
     return [found[row.name] for row in table.rows]
 
@@ -163,3 +166,18 @@ def _scores(runs: pd.DataFrame, row: Row, rates: Sequence[float], metric: str) -
         run = runs.loc[_trial(runs, {**row.settings, RATE: rate})]
         found[rate] = float(run[metric]) if run["state"] == "finished" else None
     return found
+
+
+def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Metric -> its mean over the training, by seed."""
+    points = [
+        [point.values for report in read_reports(folder / "trials" / name) for point in report.points]
+        for name in trials
+    ]
+    return {
+        metric: tuple(
+            statistics.fmean(values[metric] for values in of_trial if metric in values) for of_trial in points
+        )
+        for metric in table.logged
+        if all(any(metric in values for values in of_trial) for of_trial in points)
+    }

@@ -11,10 +11,10 @@ from typing import Literal
 from scipy.stats import t
 
 CONFIDENCE = 0.95
-"""Of both intervals."""
+"""Confidence of both intervals."""
 NORMAL = 1.96
 """Standard errors on each side of the interval over test sentences."""
-Said = Literal["holds", "fails", "cannot be told"]
+Said = Literal["holds", "fails", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Judged:
     """The mean over seeds of the row that the paper has above."""
     worse: float
     differences: tuple[float, ...]
-    """By seed, the first minus `times` the second."""
+    """The first minus `times` the second, by seed."""
     sentence_error: float | None
     """The standard error of their mean that comes from the test sentences alone."""
     untrained: float | None
@@ -59,10 +59,10 @@ def judge(found: Judged) -> Verdict:
     sign = -1 if found.smaller_is_better else 1
     floor = found.untrained
     if floor is not None and max(sign * found.better, sign * found.worse) <= sign * floor:
-        return Verdict("cannot be told", "both rows are no better than the untrained student")
+        return Verdict("undecided", "both rows are no better than the untrained student")
     mean, low, high = over_seeds([sign * value for value in found.differences])
     if found.sentence_error is None:
-        return Verdict("cannot be told", "the sampling error of this metric is not known")
+        return Verdict("undecided", "the sampling error of this metric is not known")
     reach = NORMAL * found.sentence_error
     widest = (min(low, mean - reach), max(high, mean + reach))
     if found.kind == "level":
@@ -74,7 +74,7 @@ def judge(found: Judged) -> Verdict:
     by_seeds, by_sentences = low <= 0 <= high, abs(mean) <= reach
     causes = ["the seeds differ by more than the rows"] if by_seeds else []
     causes += ["the test set is too small for this difference"] if by_sentences else []
-    return Verdict("cannot be told", " and ".join(causes))
+    return Verdict("undecided", " and ".join(causes))
 
 
 def _level(widest: tuple[float, float], margin: float) -> Verdict:
@@ -82,4 +82,4 @@ def _level(widest: tuple[float, float], margin: float) -> Verdict:
         return Verdict("holds", f"both intervals lie within {margin:g} of zero")
     if widest[0] > margin or widest[1] < -margin:
         return Verdict("fails", f"both intervals lie more than {margin:g} from zero")
-    return Verdict("cannot be told", f"the intervals hold differences below and above {margin:g}")
+    return Verdict("undecided", f"the intervals hold differences below and above {margin:g}")
