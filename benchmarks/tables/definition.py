@@ -81,6 +81,8 @@ class Table:
     """Metric of the training -> title, for columns beside the sealed sets'."""
     before: tuple[str, ...] = ()
     """Sweep files whose best models are trained and promoted first."""
+    start: str | None = None
+    """The static model that the students of all rows begin with, such as `models:/NAME@champion`."""
     seeds: tuple[int, ...] = SEEDS
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ PARK_LABELS = Table(
     "English. *Untrained* is the student that it goes on from.",
     sweep="search_spaces/reproduce/park_labels.yaml",
     before=("search_spaces/reproduce/park_start.yaml",),
+    start="models:/park_start@champion",
     from_scratch=False,
     rows=(
         labelled("hard", "hard", MIDDLE, tcm=False),

@@ -14,7 +14,7 @@ from benchmarks.tables.cpu import CpuSeconds
 from benchmarks.tables.definition import UNTRAINED, Claim, Table
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sealed import SealedSets
-from benchmarks.tables.sweeps import Trained, promote_starts, sweep_of, train_rows
+from benchmarks.tables.sweeps import Trained, promote_starts, train_rows
 
 DIGITS = 6
 """Digits of a score in the record."""
@@ -92,7 +92,7 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
 
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:
     """What the figures depend on: sweeps, text, code, packages."""
-    sweep, facts = sweep_of(table), environment_facts()
+    sweep, facts = sealed.first.sweep, environment_facts()
     return {
         "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (row.search, row.sweep))],
         "seeds": list(table.seeds),

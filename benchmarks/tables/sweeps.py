@@ -18,6 +18,7 @@ from babeltune.api import SETTING
 from babeltune.errors import SweepError
 from babeltune.planning.sweep_file import read_sweep
 from babeltune.promotion.promote import promote
+from babeltune.promotion.starts import fetched
 from babeltune.schema.cluster import read_cluster
 from babeltune.schema.records import Scalar, Sweep
 from babeltune.tracking.registry import champion_of
@@ -61,6 +62,7 @@ def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, k
     return [
         f"name={table.name}_{kind}_{group}",
         "parameters={}",
+        *([f"student={{kind: static, start: {json.dumps(table.start)}}}"] if table.start else []),
         *rows[0].changes,
         *(f"parameters.{key}={json.dumps(value)}" for key, value in parameters.items()),
         "sampler={kind: random}",
@@ -90,10 +92,15 @@ def planned(table: Table) -> list[tuple[str, list[str]]]:
     return found
 
 
-def sweep_of(table: Table) -> Sweep:
+def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
+    """A planned sweep, with the models that it starts from; `SpecError` before these are promoted."""
+    place = read_cluster(cluster)
+    return read_sweep(file, assignments=words, reach=True, fetch=lambda model: fetched(model, place))
+
+
+def sweep_of(table: Table, cluster: str | None) -> Sweep:
     """The table's first sweep, from which the lengths and the objective are read."""
-    file, words = planned(table)[0]
-    return read_sweep(file, assignments=words, check=False)
+    return read_planned(*planned(table)[0], cluster)
 
 
 def promote_starts(table: Table, cluster: str | None) -> list[str]:
@@ -115,7 +122,7 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
     place = read_cluster(cluster).folder / "sweeps"
     found: dict[str, Trained] = {}
     for group, rows in enumerate(table.groups()):
-        objective = sweep_of(table).objectives[0]
+        objective = sweep_of(table, cluster).objectives[0]
         points = search_points(table, rows)
         search, searched = _submitted(table, assignments(table, group, rows, points, "rates"), cluster)
         scores = {row.name: _scores(searched, row, table.rates, objective.metric) for row in rows}
@@ -145,7 +152,7 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
 
 def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:
     """The sweep's id and its trials, once it is finished."""
-    done = bt.submit(Path(table.sweep), assignments=words, cluster=cluster)
+    done = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
     if done.state != "finished":
         raise SweepError(f"{done.id} is {done.state}; run the table again to go on")
     return done.id, bt.runs(done.id, cluster=cluster)

@@ -20,6 +20,7 @@ TAN_VARIANTS = Table(
     "sentences of FLORES that SIB-200 has. *Untrained* is the distilled student.",
     sweep="search_spaces/reproduce/tan_variants.yaml",
     before=("search_spaces/reproduce/tan_start.yaml",),
+    start="models:/tan_start@champion",
     from_scratch=False,
     rows=(
         Row(name="LASER3", settings={"variant": "laser3"}),
