@@ -1,5 +1,5 @@
 # make sweep | test | test-fast | chaos | long | lint | docs | bench     each makes the environment that it needs
-# make table TABLE=paper1                                a table of a paper on real text, over its seeds
+# make table TABLE=mao_terms                             a table of a paper on real text, and its page in docs/tables
 #   PYTHON=python3.12   another interpreter for .venv (3.11 or newer)
 #   TORCH_INDEX=URL     another index for torch, such as a CUDA build's
 
@@ -98,7 +98,7 @@ format: $(DEVELOPED)
 bench: $(DEVELOPED)
 	@$(BIN)/python -m benchmarks --json docs/measured/benchmarks.json
 
-# A paper's table on real text: its models, its sweeps and their means over seeds. What is there is not run again.
+# A paper's table on real text: its sweeps, its record and its page. What is there is not run again.
 table: $(DEVELOPED)
 	@$(BIN)/python -m benchmarks.tables $(TABLE)
 

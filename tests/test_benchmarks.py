@@ -17,10 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from babeltune.method.distributed import ProcessGroup
 from babeltune.planning.space import make_trial
-from babeltune.planning.sweep_file import read_sweep
 from babeltune.training.trainer import train
 from benchmarks import __main__ as everything
-from benchmarks import gradcache, queue_loss, race, soft_loss, tables, teacher_store, work
+from benchmarks import gradcache, queue_loss, race, soft_loss, teacher_store, work
 from benchmarks import train as train_step
 from benchmarks.race import Options, Row
 
@@ -445,45 +444,6 @@ def test_the_stock_trial_makes_the_same_step(tiny, tmp_path):
     write_prepared(prepared, folder.prepared)
     trial_start.stock_loop({"assignment": assignment(sweep, folder, 0, {}).encode()})
     assert float((folder.trial(0) / "stepped").read_text()) > 0
-
-
-# The papers' tables
-
-
-@pytest.fixture
-def typed(monkeypatch):
-    """The command lines that a table types; its models are registered."""
-    lines = []
-    monkeypatch.setattr(tables, "babeltune", lambda *words, cluster: lines.append(words))
-    monkeypatch.setattr(tables, "champion_of", lambda *_: "1")
-    monkeypatch.chdir(Path(__file__).parents[1])
-    return lines
-
-
-@pytest.mark.parametrize("table", ["labels", "seeds"])
-def test_the_default_tables_are_of_real_text_with_a_trial_for_each_point(typed, table):
-    """README's figures: 40,000 pairs, batches of 256 but where the winner has its own."""
-    tables.main([table])
-    (_, file, *options), (_, name, *shown) = typed
-    given = {flag: [v for f, v in zip(options[::2], options[1::2], strict=True) if f == flag] for flag in options[::2]}
-    sweep = read_sweep(file, overlays=given["--with"], assignments=given["--set"])
-    assert (sweep.name, sweep.training.pairs, sweep.training.reports) == (name, 40_000, 2)
-    assert (sweep.training.learning_rate, sweep.training.global_batch) == (1e-3, 256)
-    assert sweep.budget.trials == len(sweep.sampler.points)
-    assert [metric for metric in shown if metric.startswith("dev/")] == [
-        "dev/ntrex/accuracy",
-        "dev/stsb/spearman",
-        "dev/korsts/spearman",
-    ]
-    assert {task.name for task in sweep.data.dev} == {"ntrex", "stsb", "korsts", "topics"}
-
-
-def test_paper_4_shows_each_subset_of_the_topics(typed):
-    tables.main(["paper4"])
-    *_, own, aligned = typed
-    for shown in (own, aligned):
-        assert [f"dev/sib200/{subset}/ari" in shown for subset in ("eng", "zho", "mixed")] == [True] * 3
-        assert "dev/sib200/ari" not in shown
 
 
 def test_a_steps_waits_are_timed_and_what_it_wrote_stays_while_nothing_answers(tmp_path):

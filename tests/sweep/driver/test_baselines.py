@@ -56,7 +56,7 @@ def test_a_baseline_is_a_row_that_is_scored_once_and_wins_nothing(copied):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_baseline_is_scored_again_when_its_files_change_and_one_that_fails_costs_no_other(copied, tmp_path):
+def test_a_changed_baseline_is_scored_again_and_a_broken_one_costs_no_other(copied, tmp_path):
     sweep, folder, _ = copied
     from babeltune.data.prepared import read_prepared
 

@@ -1,0 +1,66 @@
+"""Runs one of the papers' tables and writes its page: `python -m benchmarks.tables mao_terms`.
+
+What is finished already is not run again. `--plan` runs nothing and prints what there would be to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from babeltune.cli.plan_page import machine_of
+from babeltune.errors import SpecError
+from babeltune.planning.plan import make_plan
+from babeltune.schema.cluster import read_cluster
+from benchmarks.tables.definition import Table
+from benchmarks.tables.mao_terms import MAO_TERMS
+from benchmarks.tables.page import write
+from benchmarks.tables.park_labels import PARK_LABELS
+from benchmarks.tables.record import run
+from benchmarks.tables.sweeps import planned, read_planned
+from benchmarks.tables.tan_variants import TAN_VARIANTS
+
+TABLES = {table.name: table for table in (MAO_TERMS, PARK_LABELS, TAN_VARIANTS)}
+
+
+def show_plan(table: Table, cluster: str | None) -> None:
+    """Prints the sweeps, and about what they cost on this machine."""
+    total, place = 0.0, read_cluster(cluster)
+    for file in table.before:
+        print(f"first: {file}, unless it is promoted already")
+    for file, words in planned(table):
+        try:
+            sweep = read_planned(file, words, cluster)
+        except SpecError as error:
+            print(f"not known yet: {error}")
+            continue
+        machine = machine_of(place, sweep)
+        report = make_plan(sweep, machine=machine)
+        cost = report.not_measured or "time not measured"
+        if report.estimate is not None and machine is not None:
+            seconds = report.estimate.search_s * min(machine.groups, sweep.budget.trials)
+            total += seconds + report.estimate.teacher_s
+            cost = f"about {seconds:.0f} s of one worker"
+        print(f"{sweep.name}: {sweep.budget.trials} trials of {sweep.training.pairs:,} pairs, {cost}", flush=True)
+    models = len(table.rows) * len(table.seeds) + 1
+    print(f"in all about {total:.0f} s of one worker, and {models} models scored on the sealed sets")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tables", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("table", choices=sorted(TABLES))
+    parser.add_argument("--cluster", metavar="FILE", help="where to run; this machine when left out")
+    parser.add_argument("--plan", action="store_true", help="print what would run, and run nothing")
+    given = parser.parse_args(arguments)
+    table = TABLES[given.table]
+    if given.plan:
+        show_plan(table, given.cluster)
+    else:
+        print(write(run(table, given.cluster)))
+
+
+if __name__ == "__main__":
+    main()

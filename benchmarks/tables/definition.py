@@ -1,0 +1,99 @@
+"""What a table is: its rows, its columns, and what the paper says of their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from babeltune.schema.records import Scalar
+
+SEEDS = (0, 1, 2, 3, 4)
+"""Seeds of every row."""
+UNTRAINED = "untrained"
+"""The row of the student before its first step, which claims may name."""
+SEARCH_SEED = 100
+"""The seed with which learning rates are compared, which is none of the table's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One variant: the table's sweep file with small changes."""
+
+    name: str
+    settings: dict[str, Scalar] = field(default_factory=dict)
+    """Searched settings and their values, such as `{"beta": 100.0}`."""
+    when: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    """Setting -> the values of others under which alone it exists; rows of the same sweep leave it out."""
+    changes: tuple[str, ...] = ()
+    """Words of `--set`, for what is no searched setting. Rows with the same words share a sweep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One metric of the sealed sets."""
+
+    metric: str
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An ordering that the paper prints: one row is above another."""
+
+    better: str
+    worse: str
+    metrics: tuple[str, ...]
+    """Each is judged on its own."""
+    paper: str
+    """The place, and the figures that are printed there."""
+    times: float = 1.0
+    """The first row is above so many times the other."""
+    kind: Literal["above", "level"] = "above"
+    """`level`: the paper sees no difference."""
+    margin: float = 0.01
+    """Differences that count as none, for `level`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A paper's table as it is run here."""
+
+    name: str
+    title: str
+    paper: str
+    """The citation, and the tables of the paper."""
+    budget: str
+    """What the paper trained, on what."""
+    ours: str
+    """What is trained here instead."""
+    sweep: str
+    """The sweep file that each row changes."""
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    claims: tuple[Claim, ...]
+    rates: tuple[float, ...]
+    """Learning rates that each row is searched over, by the sweep's first objective."""
+    from_scratch: bool = True
+    """Rows that are both no better than the untrained student say nothing of an order. Not so of rows that begin with
+    a trained model, which a loss may well harm."""
+    logged: dict[str, str] = field(default_factory=dict)
+    """Metric of the training -> title, for columns beside the sealed sets'."""
+    before: tuple[str, ...] = ()
+    """Sweep files whose best models are trained and promoted first."""
+    start: str | None = None
+    """The static model that the students of all rows begin with, such as `models:/NAME@champion`."""
+    seeds: tuple[int, ...] = SEEDS
+
+    def __post_init__(self) -> None:
+        names = {UNTRAINED, *(row.name for row in self.rows)}
+        for claim in self.claims:
+            if unknown := {claim.better, claim.worse} - names:
+                raise ValueError(f"table {self.name} claims an order of {', '.join(unknown)}, which is no row")
+
+    def groups(self) -> Iterator[tuple[Row, ...]]:
+        """Rows that one sweep can hold."""
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.changes, []).append(row)
+        yield from map(tuple, found.values())

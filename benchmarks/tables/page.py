@@ -1,0 +1,181 @@
+"""Writes `docs/tables/NAME.md` from a table's record, and the index of all tables. Nothing else goes into a page."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables.verdict import NORMAL, Judged, Verdict, judge, over_seeds
+
+ROOT = Path(__file__).parents[2]
+RECORDS = Path("docs/measured/tables")
+PAGES = Path("docs/tables")
+Record = Mapping[str, Any]
+READING = """\
+The learning rate of each row is chosen by the dev sets, with a seed that the table does not use. The scores are those
+of sealed sets, mean and standard deviation over the seeds. *Untrained* is the student before its first step."""
+COST = "Text and teacher vectors that the storage held before are not in the CPU time."
+JUDGING = """\
+A difference is the first row minus the second, with the same seeds and the same test sentences. The first interval is
+Student's 95 % interval over seeds. The second is the 95 % interval over test sentences, with the seeds averaged. An
+ordering holds, or fails, if both intervals lie on one side of zero. There is no correction for the number of
+orderings."""
+LEVEL = """\
+Where the paper sees no difference, the order holds if both intervals lie within the margin."""
+INDEX = """\
+# The papers' tables
+
+Each page is a table of a paper, trained and scored on real text at a budget of CPU minutes. `make table TABLE=NAME`
+runs one and writes its page. `python -m benchmarks.tables NAME --plan` prints what it would run, and for how long. A
+table that was not run has no page."""
+
+
+def judged(claim: Record) -> Judged:
+    """What the verdict of an ordering depends on."""
+    better, worse = claim["values"]
+    return Judged(
+        better=better,
+        worse=worse,
+        differences=tuple(claim["differences"]),
+        sentence_error=claim["sentence_error"],
+        untrained=claim["untrained"],
+        kind=claim["kind"],
+        margin=claim["margin"],
+        smaller_is_better="error" in claim["metric"],
+    )
+
+
+def verdict(claim: Record) -> Verdict:
+    """What may be said of an ordering of a record."""
+    return judge(judged(claim))
+
+
+def page(record: Record) -> str:
+    """The page of a table."""
+    run, seeds = record["run"], len(record["run"]["seeds"])
+    ours = (
+        f"{record['ours']} Each training sees {run['pairs']:,} pairs in batches of {run['batch']:,}. "
+        f"There are {seeds} seeds. The whole table cost {run['cpu_seconds'] / 3600:.2f} CPU hours. {COST}"
+    )
+    level = [LEVEL] if any(claim["kind"] == "level" for claim in record["claims"]) else []
+    parts = [
+        f"# {record['title']}",
+        f"{record['paper']} `{record['command']}` writes this page.",
+        f"The paper's budget: {record['budget']}",
+        f"Ours: {ours}",
+        "## Scores",
+        READING,
+        _scores(record),
+        "## Orderings",
+        JUDGING,
+        *level,
+        _orderings(record),
+        "## The run",
+        _run(record),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def index(records: Iterable[Record]) -> str:
+    """The page that names all tables."""
+    rows = []
+    for record in records:
+        said = Counter(verdict(claim).said for claim in record["claims"])
+        hours = f"{record['run']['cpu_seconds'] / 3600:.2f}"
+        counts = [said[name] for name in ("holds", "fails", "undecided")]
+        rows.append([f"[{record['title']}]({record['name']}.md)", *counts, hours])
+    return f"{INDEX}\n\n{_table(['table', 'holds', 'fails', 'undecided', 'CPU hours'], rows)}\n"
+
+
+def read_records(root: Path = ROOT) -> list[Record]:
+    """The records of all tables that were run, by name."""
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted((root / RECORDS).glob("*.json"))]
+
+
+def write(record: Record, root: Path = ROOT) -> Path:
+    """Keeps the record, and writes its page and the index."""
+    for folder in (RECORDS, PAGES):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    (root / RECORDS / f"{record['name']}.json").write_text(text, encoding="utf-8")
+    for kept in read_records(root):
+        (root / PAGES / f"{kept['name']}.md").write_text(page(kept), encoding="utf-8")
+    (root / PAGES / "index.md").write_text(index(read_records(root)), encoding="utf-8")
+    return root / PAGES / f"{record['name']}.md"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(str(value) for value in line)} |" for line in lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{spread}"
+
+
+def _scores(record: Record) -> str:
+    columns, logged = record["columns"], record["logged"]
+    titles = ["row", "learning rate", *(column["title"] for column in columns), *logged.values()]
+    rows = [
+        [
+            row["name"],
+            f"{row['learning_rate']:g}",
+            *(_mean(row["values"][column["metric"]]) for column in columns),
+            *(_mean(row["logged"][metric]) if metric in row["logged"] else "" for metric in logged),
+        ]
+        for row in record["rows"]
+    ]
+    untrained = ["*untrained*", "", *(f"{column['untrained']:.4f}" for column in columns), *("" for _ in logged)]
+    return _table(titles, [*rows, untrained])
+
+
+def _orderings(record: Record) -> str:
+    titles = {column["metric"]: column["title"] for column in record["columns"]}
+    rows = []
+    for claim in record["claims"]:
+        mean, low, high = over_seeds(claim["differences"])
+        reach = NORMAL * (claim["sentence_error"] or 0.0)
+        found = verdict(claim)
+        sign = "=" if claim["kind"] == "level" else "<" if "error" in claim["metric"] else ">"
+        times = "" if claim["times"] == 1 else f"{claim['times']:g} × "
+        rows.append(
+            [
+                f"{claim['better']} {sign} {times}{claim['worse']}",
+                claim["paper"],
+                titles[claim["metric"]],
+                f"{mean:+.4f}",
+                f"{low:+.4f} to {high:+.4f}",
+                f"{mean - reach:+.4f} to {mean + reach:+.4f}",
+                f"**{found.said}**",
+                found.why,
+            ]
+        )
+    heads = ["order", "the paper", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
+    return _table(heads, rows)
+
+
+def _run(record: Record) -> str:
+    run = record["run"]
+    searched = [[row["name"], *(_score(value) for value in row["searched"].values())] for row in record["rows"]]
+    rates = list(record["rows"][0]["searched"])
+    facts = [
+        ("command", f"`{record['command']}`"),
+        ("sweeps", ", ".join(f"`{name}`" for name in run["sweeps"])),
+        ("commit", f"`{run['commit']}`"),
+        ("text", f"`{run['data']['prepared']}`"),
+        ("CPU seconds", f"{run['cpu_seconds']:,}"),
+        ("versions", ", ".join(f"{name} {version}" for name, version in run["versions"].items())),
+    ]
+    return (
+        f"{_table(['what', 'value'], facts)}\n\n"
+        f"The search for the learning rate, by `{run['objective']}`:\n\n{_table(['row', *rates], searched)}"
+    )
+
+
+def _score(value: float | None) -> str:
+    return "not finished" if value is None else f"{value:.4f}"

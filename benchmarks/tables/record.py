@@ -1,0 +1,108 @@
+"""Runs a table and gathers its findings in one record, which is all that its page is made from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from babeltune.schema.cluster import read_cluster
+from babeltune.sweep.state.provenance import environment_facts
+from babeltune.sweep.workers.connection import connected
+from benchmarks.tables.cpu import CpuSeconds
+from benchmarks.tables.definition import UNTRAINED, Claim, Table
+from benchmarks.tables.sampling import Scored, sampling_error
+from benchmarks.tables.sealed import SealedSets
+from benchmarks.tables.sweeps import Trained, promote_starts, train_rows
+
+DIGITS = 6
+"""Digits of a score in the record."""
+Record = dict[str, Any]
+Scores = Mapping[str, Sequence[Scored]]
+"""Row -> its seeds' scores."""
+
+
+def run(table: Table, cluster: str | None = None) -> Record:
+    """Trains and scores what is not there yet, and returns the table's record."""
+    place = read_cluster(cluster)
+    kept = place.folder / "tables" / f"{table.name}_cpu_seconds.json"
+    with CpuSeconds(kept) as cpu, connected(place):  # one Ray for all sweeps
+        starts = promote_starts(table, cluster)
+        rows = train_rows(table, cluster)
+        names = [[f"{row.sweep}/{trial}" for trial in row.trials] for row in rows]
+        sealed = SealedSets(names[0][0], place)
+        scored = dict(sealed.score([*(name for some in names for name in some), sealed.untrained]))
+        scores = {row.row.name: [scored[name] for name in some] for row, some in zip(rows, names, strict=True)}
+        scores[UNTRAINED] = [scored[sealed.untrained]] * len(table.seeds)
+        untrained = scored[sealed.untrained].scores
+        return {
+            "name": table.name,
+            "title": table.title,
+            "paper": table.paper,
+            "budget": table.budget,
+            "ours": table.ours,
+            "command": f"make table TABLE={table.name}",
+            "columns": [
+                {**asdict(column), "items": sealed.items(column.metric), "untrained": _round(untrained[column.metric])}
+                for column in table.columns
+            ],
+            "logged": table.logged,
+            "rows": [_row(table, row, scores[row.row.name]) for row in rows],
+            "claims": [
+                _claim(claim, metric, scores, sealed, table.from_scratch)
+                for claim in table.claims
+                for metric in claim.metrics
+            ],
+            "run": _facts(table, rows, starts, sealed) | {"cpu_seconds": round(cpu.total())},
+        }
+
+
+def _round(value: float) -> float:
+    return round(value, DIGITS)
+
+
+def _row(table: Table, trained: Trained, scored: Sequence[Scored]) -> Record:
+    return {
+        "name": trained.row.name,
+        "settings": trained.row.settings,
+        "changes": list(trained.row.changes),
+        "learning_rate": trained.rate,
+        "searched": {f"{rate:g}": value and _round(value) for rate, value in trained.searched.items()},
+        "sweep": trained.sweep,
+        "trials": list(trained.trials),
+        "values": {column.metric: [_round(one.scores[column.metric]) for one in scored] for column in table.columns},
+        "logged": {metric: [_round(value) for value in values] for metric, values in trained.logged.items()},
+    }
+
+
+def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_scratch: bool) -> Record:
+    better, worse = scores[claim.better], scores[claim.worse]
+    values = [[one.scores[metric] for one in row] for row in (better, worse)]
+    error = sampling_error(metric, sealed.tasks, better, worse, claim.times)
+    return {
+        **{key: value for key, value in asdict(claim).items() if key != "metrics"},
+        "metric": metric,
+        "values": [_round(statistics.fmean(each)) for each in values],
+        "differences": [_round(a - claim.times * b) for a, b in zip(*values, strict=True)],
+        "sentence_error": error and _round(error),
+        "untrained": _round(scores[UNTRAINED][0].scores[metric]) if from_scratch else None,
+    }
+
+
+def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:
+    """What the figures depend on: sweeps, text, code, packages."""
+    sweep, facts = sealed.first.sweep, environment_facts()
+    return {
+        "sweeps": [*starts, *dict.fromkeys(id_ for row in rows for id_ in (row.search, row.sweep))],
+        "seeds": list(table.seeds),
+        "objective": sweep.objectives[0].metric,
+        "pairs": sweep.training.pairs,
+        "batch": sweep.training.global_batch,
+        "commit": facts["git.commit"],
+        "versions": {
+            "python": facts["python"],
+            **{key.removeprefix("version."): value for key, value in facts.items() if key.startswith("version.")},
+        },
+        "data": {"prepared": sealed.first.prepared.digest, **sealed.first.prepared.digests},
+    }

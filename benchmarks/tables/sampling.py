@@ -1,0 +1,87 @@
+"""How far the difference of two rows may lie from its true value because the test sentences are a sample.
+
+Both rows are scored on the same sentences, so errors are those of paired differences, with the seeds averaged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from babeltune.data.prepared import TextTask
+from babeltune.promotion.compare import METRICS, Outcomes, cell_name
+from babeltune.promotion.statistics import paired_bootstrap, spearman_of, standard_error
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+RESAMPLES = 400
+"""Draws of a test set for the sampling error of a rank correlation."""
+ONE_ERROR = 0.6827
+"""The confidence of an interval that reaches one standard error to each side."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One model on the sealed sets."""
+
+    scores: dict[str, float]
+    outcomes: Outcomes
+
+
+def subsets_of(metric: str, tasks: Sequence[TextTask]) -> list[TextTask]:
+    """The subsets whose mean a metric is, such as `test/tatoeba/accuracy` or `test/tatoeba/fra-eng/accuracy`."""
+    _, name, *subset, _ = metric.split("/")
+    return [task for task in tasks if task.name == name and subset in ([], [task.subset])]
+
+
+def sampling_error(
+    metric: str, tasks: Sequence[TextTask], better: Sequence[Scored], worse: Sequence[Scored], times: float = 1.0
+) -> float | None:
+    """The standard error of `better` minus `times` the `worse` row; each holds its seeds' scores.
+
+    A metric that is no mean of sentences, such as an xSIM error, has that of two independent shares. None where it is
+    not known.
+    """
+    own, kind = subsets_of(metric, tasks), metric.rpartition("/")[2]
+    sides = ((1.0, better), (-times, worse))
+    if all(METRICS.get(task.kind) == kind for task in own):
+        error = _of_shares if kind == "accuracy" else _of_correlations
+        return error(own, sides)
+    items = sum(len(task.left) for task in own)
+    errors = [standard_error(metric, float(np.mean([one.scores[metric] for one in side])), items) for _, side in sides]
+    return None if None in errors else math.hypot(*(by * (e or 0.0) for (by, _), e in zip(sides, errors, strict=True)))
+
+
+Sides = Sequence[tuple[float, Sequence[Scored]]]
+
+
+def _of_shares(tasks: Sequence[TextTask], sides: Sides) -> float:
+    """Rows of equal number in subsets of one length may be one sentence in several languages, and count together."""
+    by_length: dict[int, list[NDArray[np.float64]]] = {}
+    for task in tasks:
+        name = cell_name(task, "test")
+        rows = sum(
+            by / len(side) * np.mean(list(one.outcomes[name].values()), axis=0) for by, side in sides for one in side
+        )
+        by_length.setdefault(len(task.left), []).append(np.asarray(rows))
+    sums = [np.sum(rows, axis=0) for rows in by_length.values()]
+    return math.sqrt(sum(rows.var(ddof=1) / len(rows) for rows in sums)) / len(tasks)
+
+
+def _of_correlations(tasks: Sequence[TextTask], sides: Sides) -> float:
+    parts = [(len(task.left), _difference(task, sides)) for task in tasks]
+    found = paired_bootstrap(parts, confidence=ONE_ERROR, resamples=RESAMPLES)[-1]
+    return (found.high - found.low) / 2
+
+
+def _difference(task: TextTask, sides: Sides) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+    name = cell_name(task, "test")
+    parts = [
+        (by / len(side), spearman_of(task.scores, one.outcomes[name]["cosine"])) for by, side in sides for one in side
+    ]
+    return lambda counts: np.sum([by * statistic(counts) for by, statistic in parts], axis=0)

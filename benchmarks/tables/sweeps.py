@@ -1,0 +1,190 @@
+"""A table's sweeps: one for the learning rates of each group of rows, and one for the rows' seeds.
+
+A finished sweep is not run again, so a table that was cut off goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+import babeltune as bt
+from babeltune.api import SETTING
+from babeltune.errors import SweepError
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.promotion.promote import promote
+from babeltune.promotion.starts import fetched
+from babeltune.schema.cluster import read_cluster
+from babeltune.schema.records import Scalar, Sweep
+from babeltune.tracking.registry import champion_of
+from babeltune.training.checkpoint import read_reports
+from benchmarks.tables.definition import SEARCH_SEED, Row, Table
+
+RATE = "training.learning_rate"
+Points = list[dict[str, Scalar]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One row's trials."""
+
+    row: Row
+    rate: float
+    """The learning rate that the search chose."""
+    searched: dict[float, float | None]
+    """Learning rate -> the objective on dev; None for a trial that failed."""
+    search: str
+    """The id of the sweep of its learning rates."""
+    sweep: str
+    """The id of the sweep of its seeds."""
+    trials: tuple[str, ...]
+    """Names such as `t0003`, in the order of the seeds."""
+    logged: dict[str, tuple[float, ...]]
+    """Metric -> its mean over the training, by seed; without those that a row's method does not have."""
+
+
+def assignments(table: Table, group: int, rows: Sequence[Row], points: Points, kind: str) -> list[str]:
+    """What turns the table's sweep file into the sweep of these points; words of `--set`."""
+    when = {key: values for row in rows for key, values in row.when.items()}
+    keys = dict.fromkeys(key for point in points for key in point)
+    parameters = {
+        key: {
+            "choice": list(dict.fromkeys(point[key] for point in points if key in point)),
+            **({"when": when[key]} if key in when else {}),
+        }
+        for key in keys
+    }
+    return [
+        f"name={table.name}_{kind}_{group}",
+        "parameters={}",
+        *([f"student={{kind: static, start: {json.dumps(table.start)}}}"] if table.start else []),
+        *rows[0].changes,
+        *(f"parameters.{key}={json.dumps(value)}" for key, value in parameters.items()),
+        "sampler={kind: random}",
+        f"sampler.points={json.dumps(points)}",
+        "scheduler={kind: none}",
+        f"budget={{trials: {len(points)}, workers: 1}}",
+    ]
+
+
+def search_points(table: Table, rows: Sequence[Row]) -> Points:
+    """Each row with each learning rate."""
+    return [{**row.settings, RATE: rate, "seed": SEARCH_SEED} for row in rows for rate in table.rates]
+
+
+def seed_points(table: Table, rows: Sequence[Row], rates: Mapping[str, float]) -> Points:
+    """Each row with each seed, at its own rate."""
+    return [{**row.settings, RATE: rates[row.name], "seed": seed} for row in rows for seed in table.seeds]
+
+
+def planned(table: Table) -> list[tuple[str, list[str]]]:
+    """The sweep file and the words of `--set` of each sweep, as if the first rate were chosen for every row."""
+    found = []
+    for group, rows in enumerate(table.groups()):
+        first = {row.name: table.rates[0] for row in rows}
+        for kind, points in (("rates", search_points(table, rows)), ("seeds", seed_points(table, rows, first))):
+            found.append((table.sweep, assignments(table, group, rows, points, kind)))
+    return found
+
+
+def read_planned(file: str, words: Sequence[str], cluster: str | None) -> Sweep:
+    """A planned sweep, with the models that it starts from; `SpecError` before these are promoted."""
+    place = read_cluster(cluster)
+    return read_sweep(file, assignments=words, reach=True, fetch=lambda model: fetched(model, place))
+
+
+def sweep_of(table: Table, cluster: str | None) -> Sweep:
+    """The table's first sweep, from which the lengths and the objective are read."""
+    return read_planned(*planned(table)[0], cluster)
+
+
+def promote_starts(table: Table, cluster: str | None) -> list[str]:
+    """Trains and promotes the models that the table starts from, unless they are registered; the sweeps' ids."""
+    place, ids = read_cluster(cluster), []
+    for file in table.before:
+        name = read_sweep(file).name
+        done = bt.submit(file, cluster=cluster)
+        ids.append(done.id)
+        if champion_of(place.mlflow, name, "champion") is None:
+            decision = promote(done.id, place)
+            if decision.registered is None:
+                raise SweepError(f"{done.id} was not promoted: {'; '.join(decision.reasons)}")
+    return ids
+
+
+def train_rows(table: Table, cluster: str | None) -> list[Trained]:
+    """Runs what is not finished; the rows in their order."""
+    place = read_cluster(cluster).folder / "sweeps"
+    found: dict[str, Trained] = {}
+    for group, rows in enumerate(table.groups()):
+        objective = sweep_of(table, cluster).objectives[0]
+        points = search_points(table, rows)
+        search, searched = _submitted(table, assignments(table, group, rows, points, "rates"), cluster)
+        scores = {row.name: _scores(searched, row, table.rates, objective.metric) for row in rows}
+        sign = 1 if objective.goal == "maximize" else -1
+        rates = {
+            name: max((sign * v, rate) for rate, v in by.items() if v is not None)[1] for name, by in scores.items()
+        }
+        points = seed_points(table, rows, rates)
+        sweep, seeds = _submitted(table, assignments(table, group, rows, points, "seeds"), cluster)
+        for row in rows:
+            own = [_trial(seeds, {**row.settings, "seed": seed}) for seed in table.seeds]
+            if failed := [name for name in own if seeds.loc[name, "state"] != "finished"]:
+                raise SweepError(
+                    f"{sweep}: {', '.join(failed)} of row {row.name!r} did not finish; `babeltune trial` says why"
+                )
+            found[row.name] = Trained(
+                row=row,
+                rate=rates[row.name],
+                searched=scores[row.name],
+                search=search,
+                sweep=sweep,
+                trials=tuple(own),
+                logged=_logged(table, place / sweep, own),
+            )
+    return [found[row.name] for row in table.rows]
+
+
+def _submitted(table: Table, words: list[str], cluster: str | None) -> tuple[str, pd.DataFrame]:
+    """The sweep's id and its trials, once it is finished."""
+    done = bt.submit(read_planned(table.sweep, words, cluster), cluster=cluster)
+    if done.state != "finished":
+        raise SweepError(f"{done.id} is {done.state}; run the table again to go on")
+    return done.id, bt.runs(done.id, cluster=cluster)
+
+
+def _trial(runs: pd.DataFrame, settings: Mapping[str, Scalar]) -> str:
+    """The name of the trial with these settings."""
+    found = [str(name) for name, run in runs.iterrows() if all(run.get(SETTING + k) == v for k, v in settings.items())]
+    if len(found) != 1:
+        raise SweepError(f"{len(found)} trials have {dict(settings)}; there should be one")
+    return found[0]
+
+
+def _scores(runs: pd.DataFrame, row: Row, rates: Sequence[float], metric: str) -> dict[float, float | None]:
+    """Learning rate -> the row's objective."""
+    found: dict[float, float | None] = {}
+    for rate in rates:
+        run = runs.loc[_trial(runs, {**row.settings, RATE: rate})]
+        found[rate] = float(run[metric]) if run["state"] == "finished" else None
+    return found
+
+
+def _logged(table: Table, folder: Path, trials: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """Metric -> its mean over the training, by seed."""
+    points = [
+        [point.values for report in read_reports(folder / "trials" / name) for point in report.points]
+        for name in trials
+    ]
+    return {
+        metric: tuple(
+            statistics.fmean(values[metric] for values in of_trial if metric in values) for of_trial in points
+        )
+        for metric in table.logged
+        if all(any(metric in values for values in of_trial) for of_trial in points)
+    }

@@ -1,0 +1,227 @@
+"""The papers' tables: each page is what its record says, verdicts follow from figures, and a small table runs whole."""
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy.stats import t
+
+from babeltune.data.prepared import TextTask
+from babeltune.data.teacher import teacher_folder
+from babeltune.planning.sweep_file import read_sweep
+from babeltune.schema.records import Teacher
+from benchmarks.tables import page
+from benchmarks.tables.__main__ import TABLES, show_plan
+from benchmarks.tables.cpu import CpuSeconds
+from benchmarks.tables.definition import Claim, Column, Row, Table
+from benchmarks.tables.record import run
+from benchmarks.tables.sampling import Scored, sampling_error
+from benchmarks.tables.sweeps import planned
+from benchmarks.tables.verdict import Judged, judge
+
+ROOT = Path(__file__).parents[1]
+RECORDS = {record["name"]: record for record in page.read_records()}
+METRIC = "test/everyday/accuracy"
+SMALL = Table(
+    name="small",
+    title="A small table",
+    paper="Nobody 2000, table 1.",
+    budget="nothing.",
+    ours="A tiny student.",
+    sweep="",
+    rows=(
+        Row(name="hard", settings={"labels": "hard"}),
+        Row(name="soft", settings={"labels": "priority"}),
+        Row(name="mse", changes=("method=mse_distillation",)),
+    ),
+    columns=(Column(metric=METRIC, title="everyday"),),
+    claims=(Claim(better="soft", worse="hard", metrics=(METRIC,), paper="table 1: 2 against 1"),),
+    logged={"train/label_entropy": "label entropy"},
+    rates=(1e-3, 3e-3),
+    seeds=(0, 1),
+)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_page_is_what_its_record_generates(name):
+    assert (ROOT / page.PAGES / f"{name}.md").read_text(encoding="utf-8") == page.page(RECORDS[name])
+
+
+def test_the_index_and_the_sites_contents_name_every_page():
+    written = {path.stem for path in (ROOT / page.PAGES).glob("*.md")} - {"index"}
+    assert written == set(RECORDS) <= set(TABLES)
+    assert (ROOT / page.PAGES / "index.md").read_text(encoding="utf-8") == page.index(RECORDS.values())
+    listed = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(f"tables/{name}.md" in listed for name in (*written, "index"))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_says_what_its_figures_depend_on(name):
+    record, table = RECORDS[name], TABLES[name]
+    assert [row["name"] for row in record["rows"]] == [row.name for row in table.rows]
+    assert len(record["claims"]) == sum(len(claim.metrics) for claim in table.claims)
+    for row in record["rows"]:
+        assert all(len(values) == len(record["run"]["seeds"]) == 5 for values in row["values"].values())
+        assert {row["sweep"]} <= set(record["run"]["sweeps"])
+    assert "dirty" not in record["run"]["commit"]
+    assert record["run"]["cpu_seconds"] > 0
+    assert any(name.startswith("test/") for name in record["run"]["data"])
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_records_differences_are_those_of_its_rows(name):
+    values = {row["name"]: row["values"] for row in RECORDS[name]["rows"]}
+    for claim in RECORDS[name]["claims"]:
+        pairs = zip(values[claim["better"]][claim["metric"]], values[claim["worse"]][claim["metric"]], strict=True)
+        expected = [a - claim["times"] * b for a, b in pairs]
+        assert claim["differences"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_recorded_order_holds_only_if_both_intervals_exclude_zero(name):
+    for claim in RECORDS[name]["claims"]:
+        said, differences = page.verdict(claim).said, np.array(claim["differences"])
+        sign = -1 if "error" in claim["metric"] else 1
+        half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / math.sqrt(len(differences))
+        half = max(half, 1.96 * claim["sentence_error"])
+        if claim["kind"] == "above" and said != "undecided":
+            assert said == ("holds" if sign * differences.mean() > 0 else "fails")
+            assert abs(differences.mean()) > half
+
+
+FIGURES = Judged(better=0.8, worse=0.6, differences=(0.2, 0.21, 0.19), sentence_error=0.01, untrained=0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "why"),
+    [
+        ({}, "holds", "above zero"),
+        ({"differences": (-0.2, -0.21, -0.19)}, "fails", "below zero"),
+        ({"differences": (-0.2, 0.3, 0.1)}, "undecided", "seeds differ"),
+        ({"sentence_error": 0.2}, "undecided", "test set is too small"),
+        ({"untrained": 0.9}, "undecided", "untrained"),
+        ({"untrained": None, "better": 0.1, "worse": 0.2}, "holds", "above zero"),
+        ({"sentence_error": None}, "undecided", "not known"),
+        ({"smaller_is_better": True, "untrained": 0.9}, "fails", "below zero"),
+        ({"kind": "level", "margin": 0.3}, "holds", "within 0.3"),
+        ({"kind": "level", "margin": 0.1}, "fails", "more than 0.1"),
+        ({"kind": "level", "margin": 0.2}, "undecided", "0.2"),
+    ],
+)
+def test_a_verdict_follows_from_seeds_and_sentences(change, said, why):
+    found = judge(replace(FIGURES, **change))
+    assert found.said == said
+    assert why in found.why
+
+
+def task(kind, rows, **more):
+    left = [f"{kind} {row}" for row in range(rows)]
+    return TextTask(name="set", subset="fra-eng", kind=kind, left=left, right=left, **more)
+
+
+def test_the_sampling_error_of_shares_is_that_of_paired_differences():
+    random = np.random.default_rng(0)
+    right = random.random((2, 2, 3, 400)) < 0.5  # row, direction, seed, sentence
+    rows = [
+        [
+            Scored({}, {"test/set/fra-eng/accuracy": {"forward": a.tolist(), "backward": b.tolist()}})
+            for a, b in zip(row[0], row[1], strict=True)
+        ]
+        for row in right
+    ]
+    difference = right[0].mean(axis=(0, 1)) - 2 * right[1].mean(axis=(0, 1))
+    found = sampling_error("test/set/accuracy", [task("bitext", 400)], *rows, times=2)
+    assert found == pytest.approx(difference.std(ddof=1) / 20)
+
+
+def test_equal_rows_have_no_sampling_error_in_a_correlation():
+    grades = np.linspace(0, 5, 60)
+    noise = np.random.default_rng(1).normal(size=60)
+    good, bad = (
+        [Scored({}, {"test/set/fra-eng/spearman": {"cosine": (grades + by * noise).tolist()}})] for by in (0.5, 5)
+    )
+    tasks = [task("sts", 60, scores=grades.tolist())]
+    assert sampling_error("test/set/spearman", tasks, good, good) == 0
+    assert 0.03 < sampling_error("test/set/spearman", tasks, good, bad) < 0.3
+
+
+def test_an_error_without_sentences_has_that_of_two_shares():
+    rows = [[Scored({"test/set/xsim_error": value}, {})] for value in (0.5, 0.2)]
+    found = sampling_error("test/set/xsim_error", [task("bitext", 100)], *rows)
+    assert found == pytest.approx(math.sqrt((0.25 + 0.16) / 100))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
+    table = TABLES[name]
+    for file, words in planned(replace(table, start=None)):
+        sweep = read_sweep(file, assignments=words, fetch=lambda _: str(teacher_folder(Teacher())))
+        assert sweep.budget.trials == len(sweep.sampler.points)
+        assert sweep.training.pairs > 0
+    named = {f"test/{task.name}" for task in sweep.data.test}
+    assert {column.metric.rpartition("/")[0] for column in table.columns} <= named
+
+
+def test_a_claim_names_rows_that_are_there():
+    with pytest.raises(ValueError, match="absent"):
+        replace(SMALL, claims=(Claim(better="soft", worse="absent", metrics=(METRIC,), paper=""),))
+
+
+def test_the_cpu_seconds_of_children_count_and_add_up(tmp_path):
+    busy = "import time\nwhile time.process_time() < 2.5: pass"
+    for least in (1.0, 2.0):
+        with CpuSeconds(tmp_path / "cpu.json") as cpu:
+            subprocess.run([sys.executable, "-c", busy], check=True)
+        assert cpu.total() >= least
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A cluster file whose storage is new."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
+    values = {"version": 1, "name": "here", "storage": str(tmp_path / "home"), "worker_groups": 1}
+    file = tmp_path / "here.yaml"
+    file.write_text(yaml.safe_dump({**values, "mlflow": f"sqlite:///{tmp_path}/mlflow.db"}))
+    return str(file)
+
+
+def test_a_small_table_runs_and_becomes_a_page(ray_cluster, tiny_file, place, tmp_path, capsys):
+    table = replace(SMALL, sweep=str(tiny_file))
+    show_plan(table, place)
+    assert "small_seeds_0: 4 trials of 640 pairs" in capsys.readouterr().out
+    record = run(table, place)
+    written = page.write(record, tmp_path / "site").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "site" / page.RECORDS / "small.json").read_text()) == json.loads(json.dumps(record))
+    assert written == page.page(record)
+    rows = {row["name"]: row for row in record["rows"]}
+    assert set(rows) == {"hard", "soft", "mse"}
+    assert rows["hard"]["sweep"] == rows["soft"]["sweep"] != rows["mse"]["sweep"]
+    assert all(set(row["searched"]) == {"0.001", "0.003"} for row in rows.values())
+    for row in rows.values():
+        best = max(row["searched"], key=lambda rate: row["searched"][rate] or 0.0)
+        assert float(best) == row["learning_rate"]
+        assert f"{statistics.fmean(row['values'][METRIC]):.4f} ±" in written
+    assert {name: list(row["logged"]) for name, row in rows.items() if name != "hard"} == {
+        "soft": ["train/label_entropy"],
+        "mse": [],
+    }
+    (claim,) = record["claims"]
+    soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
+    assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)
+    assert page.verdict(claim).said in written
+    opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
+    assert len(opened) == 3 * 2 + 1
+    again = run(table, place)
+    assert {key: value for key, value in again.items() if key != "run"} == {
+        key: value for key, value in record.items() if key != "run"
+    }
+    assert again["run"]["cpu_seconds"] >= record["run"]["cpu_seconds"]
+    assert len((tmp_path / "home" / "openings.jsonl").read_text().splitlines()) == len(opened)
