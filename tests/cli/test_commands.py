@@ -185,7 +185,7 @@ def test_half_precision_is_warned_of_where_the_processor_would_emulate_it(tiny_f
 def test_a_value_for_a_searched_setting_is_warned_of(babeltune, tiny_file):
     code, _, err = babeltune("plan", tiny_file, "--set", "training.learning_rate=1e-3", "--no-calibrate")
     assert code == 0
-    assert "training.learning_rate is searched" in err
+    assert "training.learning_rate is among" in err
     assert "--set 'parameters.training.learning_rate={const: VALUE}'" in " ".join(err.split())
     fixed = "parameters.training.learning_rate={const: 1e-3}"
     soft = ("--set", "config.teacher_temperature=0.2")
