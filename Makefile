@@ -9,8 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 export TOKENIZERS_PARALLELISM := false
+# Every test and sweep starts dozens of Pythons: what one has compiled, the others read.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: sweep test test-fast chaos long lint docs bench table requirements format clean
+.PHONY: sweep test test-fast chaos long lint style types layers prose site docs bench table requirements format clean
 
 # Without Debian's python3-venv there is no pip to make one with: its wheel comes from the package index, checked.
 define GET_PIP
@@ -43,7 +45,7 @@ define INSTALL
 	@start=$$(date +%s); \
 	$(if $(TORCH_INDEX),$(PIP) --index-url $(TORCH_INDEX) --force-reinstall --no-deps torch &&) \
 	$(PIP) --editable '.[$(1)]' && \
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -c 'import $(COMPILED)' && \
+	$(BIN)/python -c 'import $(COMPILED)' && \
 	echo "installed in $$(( $$(date +%s) - start )) s"
 	@touch $(INSTALLED) $@
 endef
@@ -78,17 +80,29 @@ chaos: $(DEVELOPED)
 long: $(DEVELOPED)
 	@$(BIN)/python -m pytest -m long
 
+# Two checks at a time, the longest first.
 lint: $(DEVELOPED)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target types prose site layers style
+
+types:
+	@$(BIN)/mypy
+
+prose:
+	@$(BIN)/python tests/prose.py
+
+site:
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+layers:
+	@$(BIN)/lint-imports --no-logo
+
+style:
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python tests/prose.py
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The site, with the reference that is generated from the code, in build/site.
 docs: $(DEVELOPED)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "build/site/index.html"
+	@$(MAKE) --no-print-directory site && echo "build/site/index.html"
 
 format: $(DEVELOPED)
 	@$(BIN)/ruff format .

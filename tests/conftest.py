@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
-from selection import FAST, STARTING, is_fast
+from selection import FAST, is_fast, place_in_run
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
 hypothesis.settings.load_profile("untimed")
@@ -66,8 +66,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if is_fast(item):
             item.add_marker(FAST)
-    places = {name: place for place, name in enumerate(STARTING)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(STARTING)))
+    items.sort(key=lambda item: place_in_run(item.path))
 
 
 def pytest_runtest_setup(item):
@@ -351,14 +350,30 @@ def copied(copy_of, tmp_path):
     return copy_of(tmp_path / "storage")
 
 
-@pytest.fixture(scope="module")
-def one_scoring_process():
-    """Promotions and evaluations of a module share the process that scores: it takes ten seconds to start."""
-    from contextlib import nullcontext
+@pytest.fixture(scope="session")
+def scoring_process():
+    """Gives the process that scores, which takes ten seconds to start. One that has ended is replaced."""
+    from contextlib import ExitStack
 
     from babeltune.promotion.fresh_scorer import FreshScorer
 
-    with FreshScorer() as warm, pytest.MonkeyPatch.context() as patch:
+    with ExitStack() as started:
+        warm = []
+
+        def alive():
+            if not warm or warm[-1]._process.poll() is not None:
+                warm.append(started.enter_context(FreshScorer()))
+            return warm[-1]
+
+        yield alive
+
+
+@pytest.fixture(scope="module")
+def one_scoring_process(scoring_process):
+    """Promotions and evaluations of a module are scored by the process that all modules share."""
+    from contextlib import nullcontext
+
+    with pytest.MonkeyPatch.context() as patch:
         for module in ("promote", "evaluate"):
-            patch.setattr(f"babeltune.promotion.{module}.FreshScorer", lambda: nullcontext(warm))
+            patch.setattr(f"babeltune.promotion.{module}.FreshScorer", lambda: nullcontext(scoring_process()))
         yield

@@ -27,10 +27,20 @@ LEFT_OUT = ("chaos", "long", "needs_gpu", "needs_papers")
 """Markers of tests that are not fast, whatever their code names."""
 SLOW_FIXTURES = frozenset({"tiny", "tiny_storage"})
 """Fixtures that take seconds: a prepared sweep, and the storage of tests that prepare one."""
-STARTING = ("chaos", "engine", "search", "workers", "cluster", "security", "tracking", "mining", "promotion", "cli")
-"""The folders whose tests start clusters and servers. They come first in a run."""
-SLOW_FOLDERS = frozenset({*STARTING, "clusters"})
-"""Folders without fast tests."""
+SLOWEST = (*("remote/test_jobs.py", "cli/test_refit.py", "chaos/test_quick.py", "sweep/state/test_rebuild.py"),)
+"""The files of tests that take longest, the longest first, as measured. They come first in a run."""
+SLOW_FOLDERS = frozenset(
+    {"chaos", "cli", "clusters", "mining", "promotion", "search", "security", "tracking", "workers"}
+)
+"""Folders without fast tests: they start clusters and servers."""
+
+
+def place_in_run(path: Path) -> int:
+    """The place of a test file in a run: its place among the slowest, then those of slow folders, then all others."""
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
+    if name in SLOWEST:
+        return SLOWEST.index(name)
+    return len(SLOWEST) + (path.parent.name not in SLOW_FOLDERS)
 
 
 def is_fast(item) -> bool:

@@ -157,20 +157,21 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert "taken" not in out
     assert "training.pairs: 640 → 1280" in out
     assert "--accept-changes" in out
+    code, out, err = babeltune("extend", quick, "--trials", 2)
+    assert code == 2, out + err
+    assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
+    assert f"--trials 2: sweep {quick} has a budget of 2 trials; give more than that" in words(out)
     more = ("--spec", tiny_file, "--trials", 3, "--set", "training.pairs=1280", "--accept-changes")
     code, out, err = babeltune("resume", quick, *more)
     assert code == 0, out + err
-    assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
     assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
-    code, out, err = babeltune("extend", quick, "--trials", 4)
-    assert code == 0, out + err
     assert f"sweep {quick} is submitted as job {quick}-4" in words(err)
     code, out, err = babeltune("status", quick, "--json")
     assert code == 0, out + err
     found = json.loads(out)
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
-    assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 4
+    assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 3
     with monkeypatch.context() as patched:
         patched.setattr(Jobs, "find", lambda *_: Job(f"{quick}-4", "RUNNING", sweep=quick))  # as a moment ago
         patched.setattr(Jobs, "end", lambda _, job: pytest.fail(f"{job} is ended"))

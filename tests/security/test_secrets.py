@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -17,9 +18,10 @@ import pytest
 import ray
 import requests
 
+from babeltune.files import plain
 from babeltune.remote.doctor import tracking
 from babeltune.schema.records import Point
-from babeltune.sweep.driver.run import submit
+from babeltune.sweep.state.leaderboard import leaderboard
 from babeltune.tracking import tracker as track
 from babeltune.tracking.mlflow_client import open_client, serve_command
 from ports import free_port
@@ -189,15 +191,22 @@ def test_a_password_in_a_databases_address_stands_in_no_argument(tmp_path):
     assert "secret" in environment["MLFLOW_BACKEND_STORE_URI"]
 
 
-def test_a_real_sweep_leaves_no_secret_anywhere(ray_cluster, copied, server, monkeypatch):
+def test_a_sweep_that_is_extended_leaves_no_secret_anywhere(
+    ray_cluster, copied, server, command, tmp_path, monkeypatch
+):
     sweep, folder, cluster = copied
     uri, place = server
     for name, value in {**USER, "RAY_TEST_TOKEN": "Marked-token-of-a-cluster"}.items():
         monkeypatch.setenv(name, value)
     shutil.rmtree(folder.path.parents[1] / "artifacts", ignore_errors=True)
-    sweep = replace(sweep, budget=replace(sweep.budget, trials=5, workers=1))
+    folder.write("sweep.json", replace(sweep, budget=replace(sweep.budget, workers=1)))
+    there = replace(cluster, mlflow=uri, token_env="RAY_TEST_TOKEN")
+    (file := tmp_path / "cluster.yaml").write_text(json.dumps(plain(there)), encoding="utf-8")
     with arguments_watched() as seen:
-        submit(sweep, replace(cluster, mlflow=uri, token_env="RAY_TEST_TOKEN"))
+        code, *words = command("extend", folder.id, "--trials", 5, "--cluster", file)
+    assert code == 0, words
+    states = {row.name: row.state for row in leaderboard(folder)}
+    assert (states["t0003"], states["t0004"], "t0005" in states) == ("finished", "finished", False)
     assert folder.read("tracking.json") == {"unsent_bytes": 0, "refused": 0, "trouble": None}
     client = open_client(uri)
     experiment = client.get_experiment_by_name(sweep.name).experiment_id
@@ -207,5 +216,6 @@ def test_a_real_sweep_leaves_no_secret_anywhere(ray_cluster, copied, server, mon
     tokens = [PASSWORD, "Marked-token-of-a-cluster"]
     for where in (folder.path.parents[1], place, logs):
         assert not holding(where, *tokens)
+    assert not [token for token in tokens if token in "".join(words)]
     assert any(b"ray" in line for line in seen)
     assert not [line for line in seen if any(token.encode() in line for token in tokens)]
