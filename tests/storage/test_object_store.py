@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from tenacity import RetryCallState, Retrying
 
 from babeltune.errors import ClusterError, ObjectStoreError
-from babeltune.storage.object_store import ObjectStore
+from babeltune.storage.object_store import WAIT_S, ObjectStore
 from bucket_servers import Preconditions
 
 
@@ -164,3 +165,14 @@ def test_a_server_that_compares_nothing_is_asked_before_each_write(gs):
     assert store.write_if("lease", b"3", None) is None
     assert store.write_if("lease", b"3", store.entry("lease").version) is not None
     assert store.read("lease") == b"3"
+
+
+def test_requests_that_failed_together_are_not_repeated_together():
+    """Each wait is drawn from a fifth of a second, which begins twice as late each time and never after 8 s."""
+    state = RetryCallState(Retrying(), None, (), {})
+    for state.attempt_number in range(1, 6):
+        drawn = [WAIT_S(state) for _ in range(20)]
+        least = 0.1 * 2**state.attempt_number
+        assert least <= min(drawn) < max(drawn) <= least + 0.2
+    state.attempt_number = 30
+    assert WAIT_S(state) == 8

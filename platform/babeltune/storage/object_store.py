@@ -17,13 +17,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from tenacity import Retrying, retry_if_exception, stop_before_delay, wait_exponential_jitter
+
 from babeltune.errors import REFUSALS, ClusterError, ObjectStoreError
 from babeltune.files import locked, write_whole
 from babeltune.schema.storage_location import STORAGE_TIMEOUT_S
 
 Result = TypeVar("Result")
-WAITS = (0.2, 8.0)
-"""Seconds to the first repetition, and the longest; they double in between."""
+WAIT_S = wait_exponential_jitter(multiplier=0.2, max=8.0, jitter=0.2)
+"""Seconds before a request is repeated: 0.2 at first, twice as many each time, at most 8. Up to 0.2 more are drawn at
+random, so that many workers do not ask at once."""
 EXTRAS = {"s3": "babeltune[s3]", "s3a": "babeltune[s3]", "gs": "babeltune[gs]", "gcs": "babeltune[gs]"}
 """What installs a protocol that does not come with fsspec."""
 ONE_TRY = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}
@@ -208,27 +211,33 @@ class ObjectStore:
             raise ObjectStoreError(f"the storage {self.uri} is not there ({_first_line(error)}); create it") from error
 
     def _tried(self, what: str, request: Callable[[], Result]) -> Result:
-        """The request's result; what is no refusal is tried again until `timeout` ends."""
-        deadline, (wait, longest) = time.monotonic() + self.timeout, WAITS
-        while True:
-            try:
-                return request()
-            except FileNotFoundError:
-                raise
-            except Exception as error:  # each protocol's library has its own
-                why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
-                if is_local(error):
-                    raise ObjectStoreError(f"{why}; make room on this machine, and its folder writable") from error
-                if _refused(error):
-                    raise ObjectStoreError(
-                        f"{why}; give this machine credentials that may read and write there, in its environment"
-                    ) from error
-                if isinstance(error, NotImplementedError):
-                    raise ObjectStoreError(f"{why}; name a storage that can be written") from error
-                if time.monotonic() + wait > deadline:
-                    raise ObjectStoreError(f"{why}; start it, or check its address and the network") from error
-            time.sleep(wait)
-            wait = min(2 * wait, longest)
+        """The request's result. A failure that is no refusal is tried again until `timeout` ends."""
+        stop = stop_before_delay(self.timeout)
+        tries = Retrying(retry=retry_if_exception(_may_pass), wait=WAIT_S, stop=stop, reraise=True)
+        try:
+            return tries(request)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each protocol's library has its own
+            why = f"the storage {self.uri} cannot be {what} ({_first_line(error)})"
+            raise ObjectStoreError(f"{why}; {_next_step(error)}") from error
+
+
+def _next_step(error: Exception) -> str:
+    """What to do about a request that failed for good."""
+    if is_local(error):
+        return "make room on this machine, and its folder writable"
+    if _refused(error):
+        return "give this machine credentials that may read and write there, in its environment"
+    if isinstance(error, NotImplementedError):
+        return "name a storage that can be written"
+    return "start it, or check its address and the network"
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later."""
+    for_good = isinstance(error, FileNotFoundError | NotImplementedError)
+    return isinstance(error, Exception) and not (for_good or is_local(error) or _refused(error))
 
 
 def inside(key: str) -> str:
