@@ -136,6 +136,7 @@ def _scores(record: Record) -> str:
 
 def _orderings(record: Record) -> str:
     titles = {column["metric"]: column["title"] for column in record["columns"]}
+    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
     rows = []
     for claim in record["claims"]:
         mean, low, high = over_seeds(claim["differences"])
@@ -152,11 +153,16 @@ def _orderings(record: Record) -> str:
                 f"{low:+.4f} to {high:+.4f}",
                 f"{mean - reach:+.4f} to {mean + reach:+.4f}",
                 f"**{found.said}**",
-                found.why,
+                found.why + _other_rate(*(rates.get(claim[side]) for side in ("better", "worse"))),
             ]
         )
     heads = ["order", "the paper", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
     return _table(heads, rows)
+
+
+def _other_rate(better: float | None, worse: float | None) -> str:
+    """Words for rows whose difference may be one of their learning rates; None for a row without a training."""
+    return "; the learning rates differ" if better and worse and better != worse else ""
 
 
 def _run(record: Record) -> str:
