@@ -22,8 +22,8 @@ COST = "Text and teacher vectors that the storage held before are not in the CPU
 JUDGING = """\
 A difference is the first row minus the second, with the same seeds and the same test sentences. The first interval is
 Student's 95 % interval over seeds. The second is the 95 % interval over test sentences, with the seeds averaged. An
-ordering holds, or fails, if both intervals lie on one side of zero. There is no correction for the number of
-orderings."""
+ordering holds, or fails, if both intervals lie on one side of zero. If the rows have different learning rates, the dev
+sets must show the same order at each rate that was searched. There is no correction for the number of orderings."""
 LEVEL = """\
 Where the paper sees no difference, the order holds if both intervals lie within the margin."""
 INDEX = """\
@@ -38,6 +38,7 @@ def judged(claim: Record) -> Judged:
     """What the verdict of an ordering depends on."""
     better, worse = claim["values"]
     return Judged(
+        searched=tuple(claim["searched"]),
         better=better,
         worse=worse,
         differences=tuple(claim["differences"]),
@@ -136,7 +137,6 @@ def _scores(record: Record) -> str:
 
 def _orderings(record: Record) -> str:
     titles = {column["metric"]: column["title"] for column in record["columns"]}
-    rates = {row["name"]: row["learning_rate"] for row in record["rows"]}
     rows = []
     for claim in record["claims"]:
         mean, low, high = over_seeds(claim["differences"])
@@ -153,16 +153,11 @@ def _orderings(record: Record) -> str:
                 f"{low:+.4f} to {high:+.4f}",
                 f"{mean - reach:+.4f} to {mean + reach:+.4f}",
                 f"**{found.said}**",
-                found.why + _other_rate(*(rates.get(claim[side]) for side in ("better", "worse"))),
+                found.why,
             ]
         )
     heads = ["order", "the paper", "score", "difference", "over seeds", "over sentences", "verdict", "why"]
     return _table(heads, rows)
-
-
-def _other_rate(better: float | None, worse: float | None) -> str:
-    """Words for rows whose difference may be one of their learning rates; None for a row without a training."""
-    return "; the learning rates differ" if better and worse and better != worse else ""
 
 
 def _run(record: Record) -> str:

@@ -51,6 +51,7 @@ def run(table: Table, cluster: str | None = None) -> Record:
             "rows": [_row(table, row, scores[row.row.name]) for row in rows],
             "claims": [
                 _claim(claim, metric, scores, sealed, table.from_scratch)
+                | {"searched": at_equal_rates(claim, metric, rows)}
                 for claim in table.claims
                 for metric in claim.metrics
             ],
@@ -88,6 +89,21 @@ def _claim(claim: Claim, metric: str, scores: Scores, sealed: SealedSets, from_s
         "sentence_error": error and _round(error),
         "untrained": _round(scores[UNTRAINED][0].scores[metric]) if from_scratch else None,
     }
+
+
+def at_equal_rates(claim: Claim, metric: str, rows: Sequence[Trained]) -> list[float]:
+    """How far the first row is above the second on dev, at each learning rate that both finished, if their own differ.
+
+    Empty for another kind of metric than the objective's, and for the untrained student.
+    """
+    by_name = {row.row.name: row for row in rows}
+    better, worse = by_name.get(claim.better), by_name.get(claim.worse)
+    if better is None or worse is None or better.rate == worse.rate:
+        return []
+    if better.objective.rpartition("/")[2] != metric.rpartition("/")[2]:
+        return []
+    both = [(better.searched[rate], worse.searched[rate]) for rate in better.searched]
+    return [_round(a - b) for a, b in both if a is not None and b is not None]
 
 
 def _facts(table: Table, rows: Sequence[Trained], starts: Sequence[str], sealed: SealedSets) -> Record:

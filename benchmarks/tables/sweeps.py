@@ -36,6 +36,8 @@ class Trained:
     row: Row
     rate: float
     """The learning rate that the search chose."""
+    objective: str
+    """The dev metric of the search."""
     searched: dict[float, float | None]
     """Learning rate -> the objective on dev; None for a trial that failed."""
     search: str
@@ -141,6 +143,7 @@ def train_rows(table: Table, cluster: str | None) -> list[Trained]:
             found[row.name] = Trained(
                 row=row,
                 rate=rates[row.name],
+                objective=objective.metric,
                 searched=scores[row.name],
                 search=search,
                 sweep=sweep,

@@ -30,6 +30,8 @@ class Judged:
     """The standard error of their mean that comes from the test sentences alone."""
     untrained: float | None
     """None if rows below it may still be ordered."""
+    searched: tuple[float, ...] = ()
+    """The first row minus the second on dev, at each learning rate of the search, for rows whose own rates differ."""
     kind: Literal["above", "level"] = "above"
     margin: float = 0.0
     smaller_is_better: bool = False
@@ -67,6 +69,8 @@ def judge(found: Judged) -> Verdict:
     widest = (min(low, mean - reach), max(high, mean + reach))
     if found.kind == "level":
         return _level(widest, found.margin)
+    if (widest[0] > 0 or widest[1] < 0) and not all(sign * each * mean > 0 for each in found.searched):
+        return Verdict("undecided", "the learning rates differ, and at equal rates the dev sets do not show this order")
     if widest[0] > 0:
         return Verdict("holds", "both intervals lie above zero")
     if widest[1] < 0:
