@@ -327,7 +327,7 @@ def test_a_lease_is_taken_by_the_takers_own_clock_once_its_holder_is_silent(far,
     looker = StorageView(machine("clock"))
     assert is_driven(looker.sweep("far")), "the store has it from just now"
     with monkeypatch.context() as patch:
-        patch.setattr(DriverSync, "_say", lambda *_: word(1, renewals=1))  # while this driver watches
+        patch.setattr(leased_folder.LeasedFolder, "_say", lambda *_: word(1, renewals=1))  # while this driver watches
         with pytest.raises(SweepError, match="is being run on elsewhere"), DriverSync(one, folder):
             pass
     for hours in (-24, 1):  # a clock that is wrong decides nothing
