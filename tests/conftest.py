@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from corpora import BESIDE, DATA
+from screens import CHROMIUM
 from selection import FAST, is_fast, place_in_run
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # no test asserts wall time
@@ -56,6 +57,10 @@ NEEDS_PAPERS = "needs_papers"
 """The marker of tests that are skipped where the papers' texts are not at hand."""
 NEEDS_AXE = "needs_axe"
 """The marker of tests that are skipped where the environment names no axe-core."""
+NEEDS_CHROMIUM = "needs_chromium"
+"""The marker of tests that are skipped where there is no Chromium: it is no package of Python."""
+EXCUSED = frozenset({NEEDS_GPU, NEEDS_PAPERS, NEEDS_AXE, NEEDS_CHROMIUM})
+"""A test with one of these markers may be skipped on a machine without what it needs."""
 skipped: list[str] = []
 
 
@@ -77,10 +82,12 @@ def pytest_runtest_setup(item):
             pytest.skip("CUDA is not available")
     if item.get_closest_marker(NEEDS_AXE) and not Path(os.environ.get("BABELTUNE_AXE", "")).is_file():
         pytest.skip("BABELTUNE_AXE names no axe.min.js; `npm pack axe-core` has one")
+    if item.get_closest_marker(NEEDS_CHROMIUM) and CHROMIUM is None:
+        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
 
 
 def pytest_runtest_logreport(report):
-    excused = {NEEDS_GPU, NEEDS_PAPERS, NEEDS_AXE} & set(getattr(report, "keywords", ()))
+    excused = EXCUSED & set(getattr(report, "keywords", ()))
     if report.skipped and not excused and (DATA.is_dir() or BESIDE.is_dir()):
         skipped.append(report.nodeid)
 
@@ -89,7 +96,7 @@ pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session, exitstatus):
-    """Where the real corpora are at hand, a skipped test fails the run, unless it needs a GPU or the papers."""
+    """Where the real corpora are at hand, a skipped test fails the run, unless its marker is in `EXCUSED`."""
     if skipped and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -331,6 +338,19 @@ def searched(request, tiny_file, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def with_stores(searched):
+    """Puts the stores of the finished sweep into a new storage, where a sweep of the same text then prepares nothing:
+    gives the storage."""
+    _, folder = searched
+
+    def put(storage):
+        shutil.copytree(folder.path.parents[1] / "stores", storage / "stores")
+        return storage
+
+    return put
+
+
+@pytest.fixture(scope="session")
 def copy_of(searched):
     """Copies the finished sweep into a new storage, to go on with or to damage: gives (sweep, folder, cluster)."""
     from babeltune.sweep.state.folder import SweepFolder
@@ -374,6 +394,6 @@ def one_scoring_process(scoring_process):
     from contextlib import nullcontext
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("promote", "evaluate"):
+        for module in ("promote", "evaluate", "sweep_scores"):
             patch.setattr(f"babeltune.promotion.{module}.FreshScorer", lambda: nullcontext(scoring_process()))
         yield

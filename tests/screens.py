@@ -5,8 +5,6 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from waiting import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -18,11 +16,10 @@ AXE = "BABELTUNE_AXE"
 
 @contextmanager
 def chromium():
-    """Chromium, driven by Playwright; the test is skipped where either is missing."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium; on Debian: apt-get install chromium")
-    with playwright.sync_playwright() as started:
+    """Chromium, driven by Playwright: for tests with the marker `needs_chromium`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
         window = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield window
         window.close()

@@ -5,6 +5,7 @@ import math
 import statistics
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,11 +40,10 @@ SMALL = Table(
     rows=(
         Row(name="hard", settings={"labels": "hard"}),
         Row(name="soft", settings={"labels": "priority"}),
-        Row(name="mse", changes=("method=mse_distillation",)),
     ),
     columns=(Column(metric=METRIC, title="everyday"),),
     claims=(Claim(better="soft", worse="hard", metrics=(METRIC,), paper="table 1: 2 against 1"),),
-    logged={"train/label_entropy": "label entropy"},
+    logged={"train/label_entropy": "label entropy", "train/of_another_method": "of another method"},
     rates=(1e-3, 3e-3),
     seeds=(0, 1),
 )
@@ -172,6 +172,19 @@ def test_each_sweep_of_a_table_can_be_read_and_has_a_trial_for_each_point(name):
     assert {column.metric.rpartition("/")[0] for column in table.columns} <= named
 
 
+def test_rows_share_sweeps_unless_they_change_what_is_no_setting(tiny_file):
+    rows = (*SMALL.rows, Row(name="mse", changes=("method=mse_distillation",)))
+    sweeps = [
+        read_sweep(file, assignments=words) for file, words in planned(replace(SMALL, sweep=str(tiny_file), rows=rows))
+    ]
+    assert [(sweep.name, sweep.method, sweep.budget.trials) for sweep in sweeps] == [
+        ("small_rates_0", "soft_contrastive", 4),
+        ("small_seeds_0", "soft_contrastive", 4),
+        ("small_rates_1", "mse_distillation", 2),
+        ("small_seeds_1", "mse_distillation", 2),
+    ]
+
+
 def test_a_claim_names_rows_that_are_there():
     with pytest.raises(ValueError, match="absent"):
         replace(SMALL, claims=(Claim(better="soft", worse="absent", metrics=(METRIC,), paper=""),))
@@ -186,9 +199,10 @@ def test_the_cpu_seconds_of_children_count_and_add_up(tmp_path):
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A cluster file whose storage is new."""
+def place(with_stores, tmp_path, monkeypatch):
+    """A cluster file whose storage has no sweep yet."""
     monkeypatch.chdir(tmp_path)
+    with_stores(tmp_path / "home")
     monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path / "home"))
     values = {"version": 1, "name": "here", "storage": str(tmp_path / "home"), "worker_groups": 1}
     file = tmp_path / "here.yaml"
@@ -196,7 +210,10 @@ def place(tmp_path, monkeypatch):
     return str(file)
 
 
-def test_a_small_table_runs_and_becomes_a_page(ray_cluster, tiny_file, place, tmp_path, capsys):
+def test_a_small_table_runs_and_becomes_a_page(
+    ray_cluster, scoring_process, tiny_file, place, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("benchmarks.tables.sealed.FreshScorer", lambda: nullcontext(scoring_process()))
     table = replace(SMALL, sweep=str(tiny_file))
     show_plan(table, place)
     assert "small_seeds_0: 4 trials of 640 pairs" in capsys.readouterr().out
@@ -205,23 +222,20 @@ def test_a_small_table_runs_and_becomes_a_page(ray_cluster, tiny_file, place, tm
     assert json.loads((tmp_path / "site" / page.RECORDS / "small.json").read_text()) == json.loads(json.dumps(record))
     assert written == page.page(record)
     rows = {row["name"]: row for row in record["rows"]}
-    assert set(rows) == {"hard", "soft", "mse"}
-    assert rows["hard"]["sweep"] == rows["soft"]["sweep"] != rows["mse"]["sweep"]
+    assert set(rows) == {"hard", "soft"}
+    assert rows["hard"]["sweep"] == rows["soft"]["sweep"]
     assert all(set(row["searched"]) == {"0.001", "0.003"} for row in rows.values())
     for row in rows.values():
         best = max(row["searched"], key=lambda rate: row["searched"][rate] or 0.0)
         assert float(best) == row["learning_rate"]
         assert f"{statistics.fmean(row['values'][METRIC]):.4f} ±" in written
-    assert {name: list(row["logged"]) for name, row in rows.items() if name != "hard"} == {
-        "soft": ["train/label_entropy"],
-        "mse": [],
-    }
+    assert list(rows["soft"]["logged"]) == ["train/label_entropy"]
     (claim,) = record["claims"]
     soft, hard = (rows[name]["values"][METRIC] for name in ("soft", "hard"))
     assert claim["differences"] == pytest.approx([a - b for a, b in zip(soft, hard, strict=True)], abs=2e-6)
     assert page.verdict(claim).said in written
     opened = (tmp_path / "home" / "openings.jsonl").read_text().splitlines()
-    assert len(opened) == 3 * 2 + 1
+    assert len(opened) == 2 * 2 + 1
     again = run(table, place)
     assert {key: value for key, value in again.items() if key != "run"} == {
         key: value for key, value in record.items() if key != "run"

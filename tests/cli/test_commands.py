@@ -137,15 +137,17 @@ def test_plan_warns_of_teachers_labels_that_are_nearly_hard_or_flat(babeltune, t
     assert (said in " ".join(err.split()), "labels are nearly" in err) == (True, bool(said))
 
 
-def test_config_paper_reaches_a_trial_by_plan_and_submit(babeltune, tiny_file, monkeypatch, tmp_path):
-    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("ray_cluster")
+def test_config_paper_reaches_a_trial_by_plan_and_submit(babeltune, with_stores, tiny_file, monkeypatch, tmp_path):
+    storage = with_stores(tmp_path / "storage")
+    monkeypatch.setenv("BABELTUNE_HOME", str(storage))
     given = [f"--set={one}" for one in ("config=paper", "parameters={}", "training.pairs=64", "training.reports=1")]
     code, out, err = babeltune("plan", tiny_file, *given, "--trials", 1, "--json", "--no-calibrate")
     assert code == 0, err
     assert "config: paper" in json.loads(out)["spec"]
     code, out, err = babeltune("submit", tiny_file, *given, "--trials", 1, "--json")
     assert code == 0, err
-    (folder,) = sweep_folders(tmp_path)
+    (folder,) = sweep_folders(storage)
     trial = json.loads((folder.trial(0) / "trial.json").read_text(encoding="utf-8"))
     assert trial["config"] == plain(load_method("soft_contrastive").Config.paper())
     code, out, err = babeltune("submit", tiny_file, *given, "--set=method=combined", "--json")
@@ -331,6 +333,7 @@ def test_runs_shows_every_language_pair_of_the_objective(babeltune, home):
     assert "is a table of its own" in " ".join(err.split())
 
 
+@pytest.mark.usefixtures("one_scoring_process")
 def test_a_trial_compared_with_itself_is_not_distinguishable(babeltune, home):
     code, out, err = babeltune("compare", "searched/t0000", "searched/t0000", "--json")
     assert code == 0, err

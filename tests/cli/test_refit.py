@@ -30,14 +30,16 @@ def test_a_refit_trains_the_best_settings_longer_and_promotes_under_the_same_nam
     stores = {path.name for path in (folder.path.parents[1] / "stores").rglob("*") if "teacher" in str(path)}
     first = promote(folder.id, cluster)
     assert first.verdict == "promote", first.reasons
-    code, said, words = command("refit", sweep.name, "--top", "2", "--pairs", "2x", "--seeds", "2", "--cluster", file)
+    code, said, words = command(
+        "refit", sweep.name, "--top", "2", "--pairs", "1.25x", "--seeds", "2", "--cluster", file
+    )
     assert code == 0, words
     best = winner(folder)
     assert f"settings of {best.name}: {best.metrics[METRIC]:.4f} -> " in said
     (place,) = (path for path in folder.path.parent.iterdir() if path.name.startswith(f"{sweep.name}-refit-"))
     made = SweepFolder(place)
     again = made.sweep()
-    assert again.training.pairs == 2 * sweep.training.pairs
+    assert again.training.pairs == 1.25 * sweep.training.pairs
     trials = [row for row in leaderboard(made) if row.params]
     assert len(trials) == 4
     assert all(row.state == "finished" for row in trials), "nothing is stopped early"

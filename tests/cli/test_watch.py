@@ -176,7 +176,8 @@ def test_the_command_serves_until_it_is_interrupted(saved):
 
 
 def test_a_sweep_behind_a_uri_is_followed_too(saved, s3, tmp_path, monkeypatch):
-    monkeypatch.setattr("babeltune.sweep.sync.view.POLL_INTERVAL_S", 0.0)
+    for seconds in ("POLL_INTERVAL_S", "LISTING_INTERVAL_S"):
+        monkeypatch.setattr(f"babeltune.sweep.sync.view.{seconds}", 0.0)
     writer, reader = (
         Cluster(storage=f"s3://{BUCKET}/watched", cache=str(tmp_path / name), mlflow="sqlite://")
         for name in ("writer", "reader")

@@ -101,8 +101,15 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("command", ["promote", "evaluate"])
+@pytest.mark.parametrize(
+    ("command", "moment"),
+    [
+        ("promote", "sealed tests are scored"),
+        ("evaluate", "its scorer starts"),
+        pytest.param("promote", "its scorer starts", marks=pytest.mark.long),
+        pytest.param("evaluate", "sealed tests are scored", marks=pytest.mark.long),
+    ],
+)
 def test_sigterm_leaves_no_draft_and_no_scorer(copied, tiny_file, tmp_path, command, moment):
     _, folder, cluster = copied
     storage = Path(cluster.storage)

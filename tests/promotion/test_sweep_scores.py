@@ -15,6 +15,8 @@ from babeltune.promotion.sealed_test_log import read_openings
 from babeltune.promotion.sweep_scores import compare_models, evaluate_in_sweep
 from babeltune.tracking.registry import champion_of
 
+pytestmark = pytest.mark.usefixtures("one_scoring_process")
+
 
 @pytest.fixture
 def exported(copied, tmp_path):

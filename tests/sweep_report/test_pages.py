@@ -14,9 +14,7 @@ from babeltune.sweep.sync.view import StorageView
 from babeltune.sweep_report.gather import gather
 from babeltune.sweep_report.picture import picture
 from babeltune.sweep_report.write import LARGEST, page, write_report
-from screens import AXE, CHROMIUM, chromium, kept, page_of
-
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; Debian: apt-get install chromium")
+from screens import AXE, chromium, kept, page_of
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +37,7 @@ def browser():
 
 
 @pytest.mark.needs_axe
+@pytest.mark.needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_no_violation_in_light_and_dark(browser, address, scheme):
     with page_of(browser, color_scheme=scheme, bypass_csp=True) as shown:
@@ -51,6 +50,7 @@ def test_axe_finds_no_violation_in_light_and_dark(browser, address, scheme):
         assert len(found["passes"]) > 15, "it has looked at the page"
 
 
+@pytest.mark.needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_screen_and_asks_nobody(browser, address, scheme):
     asked = []
@@ -65,6 +65,7 @@ def test_the_page_follows_the_screen_and_asks_nobody(browser, address, scheme):
     assert [each for each in asked if not each.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.needs_chromium
 def test_the_keyboard_reaches_the_report_its_sections_and_the_numbers_of_a_chart(browser, address):
     with page_of(browser) as shown:
         shown.goto(address)
@@ -78,6 +79,7 @@ def test_the_keyboard_reaches_the_report_its_sections_and_the_numbers_of_a_chart
         assert shown.locator("details").first.evaluate("each => each.open")
 
 
+@pytest.mark.needs_chromium
 def test_on_paper_the_page_has_no_navigation_and_no_folded_part(browser, address):
     with page_of(browser) as shown:
         shown.goto(address)
@@ -87,7 +89,7 @@ def test_on_paper_the_page_has_no_navigation_and_no_folded_part(browser, address
         assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
-@needs_chromium
+@pytest.mark.needs_chromium
 def test_a_report_is_a_picture_that_ends_where_the_page_ends(searched, tmp_path):
     out = tmp_path / "report.png"
     written = write_report(searched[1], StorageView(cluster_of(searched)), "png", out)
@@ -99,7 +101,7 @@ def test_a_report_is_a_picture_that_ends_where_the_page_ends(searched, tmp_path)
     assert (image[-60:] != image[-1, 0]).any(), "and above it the last line"
 
 
-@needs_chromium
+@pytest.mark.needs_chromium
 def test_a_picture_that_would_be_too_large_has_fewer_colours():
     data, whole = picture("<h1>A page</h1>", most=10)
     assert Image.open(io.BytesIO(data)).mode == "P"

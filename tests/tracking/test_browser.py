@@ -17,6 +17,7 @@ from ports import free_port
 from screens import chromium, kept, page_of
 from waiting import PATIENCE_S, wait_for_server
 
+pytestmark = pytest.mark.needs_chromium
 AIM = Objective(metric="dev/everyday/accuracy", goal="maximize")
 TRIALS = [
     (0.8, "finished", "FINISHED"),

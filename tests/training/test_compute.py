@@ -171,7 +171,9 @@ def test_a_sweep_without_compute_keeps_its_id(tiny_file):
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_once(tiny_file, tmp_path, monkeypatch):
+def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_once(
+    with_stores, tiny_file, tmp_path, monkeypatch
+):
     sweep = read_sweep(
         tiny_file,
         assignments=[
@@ -181,7 +183,7 @@ def test_a_sweep_gives_unlike_students_equal_compute_by_rates_that_it_measures_o
             "sampler={kind: grid}",
         ],
     )
-    cluster = cluster_at(tmp_path / "storage")
+    cluster = cluster_at(with_stores(tmp_path / "storage"))
     folder = submit(sweep, cluster)
     rates = folder.read(RATES)["rates"]
     rows = {row.params["student.width"]: row for row in leaderboard(folder) if row.params}

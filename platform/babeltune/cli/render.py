@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -19,10 +19,6 @@ from rich.text import Text
 from babeltune.cli.table import TrialsTable, running_first, table_of
 from babeltune.cli.words import minutes
 from babeltune.method import load_method
-from babeltune.promotion.compare import Cell, Contest
-from babeltune.promotion.gates import Decision
-from babeltune.promotion.statistics import Selection
-from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 from babeltune.schema.base import number
 from babeltune.schema.records import Sweep
 from babeltune.sweep.state.folder import SweepFolder, read_log
@@ -31,6 +27,12 @@ from babeltune.sweep.state.progress import Stage, SweepProgress, is_driven, read
 from babeltune.sweep.state.provenance import accepted_lines
 from babeltune.sweep.state.seed_summary import Comparison, cells, footnote
 from babeltune.sweep.state.seed_summary import markdown as as_markdown
+
+if TYPE_CHECKING:
+    from babeltune.promotion.compare import Cell, Contest
+    from babeltune.promotion.gates import Decision
+    from babeltune.promotion.statistics import Selection
+    from babeltune.promotion.sweep_scores import Comparison as ModelComparison
 
 SETTLED = 0.25
 """Share of the trials that must be done before the remaining time is estimated."""

@@ -32,9 +32,9 @@ SMALL = (*OF_SWEEP, *(f"trials/t0000/{name}" for name in OF_TRIAL))
 
 
 @pytest.fixture(scope="module")
-def interrupted(ray_cluster, tiny_file, tmp_path_factory):
+def interrupted(ray_cluster, with_stores, tiny_file, tmp_path_factory):
     """A sweep of three trials that was stopped while its second trained: its storage."""
-    storage = tmp_path_factory.mktemp("interrupted") / "storage"
+    storage = with_stores(tmp_path_factory.mktemp("interrupted") / "storage")
     sweep = read_sweep(
         tiny_file,
         assignments=["budget={trials: 3}", "training={pairs: 6400, reports: 4, global_batch: 32, learning_rate: 2e-3}"],
