@@ -107,6 +107,24 @@ def test_a_command_that_does_not_exist_is_a_usage_error(babeltune):
     assert "promote" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("promote", "x", "--soup", "abc"), "--soup abc: must be a valid integer; `babeltune promote --help`"),
+        (("plan", "x", "--trials=0"), "--trials=0: must be greater than or equal to 1; `babeltune plan --help`"),
+        (("report", "x", "--format", "doc"), "--format doc: 'doc' is not one of 'html', 'md', 'png'; `babeltune"),
+        (("promote", "x", "--sop", "3"), "No such option: --sop (Possible options: --json, --out, --soup); `babel"),
+        (("promote", "x", "--soup"), "Option '--soup' requires an argument; `babeltune --help`"),
+        (("plan",), "Missing argument 'FILE'; `babeltune plan --help` lists what it takes"),
+    ],
+)
+def test_an_argument_that_no_command_takes_is_one_line(babeltune, arguments, said):
+    code, out, err = babeltune(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+
+
 def test_plan_prints_json_with_the_id_the_pairs_and_sampled_trials(babeltune, tiny_file):
     code, out, _ = babeltune("plan", tiny_file, "--samples", 2, "--json", "--no-calibrate")
     plan = json.loads(out)

@@ -329,6 +329,16 @@ def test_a_file_keeps_its_sweeps_id_though_kinds_and_factors_were_added(tiny_fil
     assert sweep_id(sweep) != sweep_id(read_sweep(tiny_file, assignments=["training.embedding_learning_rate=2"]))
 
 
+@pytest.mark.parametrize("student", [STATIC, STATIC.replace("static", "transformer")])
+def test_a_setting_of_one_kind_is_judged_as_that_kinds(tiny_file, student):
+    layers = "student.layers: {choice: [1, 3], when: {student.kind: transformer}}"
+    given = [student, f"parameters={{student.kind: {{choice: [transformer, static]}}, {layers}}}"]
+    sweep = read_sweep(tiny_file, assignments=given)
+    assert {student.kind for student in preparations(sweep)} == {"transformer", "static"}
+    with pytest.raises(SpecError, match=r"student\.layers\.choice: 0"):
+        read_sweep(tiny_file, assignments=[given[0], given[1].replace("[1, 3]", "[0, 3]")])
+
+
 def test_the_kind_is_a_choice_and_each_kind_is_tokenized(tiny_file, tiny_storage):
     searched = "parameters={student.kind: {choice: [transformer, static]}}"
     sweep = read_sweep(tiny_file, assignments=[searched])

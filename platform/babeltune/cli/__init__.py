@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 from rich.markup import escape
+from typer.exceptions import TyperException
 
 from babeltune.cli import (
     clean,
@@ -20,6 +24,7 @@ from babeltune.cli import (
     watch,
 )
 from babeltune.cli.common import app, err
+from babeltune.errors import SpecError
 from babeltune.program import run_program
 from babeltune.signals import end_when_asked
 
@@ -48,4 +53,40 @@ def main() -> None:
     SIGTERM and SIGHUP end it as Ctrl-C does, so that it leaves no draft and no process.
     """
     end_when_asked()
-    run_program(app, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
+    run_program(_command, lambda message: err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True))
+
+
+def _command() -> None:
+    """Runs what the arguments name.
+
+    Raises `SpecError` in one line for arguments that no command takes.
+    """
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        message = refused(error, sys.argv[1:])
+        if not message:  # there were no arguments, and the help is shown
+            raise SystemExit(2) from None
+        raise SpecError(message) from None
+    raise SystemExit(code or 0)
+
+
+def refused(error: TyperException, arguments: list[str]) -> str:
+    """What is wrong with the arguments: the option, its value, the rule, and where the options are listed."""
+    words = error.format_message().strip().removesuffix(".")
+    options = getattr(getattr(error, "param", None), "opts", [])
+    given = next(_given(arguments, options), None)
+    if given and words.startswith("Invalid value"):
+        rule = str(error).removeprefix("Value error, ").replace("Input should be", "must be").removesuffix(".")
+        words = f"{given}: {rule.partition(', unable to parse')[0]}"
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "babeltune"
+    return f"{words}; `{command} --help` lists what it takes" if words else ""
+
+
+def _given(arguments: list[str], options: list[str]) -> Iterator[str]:
+    """The option and its value, as they were written."""
+    for place, word in enumerate(arguments):
+        name, separator, _ = word.partition("=")
+        if name in options:
+            yield word if separator else " ".join(arguments[place : place + 2])

@@ -269,7 +269,9 @@ def position(path: Path, name: str, head: list[str]) -> int:
         raise DataError(f"{path}:1: column {name!r} is in quotation marks; say `quoted: true`")
     if name not in head:
         other = other_format(path, head)
-        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{other or nearest(name, head)}")
+        counted = head == [str(index) for index in range(len(head))]
+        todo = other or nearest(name, head) or ("" if counted else "; the first line must name the columns")
+        raise DataError(f"{path}:1: no column {name!r}; columns: {', '.join(head)}{todo}")
     return head.index(name)
 
 

@@ -136,7 +136,7 @@ def embeddings_problem(width: int, start: StartShape) -> str | None:
         return "is no static model; its token vectors are not made to stand alone: begin from it with student.start"
     if width not in (start.width, start.projection):
         dense = f" nor of its dense layer, {start.projection}" if start.projection else ""
-        return f"has token vectors {start.width} wide, and student.width {width} is neither that{dense}"
+        return f"has token vectors {start.width} wide, and student.width {width} is neither that{dense}; set it to one"
     return None
 
 

@@ -61,21 +61,26 @@ def _needs(sweep: Sweep) -> Iterator[Problem]:
     extra = ("student.kind", "student.preset", "student.width", "student.projection", "student.model")
     if frozen_only(sweep):
         yield from unused_student(sweep)
-    for params, method, config in configurations(sweep, extra):
+    found = list(configurations(sweep, extra))
+    by_method: dict[str, set[Needs]] = {}
+    for _, method, config in found:
+        by_method.setdefault(method.name, set()).add(method.needs(config))
+    for params, method, config in found:
         needs = method.needs(config)
         student = student_with(sweep, params)
+        # its settings are named only where another choice of them needs something else
+        who = f"method {method.name!r}{_chosen(sweep, params) if len(by_method[method.name]) > 1 else ''}"
         if needs.states and student.kind == "static":
             yield (
                 ("parameters", "student.kind") if "student.kind" in sweep.parameters else ("student", "kind"),
-                f"'static': method {method.name!r}{_chosen(sweep, params)} reads token states, and a static student "
-                "has none; choose another method, or a Transformer",
+                f"'static': {who} reads token states, and a static student has none; choose another method, or a "
+                "Transformer",
             )
-        yield from _teacher_languages(sweep, needs, f"method {method.name!r}{_chosen(sweep, params)}", anchors, others)
+        yield from _teacher_languages(sweep, needs, who, anchors, others)
         width = None if needs.frozen else student_width(student)
         if sweep.training.matryoshka:
-            named = f"method {method.name!r}{_chosen(sweep, params)}"
             follows = student.projection == "teacher" and not needs.frozen
-            yield from matryoshka_problems(sweep.training.matryoshka, needs, named, teacher_width if follows else width)
+            yield from matryoshka_problems(sweep.training.matryoshka, needs, who, teacher_width if follows else width)
         besides = " and another student.pooling" if student.pooling == "pooler" else ""
         if needs.same_dimension and width is not None and teacher_width is not None and width != teacher_width:
             yield (

@@ -17,7 +17,7 @@ from babeltune.errors import MethodError
 from babeltune.files import plain
 from babeltune.method import Method, load_method
 from babeltune.planning.name_checks import methods_with
-from babeltune.planning.parameters import is_bare, split_name, values_of
+from babeltune.planning.parameters import accepted_values, is_bare, split_name, values_of
 from babeltune.planning.rules import kind_of
 from babeltune.planning.space import (
     SECTIONS,
@@ -100,14 +100,18 @@ def _both_ends(parameter: Parameter) -> list[object]:
 
 
 def _section_values(sweep: Sweep, name: str, parameter: Parameter) -> Iterator[Problem]:
-    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it."""
+    """Each value of a `training`, `student` or `data.sampling` parameter, as if the section had it, beside the values
+    of the section that its `when` names."""
     prefix, last = split_name(name)
-    section = section_of(sweep, prefix)
+    conditions = ((*split_name(other), accepted_values(values)) for other, values in parameter.when.items())
+    section = plain(section_of(sweep, prefix)) | {
+        field: values[0] for part, field, values in conditions if part == prefix
+    }
     adapter: TypeAdapter[Any] = TypeAdapter(SECTIONS[prefix])
     key: Key = ("parameters", name, kind_of(parameter))
     for value in dict.fromkeys(_both_ends(parameter)):
         try:
-            record = adapter.validate_json(json.dumps(plain(section) | {last: value}), strict=True)
+            record = adapter.validate_json(json.dumps(section | {last: value}), strict=True)
         except ValidationError as error:
             yield key, refusal(value, error.errors(include_url=False))
             continue
