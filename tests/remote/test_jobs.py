@@ -152,7 +152,35 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert "searching" in out
     assert f"next: `babeltune promote {quick} --cluster there.yaml`" in words(out)
     assert (place / "storage" / "sweeps" / quick / "state.json").exists()
-    code, out, err = babeltune("resume", quick, "--spec", tiny_file, "--set", "training.pairs=1280")
+    code, out, err = babeltune("status", quick, "--json")
+    assert code == 0, out + err
+    found = json.loads(out)
+    assert (found["sweep"], found["state"]) == (quick, "finished")
+    states = {row["name"]: row["state"] for row in found["leaderboard"]}
+    assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 2
+    with monkeypatch.context() as patched:
+        patched.setattr(Jobs, "find", lambda *_: Job(f"{quick}-1", "RUNNING", sweep=quick))  # as a moment ago
+        patched.setattr(Jobs, "end", lambda _, job: pytest.fail(f"{job} is ended"))
+        code, out, err = babeltune("stop", quick)
+        assert code == 1
+        assert f"sweep {quick} is not running; its state is finished" in words(err)
+    for command, shown in (("logs", "searching"), ("status", "finished")):
+        code, out, err = babeltune(command, quick, "-f")
+        assert code == 0, out + err
+        assert shown in out
+    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
+    code, out, err = babeltune("logs", quick)
+    assert code == 0, out + err
+    assert "searching" in out
+
+
+@pytest.mark.long
+def test_a_sweep_goes_on_as_jobs_with_changes_that_are_accepted(babeltune, tiny_file):
+    seed = ("--set", "seed=7")  # a sweep of its own
+    quick = sweep_id(read_sweep(tiny_file, assignments=["seed=7"]))
+    code, out, err = babeltune("submit", tiny_file, *seed)
+    assert code == 0, out + err
+    code, out, err = babeltune("resume", quick, "--spec", tiny_file, *seed, "--set", "training.pairs=1280")
     assert code == 1
     assert "taken" not in out
     assert "training.pairs: 640 → 1280" in out
@@ -161,7 +189,7 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert code == 2, out + err
     assert f"sweep {quick} is submitted as job {quick}-3" in words(err), "Ray has seen the first ids"
     assert f"--trials 2: sweep {quick} has a budget of 2 trials; give more than that" in words(out)
-    more = ("--spec", tiny_file, "--trials", 3, "--set", "training.pairs=1280", "--accept-changes")
+    more = ("--spec", tiny_file, *seed, "--trials", 3, "--set", "training.pairs=1280", "--accept-changes")
     code, out, err = babeltune("resume", quick, *more)
     assert code == 0, out + err
     assert "accepted: training.pairs: 640 → 1280; 2 trials began before" in words(out)
@@ -172,17 +200,6 @@ def test_a_sweep_goes_there_as_a_job_and_its_log_comes_back(babeltune, tiny_file
     assert (found["sweep"], found["state"]) == (quick, "finished")
     states = {row["name"]: row["state"] for row in found["leaderboard"]}
     assert [state for name, state in states.items() if name.startswith("t0")] == ["finished"] * 3
-    with monkeypatch.context() as patched:
-        patched.setattr(Jobs, "find", lambda *_: Job(f"{quick}-4", "RUNNING", sweep=quick))  # as a moment ago
-        patched.setattr(Jobs, "end", lambda _, job: pytest.fail(f"{job} is ended"))
-        code, out, err = babeltune("stop", quick)
-        assert code == 1
-        assert f"sweep {quick} is not running; its state is finished" in words(err)
-    for command, shown in (("logs", "searching"), ("status", "finished")):
-        code, out, err = babeltune(command, quick, "-f")
-        assert code == 0, out + err
-        assert shown in out
-    monkeypatch.setattr(Jobs, "find", lambda *_: None)  # as after its head began anew
     code, out, err = babeltune("logs", quick)
     assert code == 0, out + err
     assert "accepted: training.pairs: 640 → 1280" in out

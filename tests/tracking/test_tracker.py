@@ -226,6 +226,7 @@ def test_a_store_that_lost_everything_gets_everything_again(fresh_store, tmp_pat
     assert steps(clients(uris[1]), tracker.run_id(0)) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", ["all of it", "its pages"])
 def test_a_damaged_database_is_named_with_what_to_do_and_a_new_one_gets_everything(
     fresh_store, tmp_path, clients, impatient, damage

@@ -388,6 +388,7 @@ def test_an_index_without_faiss_or_text_enough_is_refused_with_the_way_out(monke
         run(tmp_path, tmp_path / "s", tmp_path / "t", index="ivf")
 
 
+@pytest.mark.long
 def test_blocks_on_a_cluster_give_the_neighbours_of_one_process_also_resumed(
     ray_cluster, encoded, tmp_path, monkeypatch
 ):

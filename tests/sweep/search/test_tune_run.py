@@ -297,6 +297,7 @@ def test_what_a_method_refuses_fails_alone_and_is_not_begun_again(one_group, tmp
     assert run(tmp_path, one_group, a_sweep(), 5, assignment=assignment)
 
 
+@pytest.mark.long
 def test_a_group_that_dies_between_two_trials_of_a_sweep_is_started_again(ray_cluster, tmp_path):
     """While no trial runs, Tune itself looks at nothing for ten minutes."""
     notes = []

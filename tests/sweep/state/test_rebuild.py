@@ -29,6 +29,8 @@ OF_SWEEP = (
 )
 OF_TRIAL = ("trial.json", "outcome.json", "progress.json")
 SMALL = (*OF_SWEEP, *(f"trials/t0000/{name}" for name in OF_TRIAL))
+FEW = ("sweep.json", "facts.json", "state.json", "trials/t0000/outcome.json")
+"""Those that are not left to `make long`."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +86,7 @@ def commands(command, folder, cluster, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in SMALL])
 def test_a_finished_sweep_is_seen_promoted_and_resumed_without(copied, command, tmp_path, name):
     _, folder, cluster = copied
     call, before = commands(command, folder, cluster, tmp_path), rows_of(folder)

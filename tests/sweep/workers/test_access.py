@@ -105,6 +105,7 @@ with local_ray(num_cpus=1):
     assert "worker died" not in noted.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
 def test_a_driver_whose_own_ray_dies_ends_at_once_and_says_what_to_do(name):
     program = f"""

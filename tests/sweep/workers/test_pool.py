@@ -328,6 +328,7 @@ def test_a_first_trial_that_leaks_is_noticed(monkeypatch):
     assert re.fullmatch(r"\d+ MiB of memory", kept[0].leak())
 
 
+@pytest.mark.long
 def test_a_group_that_leaks_is_replaced_before_its_next_trial(room, tmp_path):
     """One that maps a large store does not leak."""
     with pool_of(**{**TWO_WORKERS, "count": 1, "workers": 1}, storage=tmp_path) as opened:
