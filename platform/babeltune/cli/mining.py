@@ -286,16 +286,21 @@ def _about_lines(done: dict[str, Any], *files: tuple[str, Path]) -> list[str]:
 
 
 def meter() -> Callable[[str, int, int], None]:
-    """Writes progress to standard error: at each stage's end, and every few seconds between."""
+    """Writes progress to standard error: at each stage's end, and every few seconds between, with the rate and the time
+    left."""
+    from babeltune.cli.render import pace
+    from babeltune.sweep.state.progress import Stage
+
+    begun: dict[str, tuple[float, int]] = {}
     last: dict[str, float] = {}
 
-    def tell(stage: str, done: int, of: int) -> None:
+    def tell(name: str, done: int, of: int) -> None:
         now = time.monotonic()
-        if stage not in last:
-            last[stage] = now
-        elif done != of and now - last[stage] < EVERY:
+        if name in last and done != of and now - last[name] < EVERY:
             return
-        last[stage] = now
-        err.print(f"{stage}: {done:,}" + (f" of {of:,}" if of else ""), highlight=False)
+        last[name] = now
+        since, before = begun.setdefault(name, (now, done))  # what an earlier command did says nothing of the pace
+        stage = Stage(name=name, done=done - before, of=of - before, begun=since, time=now)
+        err.print(f"{name}: {done:,}" + (f" of {of:,}" if of else "") + pace(stage), highlight=False)
 
     return tell

@@ -72,10 +72,15 @@ def bar_of(share: float) -> Text:
 def stage_words(stage: Stage) -> str:
     """What a driver is doing: how far, how fast, and the time left. A search says its own time left."""
     words = f"{stage.name} {stage.done}/{stage.of}"
-    if stage.name == SEARCHING or stage.rate is None:
-        return words
+    return words if stage.name == SEARCHING else words + pace(stage)
+
+
+def pace(stage: Stage) -> str:
+    """How fast a stage is, and the time left; nothing until that can be said."""
+    if stage.rate is None:
+        return ""
     rate = f"{stage.rate:,.0f}" if stage.rate >= 10 else f"{stage.rate:.2g}"
-    words += f" · {rate} {stage.unit}/s" if stage.unit else ""
+    words = f" · {rate} {stage.unit}/s" if stage.unit else ""
     return words + (f" · about {minutes(stage.left_s)} left" if stage.left_s is not None else "")
 
 

@@ -23,7 +23,7 @@ STAGE_INTERVAL_S = 2.0
 """Seconds between two writes of that file within a stage."""
 LEAST_RATED_S = 2.0
 """Seconds that a stage must have taken before it has a rate: the first texts of a stage pay for its start."""
-UNITS = {"encoding with the teacher": "sentences", "tokenizing": "texts", "translating": "sentences"}
+UNITS = {"encoding": "sentences", "tokenizing": "texts", "translating": "sentences"}
 """What a stage counts, by the beginning of its name."""
 
 
