@@ -75,3 +75,9 @@ def test_a_file_that_cannot_be_run_is_refused_as_on_the_command_line(tmp_path):
     (tmp_path / "a.yaml").write_text("name: a\n")
     with pytest.raises(SpecError, match="method"):
         bt.submit(tmp_path / "a.yaml")
+
+
+def test_a_registered_model_is_asked_of_the_cluster(tiny_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("BABELTUNE_HOME", str(tmp_path))
+    with pytest.raises(SpecError, match=r"mlflow\.db has no models:/first@champion; there: none"):
+        bt.submit(tiny_file, assignments=["student={start: 'models:/first@champion'}"])

@@ -15,6 +15,7 @@ bt.load(f"{done.id}/t0003").encode(["Good morning.", "Bonjour."])
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,9 +81,11 @@ def submit(
 
     `spec` is a sweep file or a `Sweep`. `overlays` are the files of `--with`, `assignments` the words of `--set`, such
     as `["budget.trials=4"]`. `cluster` is a cluster file; this machine if it is left out. Raises `SpecError` for a file
-    that cannot be run, and for a cluster that takes jobs only: those are the command line's.
+    that cannot be run, and for a cluster that takes jobs only: those are the command line's. Registered models and
+    trials that the file names come from that cluster.
     """
     from babeltune.planning.sweep_file import read_sweep
+    from babeltune.promotion.starts import fetched
     from babeltune.sweep.driver.run import submit as run
     from babeltune.sweep.state.leaderboard import leaderboard
 
@@ -94,7 +97,8 @@ def submit(
     elif not isinstance(spec, str | Path):
         raise SpecError(f"spec {spec!r} is a {type(spec).__name__}; give the path of a sweep file, or a Sweep")
     else:
-        sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reach=True)
+        fetch = functools.partial(fetched, cluster=place)
+        sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reach=True, fetch=fetch)
     folder = run(sweep, place)
     best = next((row.name for row in leaderboard(folder) if row.best is not None), None)
     return SubmittedSweep(id=folder.id, state=folder.state(), best=best and f"{folder.id}/{best}", folder=folder.path)
