@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from babeltune.data.corpus import build_corpus
@@ -76,6 +77,74 @@ def test_a_folder_becomes_judged_queries_and_documents_with_their_titles(tmp_pat
     assert dict(zip(found.gold, found.scores, strict=True)) == {(0, 2): 2, (0, 0): 0, (1, 1): 1, (2, 0): 1}
     assert (found.subset, found.k, found.mixed, found.own) == ("eng", 100, False, ())
     assert tasks_from(json.loads(json.dumps([plain(found)]))) == (found,)
+
+
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: test, path: qrels/test.parquet}
+  - {split: dev, path: qrels/dev.parquet}
+- config_name: corpus
+  data_files:
+  - {split: corpus, path: corpus.parquet}
+- config_name: queries
+  data_files:
+  - {split: queries, path: queries.parquet}
+---
+"""
+
+
+def data_set(root, judged=JUDGED, queries=QUERIES, id_name="_id"):
+    """The same set as mteb keeps it on the hub; grades are floats, as some of them have."""
+    place = root / "hub"
+    (place / "qrels").mkdir(parents=True, exist_ok=True)
+    (place / "README.md").write_text(CARD, encoding="utf-8")
+    for name, rows in (("corpus", DOCUMENTS), ("queries", queries)):
+        pd.DataFrame(
+            [{id_name if key == "_id" else key: value for key, value in row.items()} for row in rows]
+        ).to_parquet(place / f"{name}.parquet")
+    table = pd.DataFrame([row.split("\t") for row in judged], columns=["query-id", "corpus-id", "score"])
+    for split, rows in (("test", table), ("dev", table[:1])):
+        rows.astype({"score": float}).to_parquet(place / "qrels" / f"{split}.parquet")
+    return root
+
+
+HUB = {"path": None, "dataset": "hub"}
+
+
+@pytest.mark.parametrize("id_name", ["_id", "id"])
+def test_a_data_set_of_the_hub_is_the_set_that_its_files_are(tmp_path, id_name):
+    languages = {"language": None, "languages": ("eng", "fra")}
+    wanted = read(folder(tmp_path), task(**languages))
+    found = read(data_set(tmp_path, id_name=id_name), task(source=HUB, **languages))
+    assert found == wanted
+    (dev,) = read(tmp_path, task(source=HUB, qrels="dev"))
+    assert dev.left == ("who sleeps",)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"judged": ("q1\td7\t1",)}, r"hub\[qrels\]:1: unknown id: hub\[corpus\] has no `_id` 'd7'"),
+        ({"judged": ("q1\td1\t0",)}, r"hub\[qrels\] names no relevant document"),
+        ({"judged": ("q1\td1\t0.5",)}, r"hub\[qrels\]:1: not a grade: 'score' is '0.5'"),
+        ({"queries": ({"_id": "q1", "text": " "},)}, r"hub\[queries\]:1: empty side: nothing in 'text'"),
+        (
+            {"queries": ({"_id": "q1", "words": "who"},)},
+            r"data set 'hub\[queries\]': no column 'text'; columns: _id, words",
+        ),
+        ({"queries": ({"name": "q1", "text": "who"},)}, r"hub\[queries\]:1: empty side: nothing in '_id'"),
+    ],
+)
+def test_what_a_data_set_of_the_hub_lacks_is_named(tmp_path, given, words):
+    with pytest.raises(DataError, match=words):
+        read(data_set(tmp_path, **given), task(source=HUB))
+
+
+def test_a_split_that_a_data_set_does_not_have_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"data set 'hub' of source 'set' cannot be loaded: Unknown split \"train\""):
+        read(data_set(tmp_path), task(source=HUB, qrels="train"))
 
 
 def test_packed_files_are_the_same_set_and_another_judgement_is_another_digest(tmp_path):
@@ -227,7 +296,7 @@ def problems(wanted):
         (task(cutoff=0), "dev.0.cutoff: 0 must be from 1 to 10,000"),
         (task(qrels="../test"), "dev.0.qrels"),
         (task(right_model="teacher"), "dev.0.right_model: is for tasks of kind bitext or mining"),
-        (task(source={"columns": {"eng": "eng"}}), "format 'beir' needs path, and no other of these"),
+        (task(source={"columns": {"eng": "eng"}}), "format 'beir' needs path or dataset, and no other of these"),
         (task(source={"path": "../set"}), "leaves data.root"),
         (Task(name="x", source=Source(name="s", format="beir", path="set")), "'beir' is for tasks of kind retrieval"),
         (Task(name="x", task="sts", path="a", language="eng", cutoff=5), "dev.0.cutoff: is for tasks of kind retr"),

@@ -1,7 +1,9 @@
 """Reads a search set in BEIR's layout: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/SPLIT.tsv`.
 
 Thakur et al. 2021, "BEIR", section 3, and the files of their released data sets. Each file may be packed with gzip and
-then ends in `.gz`. A broken line stops the run, or is dropped and counted, as `on_error` of the source says.
+then ends in `.gz`. A data set of the hub has the same three tables: configurations `corpus` and `queries`, and the
+judgements in its default one, as mteb keeps them. A broken line stops the run, or is dropped and counted, as `on_error`
+of the source says.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from babeltune.data.arrow_readers import arrow_roots, load_dataset, size_of
 from babeltune.data.file_readers import (
     BLANK,
     MAX_LINE_BYTES,
@@ -26,6 +29,7 @@ from babeltune.data.file_readers import (
     numbered,
     reached,
     shortened,
+    too_long,
     tsv_rows,
 )
 from babeltune.data.sources import Refusals, named
@@ -77,6 +81,79 @@ class Files:
     qrels: Path
 
 
+Record = tuple[int, dict[str, object] | Fault, bool]
+"""The number of a line or row, what it holds, and whether it may hold half a surrogate pair, as escapes of JSON may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """A set's three tables, in files or in a data set."""
+
+    names: dict[str, str]
+    """`corpus`, `queries` and `qrels` -> where the table is, for an error."""
+    texts: Callable[[str, Digest, int], Iterator[Record]]
+    """The records of `corpus` or `queries`; the last two are the digest that they enter, and the longest line."""
+    judgements: Callable[[Digest, int], Iterator[Row]]
+    """The values of `QRELS`."""
+
+
+def tables_of(task: Task, root: Path) -> Tables:
+    """The task's tables. Raises `DataError` for one that is not there."""
+    assert task.source is not None
+    return _in_data_set(task, root) if task.source.dataset is not None else _in_files(task, root)
+
+
+def _in_files(task: Task, root: Path) -> Tables:
+    files = find_files(task, root)
+
+    def texts(table: str, content: Digest, longest: int) -> Iterator[Record]:
+        for line, raw in numbered(getattr(files, table), content, longest):
+            record = raw if isinstance(raw, Fault) else json_object(raw)
+            yield line, record, isinstance(raw, bytes) and b"\\u" in raw
+
+    return Tables(
+        names={name: str(path) for name, path in vars(files).items()},
+        texts=texts,
+        judgements=lambda content, longest: tsv_rows(files.qrels, QRELS, content, header=True, longest=longest),
+    )
+
+
+def _in_data_set(task: Task, root: Path) -> Tables:
+    assert task.source is not None
+    source, named_id = task.source, ("_id", "id")
+    configurations = {name: replace(source, subset=name, split=name) for name in ("corpus", "queries")}
+    configurations["qrels"] = replace(source, split=task.qrels)
+    names = {name: f"{one.dataset}[{name}]" for name, one in configurations.items()}
+
+    def rows(table: str, wanted: Sequence[str], content: Digest) -> Iterator[tuple[int, dict[str, object]]]:
+        found = load_dataset(configurations[table], root)
+        columns = [name for name in wanted if name.partition(".")[0] in found.column_names or name not in OPTIONAL]
+        roots = arrow_roots(f"data set {names[table]!r}", found.features.arrow_schema, columns)
+        for number, record in enumerate(found.select_columns(roots), 1):
+            content.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
+            yield number, record
+
+    def texts(table: str, content: Digest, longest: int) -> Iterator[Record]:
+        language = [task.language_field] if task.languages else []
+        for number, record in rows(table, (*named_id, "title", "text", *language), content):
+            name = next((record[key] for key in named_id if key in record), None)
+            length = max(map(size_of, record.values()))
+            yield number, too_long(length, longest) if length > longest else {**record, "_id": name}, False
+
+    def judgements(content: Digest, longest: int) -> Iterator[Row]:
+        for number, record in rows("qrels", QRELS, content):
+            values = [record[name] for name in QRELS]
+            whole = [str(int(v) if isinstance(v, float) and v.is_integer() else v) for v in values]
+            empty = [name for name, value in record.items() if value is None]
+            yield number, Fault("empty side", f"nothing in {empty[0]!r}") if empty else whole
+
+    return Tables(names=names, texts=texts, judgements=judgements)
+
+
+OPTIONAL = ("_id", "id", "title")
+"""Columns of a data set's texts that need not be there: an id has one of two names."""
+
+
 def find_files(task: Task, root: Path) -> Files:
     """The task's three files, packed or not. Raises `DataError` for one that is not there, naming the splits."""
     assert task.source is not None
@@ -97,24 +174,24 @@ def find_files(task: Task, root: Path) -> Files:
 
 
 def read_beir(task: Task, root: Path, longest: int = MAX_LINE_BYTES) -> Judged:
-    """All that the task's folder holds.
+    """All that the task's folder or data set holds.
 
     Raises `DataError` for a file that is missing or empty, and for a set without a relevant document. Unless the
     source drops broken lines, it also raises `DataError` for the first line that is broken, repeats an id, or judges
     an unknown id.
     """
     assert task.source is not None
-    files, dropped = find_files(task, root), Counter[str]()
+    tables, dropped = tables_of(task, root), Counter[str]()
     contents = {name: hashlib.sha256() for name in ("corpus", "queries", "qrels")}
-    documents = _texts(task, files.corpus, contents["corpus"], dropped, longest, title=True)
-    queries = _texts(task, files.queries, contents["queries"], dropped, longest, title=False)
+    documents = _texts(task, tables, "corpus", contents["corpus"], dropped, longest)
+    queries = _texts(task, tables, "queries", contents["queries"], dropped, longest)
     order = sorted(range(len(documents.ids)), key=documents.ids.__getitem__, reverse=True)
     documents = _chosen(documents, order)
-    grades = _grades(task.source, files, queries, documents, contents["qrels"], dropped, longest)
+    grades = _grades(task.source, tables, queries, documents, contents["qrels"], dropped, longest)
     if not any(grade > 0 for grade in grades.values()):
         raise DataError(
-            f"retrieval task {task.name!r}: {files.qrels} names no relevant document of any query (no score is above "
-            "0); name another split with `qrels`, or correct the file"
+            f"retrieval task {task.name!r}: {tables.names['qrels']} names no relevant document of any query (no score "
+            "is above 0); name another split with `qrels`, or correct the file"
         )
     judged = sorted({query for query, _ in grades})
     numbers = {query: number for number, query in enumerate(judged)}
@@ -134,32 +211,32 @@ def _chosen(texts: Texts, rows: list[int]) -> Texts:
     return Texts(**dict(zip(("ids", "texts", "languages"), lists, strict=True)))
 
 
-def _texts(task: Task, path: Path, content: Digest, dropped: Counter[str], longest: int, *, title: bool) -> Texts:
-    """The texts of a file of JSON lines; `title` says that they are documents, whose title comes before the text."""
+def _texts(task: Task, tables: Tables, table: str, content: Digest, dropped: Counter[str], longest: int) -> Texts:
+    """The texts of `corpus`, where a document's title comes before its text, or of `queries`."""
     assert task.source is not None
     refusals, found = _refusals(task.source), Texts(ids=[], texts=[], languages=[])
     seen = set[str]()
-    for line, values in refusals.count(_rows(task, path, content, longest, title=title)):
+    rows = _rows(task, tables.texts(table, content, longest), title=table == "corpus")
+    for line, values in refusals.count(rows):
         if not isinstance(values, Fault) and values[0] in seen:
             words = f"{shortened(values[0])} names an earlier line too; give each line an `_id` of its own"
             values = Fault("duplicate id", words)
         if isinstance(values, Fault):
-            refusals.refuse(f"{path}:{line}", values)
+            refusals.refuse(f"{tables.names[table]}:{line}", values)
             continue
         name, text, language = values
         seen.add(name)
         found.ids.append(name)
         found.texts.append(text)
         found.languages.append(language)
-    _close(task.source, path, refusals, dropped, len(found.ids))
+    _close(task.source, tables.names[table], refusals, dropped, len(found.ids))
     return found
 
 
-def _rows(task: Task, path: Path, content: Digest, longest: int, *, title: bool) -> Iterator[Row]:
-    """Id, text and language of every line."""
+def _rows(task: Task, records: Iterable[Record], *, title: bool) -> Iterator[Row]:
+    """Id, text and language of every line; `title` says that they are documents."""
     varieties = {meaning(language).variety: language for language in task.languages}
-    for line, raw in numbered(path, content, longest):
-        record = raw if isinstance(raw, Fault) else json_object(raw)
+    for line, record, escaped in records:
         if isinstance(record, Fault):
             yield line, record
             continue
@@ -171,7 +248,6 @@ def _rows(task: Task, path: Path, content: Digest, longest: int, *, title: bool)
             continue
         if title:
             values[1] = _joined(record.get("title"), values[1])
-        escaped = isinstance(raw, bytes) and b"\\u" in raw
         row = cells(values, names, "_id", surrogates=escaped)
         if isinstance(row, Fault) or not task.languages:
             yield line, row if isinstance(row, Fault) else [*row, task.language or ""]
@@ -194,28 +270,36 @@ def _joined(title: object, text: object) -> object:
 
 
 def _grades(
-    source: Source, files: Files, queries: Texts, documents: Texts, content: Digest, dropped: Counter[str], longest: int
+    source: Source,
+    tables: Tables,
+    queries: Texts,
+    documents: Texts,
+    content: Digest,
+    dropped: Counter[str],
+    longest: int,
 ) -> dict[tuple[int, int], float]:
     """The grade of every judged pair, by the numbers of its query and document."""
     places = [{name: number for number, name in enumerate(texts.ids)} for texts in (queries, documents)]
     refusals, found = _refusals(source), dict[tuple[int, int], float]()
-    for line, values in refusals.count(tsv_rows(files.qrels, QRELS, content, header=True, longest=longest)):
-        judged = values if isinstance(values, Fault) else _judgement(values, places, files)
+    for line, values in refusals.count(tables.judgements(content, longest)):
+        judged = values if isinstance(values, Fault) else _judgement(values, places, tables)
         if not isinstance(judged, Fault) and judged[0] in found:
             judged = Fault("duplicate id", "the query and document of an earlier line; judge each pair once")
         if isinstance(judged, Fault):
-            refusals.refuse(f"{files.qrels}:{line}", judged)
+            refusals.refuse(f"{tables.names['qrels']}:{line}", judged)
         else:
             found[judged[0]] = judged[1]
-    _close(source, files.qrels, refusals, dropped, len(found))
+    _close(source, tables.names["qrels"], refusals, dropped, len(found))
     return found
 
 
-def _judgement(values: list[str], places: list[dict[str, int]], files: Files) -> tuple[tuple[int, int], float] | Fault:
+def _judgement(
+    values: list[str], places: list[dict[str, int]], tables: Tables
+) -> tuple[tuple[int, int], float] | Fault:
     """The judged pair and its grade, or what is wrong with the query's id, the document's id or the grade."""
-    for name, known, file in zip(values, places, (files.queries, files.corpus), strict=False):
+    for name, known, table in zip(values, places, ("queries", "corpus"), strict=False):
         if name not in known:
-            return Fault("unknown id", f"{file} has no `_id` {shortened(name)}")
+            return Fault("unknown id", f"{tables.names[table]} has no `_id` {shortened(name)}")
     try:
         return (places[0][values[0]], places[1][values[1]]), int(values[2])
     except ValueError:
@@ -226,9 +310,9 @@ def _refusals(source: Source) -> Refusals:
     return Refusals(f"`on_error: drop` in source {source.name!r}", source.on_error == "drop")
 
 
-def _close(source: Source, path: Path, refusals: Refusals, dropped: Counter[str], left: int) -> None:
+def _close(source: Source, path: str, refusals: Refusals, dropped: Counter[str], left: int) -> None:
     """Counts what a file lacks. Raises `DataError` if that is too much, or all."""
     refusals.refuse_too_many(source, path)
     dropped.update(refusals.counts)
     if not left:
-        raise DataError(f"{named(replace(source, path=str(path)))} has no rows; write the file again")
+        raise DataError(f"{named(replace(source, path=path))} has no rows; write the file again")

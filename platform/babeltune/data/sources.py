@@ -90,7 +90,7 @@ class Refusals:
             self.rows += 1
             yield row
 
-    def refuse_too_many(self, source: Source, file: Path | None = None) -> None:
+    def refuse_too_many(self, source: Source, file: Path | str | None = None) -> None:
         """Raises `DataError` if more than `max_dropped` of the rows are broken: the file is then misread."""
         broken = self.counts.total()
         if broken > source.max_dropped * self.rows:

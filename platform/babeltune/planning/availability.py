@@ -66,7 +66,7 @@ def data_problems(sweep: Sweep, root: Path, hub: Hub) -> Iterator[Problem]:
         except DataError as error:
             yield key, str(error)
     for key, task in tasks(sweep):
-        if task.source is not None and task.source.format == "beir":
+        if task.source is not None and task.source.format == "beir" and task.source.dataset is None:
             try:
                 find_files(task, root)
             except DataError as error:

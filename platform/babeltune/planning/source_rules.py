@@ -60,6 +60,7 @@ FIELDS_OF = {
     "folder": ("path",),
     "paths": ("paths",),
     "dataset": ("dataset", "columns"),
+    "data set": ("dataset",),
     "pivot": ("left", "right"),
     "translate": ("translation",),
 }
@@ -69,7 +70,7 @@ LOCATIONS = ("path", "columns", "paths", "dataset", "left", "right", "translatio
 def shape_problems(key: Key, source: Source, others: dict[str, Source]) -> Iterator[Problem]:
     """Whether the fields that say where text lies go together, and with the format."""
     given = {name for name in LOCATIONS if getattr(source, name) is not None}
-    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder",)}
+    alone = {"moses": ("paths",), "hub": ("dataset",), "beir": ("folder", "data set")}
     alone |= {"pivot": ("pivot",), "translate": ("translate",)}
     shapes = alone.get(source.format, ("path", "paths"))
     wanted = [set(FIELDS_OF[shape]) for shape in shapes]

@@ -20,7 +20,7 @@ class Source(Strict):
     joined on `join` (`tsv`, `csv`, `jsonl`, `parquet`), or line by line (`moses`). `dataset` reads a Hugging Face data
     set by id or saved folder. `left`, `right` and `join` make a `pivot` of two other sources on equal text of a
     language, or on equal id. `translation` makes a `translate` of one language of another source. `beir` with `path`, a
-    folder, is for tasks of kind `retrieval`."""
+    folder, or with `dataset` is for tasks of kind `retrieval`."""
 
     name: str
     format: Literal["tsv", "csv", "jsonl", "parquet", "moses", "hub", "pivot", "translate", "beir"] = "tsv"
@@ -155,7 +155,8 @@ class Task(Strict):
     threshold is fitted on what it is scored on."""
 
     qrels: str = "test"
-    """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. Queries without a judgement are left out."""
+    """Retrieval in a folder: which judgements are read, `qrels/test.tsv`. In a data set: the split of its
+    judgements. Queries without a judgement are left out."""
     languages: tuple[str, ...] = ()
     """Retrieval in a folder: the languages of the queries, where there are several. Each is a subset, searched for in
     all documents. Queries and documents name their own in `language_field`; a document may be in any language."""
