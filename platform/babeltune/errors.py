@@ -18,7 +18,7 @@ UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def to_utf8(beginning: bytes, file: object = "FILE") -> str:
-    """What to do about a file that is not UTF-8 and begins with these bytes."""
+    """The advice for a file that is not UTF-8 and begins with these bytes; it converts nothing."""
     if beginning.startswith(UTF_16):
         return f"the file is UTF-16; convert it: `iconv -f UTF-16 -t UTF-8 {file} > NEW`"
     return "save the file as UTF-8"

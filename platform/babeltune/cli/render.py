@@ -305,6 +305,8 @@ def show_scores(scores: dict[str, float], console: Console) -> None:
 
 def show_decision(decision: Decision, console: Console) -> None:
     """The verdict, its reasons, and where the model is."""
+    from babeltune.evaluation.evaluate import MAIN_METRICS
+
     color = {"promote": "green", "tie": "yellow", "refuse": "red"}[decision.verdict]
     console.print(f"[bold {color}]{decision.verdict}[/] {decision.sweep} {decision.trial}", highlight=False)
     for reason in decision.reasons:
@@ -314,7 +316,7 @@ def show_decision(decision: Decision, console: Console) -> None:
         for title in ("sealed test", "model", "untrained", "chance"):
             table.add_column(title, justify="left" if title == "sealed test" else "right")
         for name, value in decision.test.items():
-            if name.endswith(("/accuracy", "/spearman")):
+            if name.rpartition("/")[2] in MAIN_METRICS:
                 untrained, chance = decision.untrained.get(name), decision.chance.get(name)
                 table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
         console.print(table)

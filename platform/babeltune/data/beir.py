@@ -155,7 +155,8 @@ OPTIONAL = ("_id", "id", "title")
 
 
 def find_files(task: Task, root: Path) -> Files:
-    """The task's three files, packed or not. Raises `DataError` for one that is not there, naming the splits."""
+    """The task's three files, packed or not. Raises `DataError` for one that is not there; for judgements it names the
+    splits that are."""
     assert task.source is not None
     path = task.source.path or ""
     folder = below(path, root)

@@ -125,7 +125,7 @@ MakeFindNear = Callable[[Mapping[str, str]], FindNear]
 
 
 def find_near_anew(_: Mapping[str, str]) -> FindNear:
-    """Looks each time."""
+    """A `FindNear` that searches at every call and keeps nothing. It needs no digests of the sets."""
     return lambda index, rows: {name: index.near(texts, rows.keys[name]) for name, texts in rows.columns.items()}
 
 

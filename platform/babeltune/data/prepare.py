@@ -141,7 +141,7 @@ def prepare(
 
 
 def facts_of_corpus(corpus: Corpus) -> CorpusFacts:
-    """What a `Prepared` repeats of the corpus."""
+    """The counts, language pairs, tasks and digests of a corpus that its `Prepared` copies."""
     return CorpusFacts(
         texts=len(corpus.texts),
         groups=corpus.groups,

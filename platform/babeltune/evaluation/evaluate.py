@@ -7,18 +7,20 @@ over a task's subsets is `<prefix>/<task>/<metric>`, and over the subsets of a g
 `METRICS` says by the kind of task what can be an objective:
 
 * bitext: `accuracy_forward` (left to right, mteb's direction: the other language to the anchor), `accuracy_backward`,
-and their mean `accuracy`. `f1` is mteb's main score, weighted over the predicted rows, forward. `xsim_error` is the
-mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
-right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
-forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only where a ratio margin is not
-meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned. * bitext and mining
-with `right_model: teacher`: the same metrics under the same names. The left vectors are the student's and the right
-ones the teacher's. * mining: F1 by each of `bucc.RETRIEVALS`, at the threshold that is best on the task's `fit`; with
-`_oracle`, at the one that is best on the set itself. * sts: `spearman` and `pearson` of the cosines with the grades. *
-clustering: `ari` and `v_measure` of k-means and the labels, means over `clustering.SEEDS`; `_sd`, their spread. *
-transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language. * retrieval:
-`ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where documents are
-in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
+  and their mean `accuracy`. `f1` is mteb's main score, weighted over the predicted rows, forward. `xsim_error` is the
+  mean of both directions, and over subsets the macro average. `xsim_error_forward` is LASER's own direction, left to
+  right. `xsim_error_pooled` counts all errors over all rows of the task, which is LASER's average. `xsimpp_error`,
+  forward, is there if changed sentences are among the candidates. `xsim_flipped` appears only where a ratio margin is
+  not meaningful (neighbourhoods of non-positive mean cosine), with the share of candidates concerned.
+* bitext and mining with `right_model: teacher`: the same metrics under the same names. The left vectors are the
+  student's and the right ones the teacher's.
+* mining: F1 by each way to pair sentences, such as `f1_forward`. The threshold is the one that is best on the task's
+  `fit`; with `_oracle`, the one that is best on the set itself.
+* sts: `spearman` and `pearson` of the cosines with the grades.
+* clustering: `ari` and `v_measure` of k-means and the labels, means over the seeds; `_sd`, their spread.
+* transfer: `accuracy` and `macro_f1` of a linear head that has learnt the labels in one language.
+* retrieval: `ndcg_at_10`, `mrr_at_10` and `recall_at_100` (or the task's `cutoff`), as trec_eval has them; and where
+  documents are in several languages `same_language_bias` (see `retrieval.py`), which is best at 0 and no objective.
 
 Vectors that are cut to their first numbers have the same metrics, `dim128/<prefix>/<task>/<metric>`.
 

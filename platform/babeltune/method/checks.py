@@ -15,7 +15,7 @@ def one_of(config: object, **allowed: Collection[object]) -> None:
 
 
 def above_zero(config: object, *fields: str) -> None:
-    """Each field is a finite number above 0, or None."""
+    """Raises `ValueError` unless each field is a finite number above 0, or None."""
     for field in fields:
         value = getattr(config, field)
         if value is not None and not (value > 0 and math.isfinite(value)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from babeltune.errors import PromotionError, SpecError, UnknownNameError, nearest
+from babeltune.evaluation.evaluate import MAIN_METRICS
 from babeltune.schema.records import Objective
 from babeltune.sweep.state.leaderboard import Row
 
@@ -62,7 +63,7 @@ def full_name(short: str, known: Sequence[str]) -> str:
         if wanted in known:
             return wanted
     found = [name for name in known if _has(name.split("/"), parts)]
-    for kept in (found, [name for name in found if name.count("/") == 2 and name.endswith(MAIN)]):
+    for kept in (found, [name for name in found if name.count("/") == 2 and name.rpartition("/")[2] in MAIN_METRICS]):
         if len(kept) == 1:
             return kept[0]
     if "loss" in short or parts[0] == "train":
@@ -72,9 +73,6 @@ def full_name(short: str, known: Sequence[str]) -> str:
         )
     words = f"could be {', '.join(found)}; name one" if found else f"is no metric; known: {', '.join(known)}"
     raise UnknownNameError(f"--prefer: {short!r} {words}{'' if found else nearest(short, _names(known))}")
-
-
-MAIN = ("/accuracy", "/spearman", "/ari")
 
 
 def _has(name: Sequence[str], parts: Sequence[str]) -> bool:

@@ -51,7 +51,8 @@ def script_of(code: str) -> str:
 
 
 def same_variety(a: str, b: str) -> bool:
-    """Whether two codes mean the same language, written the same way."""
+    """Whether two codes mean the same language, script and region, the likely ones filled in. `fra` and `fra-CA` do
+    not."""
     return meaning(a).variety == meaning(b).variety
 
 

@@ -46,7 +46,7 @@ def empty(rows: int, k: int) -> Int[Tensor, "rows k"]:
 
 
 def merge(*keys: Int[Tensor, "rows _"], k: int) -> Int[Tensor, "rows k"]:
-    """The k best of disjoint candidates of the same sentences, best first."""
+    """The k best of disjoint candidates of the same sentences, best first. Rows with fewer end in `EMPTY`."""
     together = torch.cat(keys, dim=1)
     if together.shape[1] < k:
         together = torch.cat([together, empty(len(together), k - together.shape[1]).to(together.device)], dim=1)

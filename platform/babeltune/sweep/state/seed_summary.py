@@ -18,7 +18,7 @@ from babeltune.sweep.state.leaderboard import Row, best_first, leaderboard
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One row of the table: a setting, or a baseline."""
+    """One row of the table: a combination of searched values with its trials, or a baseline."""
 
     name: str = ""
     """`untrained` or `teacher`; empty for a setting."""
@@ -48,7 +48,9 @@ class Comparison:
 def compare(
     folder: SweepFolder, over: Collection[str], metrics: Iterable[str] = (), sort: str | None = None
 ) -> Comparison:
-    """A sweep's table over these parameters, read from its folder; raises as `grouped` does."""
+    """Means of a sweep's finished trials, grouped by all settings except those in `over`, such as the seed.
+
+    `sort` is the metric that comes first. Raises as `grouped` does."""
     baselines = folder.baselines()
     trials = [row for row in leaderboard(folder, sort) if row.name not in baselines]
     return grouped(folder.id, folder.sweep(), trials, baselines, over, metrics, sort)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from babeltune.evaluation.evaluate import MAIN_METRICS
 from babeltune.promotion.compare import Contest
 from babeltune.promotion.decisions import DecisionRecord
 from babeltune.sweep_report.charts import BARS, WIDTH, Caption, clipped
@@ -33,7 +34,7 @@ def sealed(report: SweepReport) -> Section | None:
 
 def _comparison(record: DecisionRecord) -> Iterator[Block]:
     decision = record.decision
-    main = [name for name in decision.test if name.endswith(("/accuracy", "/spearman", "/ari", "/ndcg_at_10"))]
+    main = [name for name in decision.test if name.rpartition("/")[2] in MAIN_METRICS]
     pairs = [
         Paired(
             name=name.removeprefix("test/").rpartition("/")[0].replace("/", " "),
