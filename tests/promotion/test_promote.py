@@ -236,7 +236,7 @@ def test_the_card_says_what_the_run_and_the_promotion_measured(promoted):
         assert f"| {metric} | {value:.4f} |" in card
     for metric, value in decision.test.items():
         line = next(line for line in card.splitlines() if line.startswith(f"| {metric} |"))
-        assert f"| {value:.4f} | {decision.untrained[metric]:.4f} |" in line
+        assert f"| {value:.4f} | {decision.untrained[metric]:.4f} | {decision.teacher[metric]:.4f} |" in line
     assert card.count("| temperature |") == card.count("learning_rate |") == 1, "a setting stands once"
     assert f"| temperature | {trial['params']['temperature']:.4g} |" in card
     found = decision.selection

@@ -313,12 +313,14 @@ def show_decision(decision: Decision, console: Console) -> None:
         console.print(f"  {reason}", markup=False)
     if decision.test:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("sealed test", "model", "untrained", "chance"):
+        others = {"untrained": decision.untrained, "teacher": decision.teacher, "chance": decision.chance}
+        others = {title: scores for title, scores in others.items() if scores}
+        for title in ("sealed test", "model", *others):
             table.add_column(title, justify="left" if title == "sealed test" else "right")
         for name, value in decision.test.items():
             if name.rpartition("/")[2] in MAIN_METRICS:
-                untrained, chance = decision.untrained.get(name), decision.chance.get(name)
-                table.add_row(name, f"{value:.4f}", *(f"{v:.4f}" if v is not None else "" for v in (untrained, chance)))
+                cells = (f"{scores[name]:.4f}" if name in scores else "" for scores in others.values())
+                table.add_row(name, f"{value:.4f}", *cells)
         console.print(table)
     if decision.contest is not None and decision.contest.cells:
         console.print(contest_table(decision.contest))

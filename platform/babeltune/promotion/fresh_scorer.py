@@ -95,6 +95,17 @@ class FreshScorer:
         answer = self._answer({**asked, "target": plain(target)})
         return {name: (scores, items) for name, (scores, items) in answer.items()}
 
+    def of_teacher(self, teacher: Teacher, tasks: Sequence[TextTask], prefix: str) -> Scores:
+        """The metrics of the raw teacher on the tasks. Raises `TeacherError` where it cannot be had now."""
+        texts: dict[str, int] = {}
+        numbered = [task.mapped(lambda text, _: texts.setdefault(text, len(texts))) for task in tasks]
+        asked = {"teacher": plain(teacher), "texts": list(texts), "tasks": plain(numbered), "prefix": prefix}
+        answer = self._answer({**asked, "target": None})
+        if "missing" in answer:
+            raise TeacherError(str(answer["missing"]))
+        found: Scores = answer["scores"]
+        return found
+
     def check_widths(self, models: dict[str, str], target: Target, named: dict[str, str]) -> None:
         """Raises `TeacherError`, with the model's name in `named`, where vectors do not compare with the target's."""
         widths = self._answer({"widths": models, "target": plain(target)})
@@ -232,8 +243,8 @@ def _listen(requests: SimpleQueue[str]) -> None:
 
 
 def answered(asked: dict[str, Any]) -> dict[str, Any]:
-    """The answer to one request: scores and items of each model, the dimensions of each and of the target (`""`), or
-    what is nearest to sentences."""
+    """The answer to one request: scores and items of each model, scores of a teacher, the dimensions of each model and
+    of the target (`""`), or what is nearest to sentences."""
     named = asked["target"]
     target = None if named is None else target_encoder(Teacher(**named) if isinstance(named, dict) else named)
     if "widths" in asked:
@@ -242,6 +253,13 @@ def answered(asked: dict[str, Any]) -> dict[str, Any]:
     if "questions" in asked:
         return {"nearest": nearest_of(asked["model"], asked["questions"])}
     tasks = in_texts(tasks_from(asked["tasks"]), asked["texts"])
+    if "teacher" in asked:
+        try:
+            encode = target_encoder(Teacher(**asked["teacher"]))
+        except TeacherError as error:
+            return {"missing": str(error)}
+        numbered, lookup = embedded_texts(tasks, encode, encode)
+        return {"scores": score_vectors(numbered, lookup, asked["prefix"])}
     return {
         name: score_items(model, tasks, asked["prefix"], asked["prompt"], target)
         for name, model in asked["models"].items()

@@ -187,8 +187,13 @@ def results(decision: Decision, facts: CardFacts) -> Iterator[str]:
         yield NO_TESTS
         return
     test, _ = split_scores(decision.test)
-    others = {"untrained student": decision.untrained, **decision.baselines, "chance": decision.chance}
-    yield table("Sealed test sets", test, others)
+    others = {"untrained student": decision.untrained, **_of_teacher(decision), **decision.baselines}
+    yield table("Sealed test sets", test, {**others, "chance": decision.chance})
+
+
+def _of_teacher(decision: Decision) -> dict[str, Scores]:
+    """The column of the teacher, if it has one."""
+    return {"teacher": decision.teacher} if decision.teacher else {}
 
 
 def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
@@ -198,7 +203,7 @@ def more_results(decision: Decision, facts: CardFacts) -> Iterator[str]:
     if dev:
         yield table("More metrics of the dev sets", dev, facts.others)
     if test:
-        others = {"untrained student": decision.untrained, **decision.baselines}
+        others = {"untrained student": decision.untrained, **_of_teacher(decision), **decision.baselines}
         yield table("More metrics of the sealed test sets", test, others)
 
 

@@ -112,6 +112,7 @@ def _on_sealed_tests(
     openings = record_opening(candidate.folder.path.parents[1], what, own["model"], found)
     bought, lost = ({}, []) if shared is not None else baselines_of(candidate)
     scored = rescore.scored(own | _folder_of(champion) | bought, tests, "test", target=shared)
+    teacher, missing = _of_teacher(candidate, rescore, tests)
     scores, chance = {name: each for name, (each, _) in scored.items()}, chance_of(tests)
     dirty = contaminated(candidate.prepared.counts)
     logged, gates = _logged(candidate), rules.gates
@@ -123,14 +124,23 @@ def _on_sealed_tests(
     decision = replace(
         decision,
         verdict=verdict,
-        reasons=(*reasons, *against, *lost, *doubts, *seen, *([warning] if warning else [])),
+        reasons=(*reasons, *against, *lost, *missing, *doubts, *seen, *([warning] if warning else [])),
         test=scores["model"],
         untrained=scores["untrained"],
         chance=chance,
+        teacher=teacher,
         baselines={key.removeprefix(BASELINE): scores[key] for key in bought},
         openings=openings.times,
     )
     return decision if champion is None else contested(decision, candidate, champion, scored, clean, "test", dirty)
+
+
+def _of_teacher(candidate: Candidate, rescore: FreshScorer, tests: Sequence[TextTask]) -> tuple[Scores, list[str]]:
+    """The raw teacher's scores of the sealed tests, or a warning: a model is not refused for what its card lacks."""
+    try:
+        return rescore.of_teacher(candidate.sweep.teacher, tests, "test"), []
+    except TeacherError as error:
+        return {}, [f"warning: the teacher's sealed scores are missing: {error}"]
 
 
 def baselines_of(candidate: Candidate) -> tuple[dict[str, str], list[str]]:

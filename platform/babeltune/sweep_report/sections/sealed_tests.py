@@ -41,6 +41,7 @@ def _comparison(record: DecisionRecord) -> Iterator[Block]:
             dev=decision.dev.get(f"dev/{name.removeprefix('test/')}"),
             sealed=decision.test[name],
             untrained=decision.untrained.get(name),
+            teacher=decision.teacher.get(name),
             chance=decision.chance.get(name),
         )
         for name in main
@@ -51,9 +52,13 @@ def _comparison(record: DecisionRecord) -> Iterator[Block]:
     description = (
         f"{decision.trial} on dev sets and on the sealed tests of the same names. A large drop means overfitting."
     )
-    rows = tuple((p.name, score(p.dev), score(p.sealed), score(p.untrained), score(p.chance)) for p in pairs)
+    rows = tuple(
+        (p.name, score(p.dev), score(p.sealed), score(p.untrained), score(p.teacher), score(p.chance)) for p in pairs
+    )
     table = Table(
-        caption="Dev against sealed", columns=("test", "dev", "sealed", "sealed, untrained", "chance"), rows=rows
+        caption="Dev against sealed",
+        columns=("test", "dev", "sealed", "sealed, untrained", "sealed, teacher", "chance"),
+        rows=rows,
     )
     caption = Caption(name="sealed", title="Dev against sealed tests", description=description)
     yield Figure("", description, sealed_chart(caption, pairs), table)
@@ -106,6 +111,7 @@ class Paired:
     dev: float | None
     sealed: float
     untrained: float | None
+    teacher: float | None
     chance: float | None
 
 
