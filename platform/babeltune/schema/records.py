@@ -174,7 +174,7 @@ class Teacher(Strict):
     """The frozen encoder that gives the targets."""
 
     model: str = "bundled:all-MiniLM-L6-v2"
-    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder."""
+    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
     revision: str | None = None
     languages: tuple[str, ...] = ("eng",)
     """What it knows. A plan that needs more is refused."""
