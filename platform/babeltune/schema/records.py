@@ -230,6 +230,10 @@ class Training(Strict):
     """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
     global_batch: int = 64
     """Pairs per step over all workers."""
+    batch_parts: int = 1
+    """Parts of a global batch that do not see each other: the negatives of a pair are those of its part, as on so many
+    accelerators that gather nothing (Park et al. 2024, table 13). 1: all pairs of the batch, whichever worker has
+    them."""
     chunk: int | None = None
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4
