@@ -8,7 +8,7 @@ SHORT, WIKI = "test/tatoeba/accuracy", "test/flores/accuracy"
 BOTH = (SHORT, WIKI)
 SIGMAS = (1.0, 0.9, 0.7, 0.4, 0.235, 0.1)
 """No filter, the paper's, and about the quantiles .9999, .99, .9 and .5 of the teacher's cosines of two sentences."""
-QUEUES = (512, 2048, 16_384)
+QUEUES = (512, 16_384)
 """Entries of the queue, besides 4,096."""
 
 
