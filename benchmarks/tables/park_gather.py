@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from benchmarks.tables.definition import Claim, Column, Row, Table
 
-BITEXT, ENGLISH, OTHER = "test/tatoeba/accuracy", "test/sts_eng/spearman", "test/sts_other/spearman"
+BITEXT, WIKI = "test/tatoeba/accuracy", "test/flores/accuracy"
+ENGLISH, OTHER = "test/sts_eng/spearman", "test/sts_other/spearman"
 LABELS = ("average", "hard")
 PARTS = {1: "all", 2: "half", 4: "a quarter"}
 """Accelerators that gather nothing -> how much of the batch a pair sees."""
-FIGURES = {BITEXT: "0.904 against 0.887", ENGLISH: "0.698 against 0.695", OTHER: "0.707 against 0.699"}
+FIGURES = {
+    (BITEXT, WIKI): "Tatoeba 0.904 against 0.887",
+    (ENGLISH,): "0.698 against 0.695",
+    (OTHER,): "0.707 against 0.699",
+}
 
 
 def seen(labels: str, parts: int) -> str:
@@ -35,15 +40,16 @@ PARK_GATHER = Table(
     ),
     columns=(
         Column(metric=BITEXT, title="Tatoeba"),
+        Column(metric=WIKI, title="FLORES"),
         Column(metric=ENGLISH, title="STS English"),
         Column(metric=OTHER, title="STS French, Russian"),
     ),
     logged={"train/label_own": "own pair"},
     claims=tuple(
-        Claim(better=seen(labels, 1), worse=seen(labels, parts), metrics=(metric,), paper=f"table 13, en-ko: {figures}")
+        Claim(better=seen(labels, 1), worse=seen(labels, parts), metrics=metrics, paper=f"table 13, en-ko: {figures}")
         for labels in LABELS
         for parts in (2, 4)
-        for metric, figures in FIGURES.items()
+        for metrics, figures in FIGURES.items()
     ),
     rates=(1e-3, 3e-3),
 )
