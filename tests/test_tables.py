@@ -21,7 +21,7 @@ from babeltune.schema.records import Teacher
 from benchmarks.tables import page
 from benchmarks.tables.__main__ import TABLES, show_plan
 from benchmarks.tables.cpu import CpuSeconds
-from benchmarks.tables.definition import Claim, Column, Row, Table
+from benchmarks.tables.definition import UNTRAINED, Claim, Column, Row, Table
 from benchmarks.tables.record import run
 from benchmarks.tables.sampling import Scored, sampling_error
 from benchmarks.tables.sweeps import planned
@@ -78,6 +78,8 @@ def test_a_record_says_what_its_figures_depend_on(name):
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_records_differences_are_those_of_its_rows(name):
     values = {row["name"]: row["values"] for row in RECORDS[name]["rows"]}
+    seeds = len(RECORDS[name]["run"]["seeds"])
+    values[UNTRAINED] = {column["metric"]: [column["untrained"]] * seeds for column in RECORDS[name]["columns"]}
     for claim in RECORDS[name]["claims"]:
         pairs = zip(values[claim["better"]][claim["metric"]], values[claim["worse"]][claim["metric"]], strict=True)
         expected = [a - claim["times"] * b for a, b in pairs]

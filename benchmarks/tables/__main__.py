@@ -15,12 +15,19 @@ from babeltune.schema.cluster import read_cluster
 from benchmarks.tables.definition import Table
 from benchmarks.tables.mao_terms import MAO_TERMS
 from benchmarks.tables.page import write
+from benchmarks.tables.park_gather import PARK_GATHER
 from benchmarks.tables.park_labels import PARK_LABELS
+from benchmarks.tables.park_pairs import PARK_PAIRS
+from benchmarks.tables.park_teachers import PARK_TEACHERS
 from benchmarks.tables.record import run
 from benchmarks.tables.sweeps import planned, read_planned
+from benchmarks.tables.tan_sigma import TAN_SIGMA
 from benchmarks.tables.tan_variants import TAN_VARIANTS
 
-TABLES = {table.name: table for table in (MAO_TERMS, PARK_LABELS, TAN_VARIANTS)}
+TABLES = {
+    table.name: table
+    for table in (MAO_TERMS, PARK_GATHER, PARK_LABELS, PARK_PAIRS, PARK_TEACHERS, TAN_SIGMA, TAN_VARIANTS)
+}
 
 
 def show_plan(table: Table, cluster: str | None) -> None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 QUEUED = ("co", "co_filter")
 MASKED = 0.15
 """The share of tokens that fairseq masks."""
+SPREAD = (10, 50, 90)
+"""Percentiles of the average target similarity within a batch that are logged (section 5.2, figure 4)."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,11 @@ class Laser3Co(Method):
         if self.queue is not None:
             # the mean over rows and entries of k_i . entry: the paper's average target similarity
             diagnostics["target_similarity"] = similarity / batch.total
+            averages = (everyone @ candidates.mean(0)).float()  # of all rows, on each rank
+            parts = averages.quantile(averages.new_tensor([share / 100 for share in SPREAD]))
+            diagnostics |= {
+                f"target_similarity_p{share}": part / gather.world for share, part in zip(SPREAD, parts, strict=True)
+            }
             if batch.cut.whole:
                 self.queue.push(everyone, ids)
         return rows.sum() / batch.total, diagnostics

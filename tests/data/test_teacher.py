@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
+from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from babeltune.data import teacher as module
@@ -116,6 +118,30 @@ def test_a_teacher_pools_by_its_own_pooler(tiny, tmp_path):
     shutil.copy(tiny / "tokenizer.json", bare)
     with pytest.raises(TeacherError, match=r"teacher\.model .* has no weights of a pooler"):
         load_teacher(tiny_teacher(bare, pooling="pooler"))
+
+
+@pytest.fixture
+def static(tiny, tmp_path):
+    """A static table with a layer after it, as this project promotes one."""
+    torch.manual_seed(0)
+    table = StaticEmbedding(Tokenizer.from_file(str(tiny / "tokenizer.json")), embedding_dim=24)
+    SentenceTransformer(modules=[table, Dense(24, 16), Normalize()]).save(str(tmp_path / "static"))
+    return tmp_path / "static"
+
+
+def test_a_static_model_is_a_teacher_that_cuts_its_texts(static, tmp_path):
+    loaded = load_teacher(Teacher(model=str(static)))
+    whole = loaded.encode(TEXTS)
+    assert np.abs(whole - SentenceTransformer(str(static), device="cpu").encode(TEXTS)).max() < 1e-5
+    assert loaded.truncated == 0
+    cutting = load_teacher(Teacher(model=str(static), max_tokens=4))
+    cut = cutting.encode(TEXTS)
+    assert 0 < cutting.truncated < len(TEXTS)
+    assert np.array_equal(np.abs(cut - whole).max(axis=1) > 1e-5, cutting.lengths(TEXTS) > 4)
+    cutting.save(tmp_path / "cut")
+    assert np.abs(SentenceTransformer(str(tmp_path / "cut"), device="cpu").encode(TEXTS) - cut).max() < 1e-5
+    with pytest.raises(TeacherError, match="with pooling 'mean' its first module is StaticEmbedding"):
+        load_teacher(Teacher(model=str(static), pooling="mean"))
 
 
 def test_normalisation_is_as_the_record_says(bundled):

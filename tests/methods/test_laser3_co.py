@@ -2,6 +2,7 @@ import dataclasses
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -133,6 +134,15 @@ def test_target_similarity_is_the_mean_cosine_of_positives_and_queue(n, filled, 
         "target_similarity"
         not in run(method_of(Config(variant="in_batch")), gaussian(4, DIM, 0), batch_of(k[:1] * 2))[0].diagnostics
     )
+
+
+def test_the_log_has_percentiles_of_a_batchs_average_similarities():
+    k, entries = gaussian(20, DIM, 0), gaussian(6, DIM, 1)
+    found = run(method_of(Config(variant="co", queue=6), entries), gaussian(40, DIM, 2), batch_of(k))[0].diagnostics
+    averages = [sum(cos(a, b) for b in entries) / len(entries) for a in k]
+    for share in (10, 50, 90):
+        expected = np.percentile(averages, share)
+        assert found[f"target_similarity_p{share}"].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 def test_stage_one_is_torchs_cosine_loss():

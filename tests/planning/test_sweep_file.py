@@ -664,6 +664,7 @@ def test_set_changes_one_key(tmp_path, assignment, found):
         ("data.train.first.cap=5", ["'first' is not an item of the list data.train"]),
         ("training.pairs.more=5", ["training.pairs is 1000, which has no key 'more'"]),
         ("training.pairs", ["write KEY=VALUE"]),
+        ("training.batch_parts=33", ["33 parts need 66 pairs, and training.global_batch is 64; give fewer parts"]),
         ("training.reports=200", ["200 reports need as many steps, and training.pairs 1000 in batches of 64 are 16"]),
         ("training.pairs=[", ["--set training.pairs=[: not valid YAML"]),
         ("training.pairs=!!python/name:os.system x", ["the tag"]),

@@ -513,6 +513,7 @@ WORLDS = {
     "laser3_co matryoshka": (2,),
     "soft_contrastive static matryoshka": (2,),
     "soft_contrastive static average": (2,),
+    "soft_contrastive static parts": (2, 4),
 }
 CHUNKED = ("lealla", "translation_ranking")
 """Over several workers, in chunks: gradient caching changes nothing either."""
@@ -530,6 +531,7 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
     more["laser3_co matryoshka"] = ("config.variant=co", MATRYOSHKA)
     more["soft_contrastive static matryoshka"] = (STATIC, MATRYOSHKA)
     more["soft_contrastive static average"] = (STATIC, AVERAGE)
+    more["soft_contrastive static parts"] = (STATIC, "training.batch_parts=3")
     for name, worlds in WORLDS.items():
         sweep, prepared = of_method(name.split()[0], tiny_file, tiny_storage, *more.get(name, ()))
         write_prepared(prepared, tmp_path / f"{name}.json")
@@ -555,6 +557,8 @@ def test_the_number_of_workers_does_not_change_the_training(tiny_file, tiny_stor
             for key, value in alone[part].items():
                 at = f"{key} of {name} at {world} ranks"
                 torch.testing.assert_close(shared[part][key], value, rtol=2e-3, atol=2e-5, msg=at)
+    apart, together = (weights(tmp_path / f"soft_contrastive static{name} 1", 2) for name in (" parts", ""))
+    assert not same(apart, together)
 
 
 def test_every_rank_scores_against_the_stored_right_sides_of_the_teacher(tiny_file, tiny_storage, tmp_path):

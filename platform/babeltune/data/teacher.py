@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 
 from babeltune.data.arrays import first_places, is_first
 from babeltune.data.shards import Count, RunShards, count_all, read_texts, run_here, uncounted, write_texts
@@ -85,20 +86,31 @@ class TeacherModel:
     def _batches(self, texts: Sequence[str]) -> Iterator[NDArray[np.intp]]:
         if not len(texts):
             return
-        ids = self._model.tokenizer(
-            [self._teacher.prompt + text for text in texts],
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,  # about long sentences, which are counted here and cut below
-        )["input_ids"]
-        whole = np.fromiter(map(len, ids), np.int64, len(ids))
-        lengths = np.minimum(whole, self._model.max_seq_length)
+        whole = self.lengths([self._teacher.prompt + text for text in texts])
+        lengths = np.minimum(whole, self._teacher.max_tokens)
         self.truncated += int((whole > lengths).sum())
         order = np.argsort(lengths, kind="stable")
         for group in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
             size = max(1, BATCH_TOKENS // max(1, int(lengths[group[0]])))
             for start in range(0, len(group), size):
                 yield group[start : start + size]
+
+    def lengths(self, texts: list[str]) -> NDArray[np.int64]:
+        """The tokens of each text before it is cut."""
+        tokenizer = self._model.tokenizer
+        if isinstance(tokenizer, Tokenizer):  # a static table's, which also cuts
+            tokenizer.no_truncation()
+            counts = [len(found) for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            tokenizer.enable_truncation(self._teacher.max_tokens)
+        else:
+            found = tokenizer(
+                texts,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,  # about long sentences, which are counted and cut by the caller
+            )
+            counts = [len(ids) for ids in found["input_ids"]]
+        return np.array(counts, np.int64)
 
 
 def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
@@ -112,13 +124,13 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
             modules = _modules(teacher, folder)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise TeacherError(
-            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer saved as safetensors "
-            "that runs no code of its own"
+            f"teacher.model {teacher.model!r} cannot be loaded: {error}; it needs a Transformer or a "
+            "StaticEmbedding saved as safetensors that runs no code of its own"
         ) from error
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(modules=modules, device=device)
-    model.max_seq_length = _max_tokens(teacher, model)
+    _cut_at(teacher.max_tokens, teacher, model)
     use_onednn(model)
     return TeacherModel(teacher, model.eval().requires_grad_(False), device)
 
@@ -126,7 +138,14 @@ def load_teacher(teacher: Teacher, device: str = "cpu") -> TeacherModel:
 def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     """Transformer, pooling and what else the folder lists, less the normalisation, which the record decides."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, Transformer
+    from sentence_transformers.sentence_transformer.modules import (
+        Dense,
+        Normalize,
+        Pooling,
+        Router,
+        StaticEmbedding,
+        Transformer,
+    )
 
     # Weights saved in half precision would otherwise run in it.
     model_kwargs = {"use_safetensors": True, "dtype": torch.float32, "trust_remote_code": False}
@@ -146,8 +165,10 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
         )
     else:
         modules = [Transformer(str(folder), model_kwargs=model_kwargs)]
+    if isinstance(modules[0], StaticEmbedding) and teacher.pooling == "model":
+        return modules
     if not isinstance(modules[0], Transformer):
-        raise ValueError(f"its first module is {type(modules[0]).__name__}")
+        raise ValueError(f"with pooling {teacher.pooling!r} its first module is {type(modules[0]).__name__}")
     if teacher.pooling != "model":
         transformer = modules[0]
         width, pooler = transformer.get_embedding_dimension(), teacher.pooling == "pooler"
@@ -158,13 +179,15 @@ def _modules(teacher: Teacher, folder: Path) -> list[Any]:
     return modules
 
 
-def _max_tokens(teacher: Teacher, model: Any) -> int:
+def _cut_at(tokens: int, teacher: Teacher, model: Any) -> None:
+    """Lets the model cut its texts, if it has so many positions; a static table has no positions."""
+    if isinstance(model.tokenizer, Tokenizer):
+        model.tokenizer.enable_truncation(tokens)
+        return
     positions = getattr(model[0].auto_model.config, "max_position_embeddings", None)
-    if positions is not None and teacher.max_tokens > positions:
-        raise TeacherError(
-            f"teacher.max_tokens is {teacher.max_tokens}, but {teacher.model!r} has {positions} positions; lower it"
-        )
-    return teacher.max_tokens
+    if positions is not None and tokens > positions:
+        raise TeacherError(f"teacher.max_tokens is {tokens}, but {teacher.model!r} has {positions} positions; lower it")
+    model.max_seq_length = tokens
 
 
 def teacher_folder(teacher: Teacher) -> Path:

@@ -198,6 +198,7 @@ ADDED: JsonObject = {
     "lowercase": False,
     "seed": None,
     "checkpoint_minutes": 10.0,
+    "batch_parts": 1,
 }
 """Keys of later versions, with their defaults. At its default a key does not count, so a file keeps its sweep's id."""
 

@@ -32,6 +32,7 @@ from babeltune.planning.space import (
 from babeltune.schema.bounds import ATTENTION, POOLER_OR_PROJECTION, Key, Problem, record_problems, static_problems
 from babeltune.schema.document import describe, refusal
 from babeltune.schema.records import Parameter, Scalar, Student, Sweep
+from babeltune.training.parts import FEWEST
 
 JUDGED_TOGETHER = ("pooling", "kind")
 """Fields of a student whose searched values are judged in `_config_combinations`, beside the others."""
@@ -47,6 +48,7 @@ def value_problems(sweep: Sweep) -> Iterator[Problem]:
         yield from _grace_past_the_end(sweep)
         yield from _config_combinations(sweep)
         yield from _reports_without_steps(sweep)
+        yield from _parts_without_negatives(sweep)
 
 
 def _single_values(sweep: Sweep) -> Iterator[Problem]:
@@ -92,6 +94,16 @@ def _reports_without_steps(sweep: Sweep) -> Iterator[Problem]:
             ("training", "pairs"),
             f"{most:,} in batches of {least} are {steps:,} steps, and a trial "
             f"has at most {MOST_STEPS:,}; give fewer pairs or larger batches",
+        )
+
+
+def _parts_without_negatives(sweep: Sweep) -> Iterator[Problem]:
+    """Batches that are too small for their parts."""
+    parts, batch = largest(sweep, "batch_parts"), smallest(sweep, "global_batch")
+    if batch < FEWEST * parts:
+        yield (
+            ("training", "batch_parts"),
+            f"{parts} parts need {FEWEST * parts} pairs, and training.global_batch is {batch}; give fewer parts",
         )
 
 

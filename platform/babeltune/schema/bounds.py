@@ -73,6 +73,7 @@ BOUNDS: dict[type, dict[str, Bound]] = {
         "rates": Bound("two numbers greater than 0", lambda rates: all(rate > 0 for rate in rates)),
         "reports": within(1, 1e6),
         "global_batch": within(2, 1e7),
+        "batch_parts": within(1, 1e6),
         "chunk": at_least(1),
         "learning_rate": positive,
         "embedding_learning_rate": within(1e-3, 1e4),

@@ -174,7 +174,7 @@ class Teacher(Strict):
     """The frozen encoder that gives the targets."""
 
     model: str = "bundled:all-MiniLM-L6-v2"
-    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder."""
+    """`bundled:all-MiniLM-L6-v2`, a hub id, or a folder: a Transformer or a static model."""
     revision: str | None = None
     languages: tuple[str, ...] = ("eng",)
     """What it knows. A plan that needs more is refused."""
@@ -230,6 +230,10 @@ class Training(Strict):
     """Evaluations and checkpoints at equal shares of `pairs`, which are equal shares of `compute`."""
     global_batch: int = 64
     """Pairs per step over all workers."""
+    batch_parts: int = 1
+    """Parts of a global batch that do not see each other: the negatives of a pair are those of its part, as on so many
+    accelerators that gather nothing (Park et al. 2024, table 13). 1: all pairs of the batch, whichever worker has
+    them."""
     chunk: int | None = None
     """Sentences per forward pass and worker (gradient caching); absent: the whole batch at once."""
     learning_rate: float = 5e-4

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from babeltune.data.store import open_matrix
 from babeltune.errors import TrainingError
-from babeltune.method import Batch, Cut, Method, Tokens, TrialContext, trial_context
+from babeltune.method import Batch, Cut, Loss, Method, Tokens, TrialContext, trial_context
 from babeltune.method.distributed import ProcessGroup
 from babeltune.method.gradcache import CachedEncode
 from babeltune.method.matryoshka import cuts_below, matryoshka_loss
@@ -25,6 +25,7 @@ from babeltune.models.start import take_embeddings
 from babeltune.models.static import StaticEncoder
 from babeltune.models.vocabulary import Vocabulary
 from babeltune.training.batches import token_set
+from babeltune.training.parts import loss_in_parts
 from babeltune.training.row_adam import RowAdam
 from babeltune.training.sampler import local_sizes
 from babeltune.training.weight_average import WeightAverage, weights_of
@@ -193,10 +194,14 @@ class TrainStep:
             optimizer.zero_grad(set_to_none=True)
         frozen = isinstance(self.encoder, FrozenEncoder)  # there is nothing to encode again
         cached = CachedEncode(encode, training.chunk) if training.chunk and not frozen else None
-        if training.matryoshka:
-            loss = matryoshka_loss(self.method, self.cuts, cached or encode, batch, self.ranks)
-        else:
-            loss = self.method.loss(cached or encode, batch, self.ranks)
+
+        def loss_of(some: Batch) -> Loss:
+            if training.matryoshka:
+                return matryoshka_loss(self.method, self.cuts, cached or encode, some, self.ranks)
+            return self.method.loss(cached or encode, some, self.ranks)
+
+        parts = training.batch_parts
+        loss = loss_of(batch) if parts == 1 else loss_in_parts(loss_of, batch, parts, self.ranks)
         loss.total.backward()  # type: ignore[no-untyped-call]
         if cached:
             cached.backward()
