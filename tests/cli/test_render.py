@@ -4,6 +4,7 @@ import io
 import re
 import threading
 
+import pytest
 from rich.console import Console
 
 from babeltune.cli.render import (
@@ -100,6 +101,25 @@ def test_languages_are_columns_behind_their_mean():
     assert lines[0].split() == ["news/accuracy", "of", "mean", "deu-eng", "fra-eng"]
     assert lines[1].split() == ["t0001", "0.5000", "0.4000", "0.6000"]
     assert lines[2].split() == ["t0002", "–", "–", "–"]
+
+
+@pytest.mark.parametrize("width", [80, 160, 200])
+@pytest.mark.parametrize("pairs", [12, 36])
+def test_any_number_of_languages_fits_the_terminal_with_whole_numbers(width, pairs):
+    scores = {"mean": 0.5, **{f"{chr(97 + i // 6)}{chr(97 + i % 6)}a-eng": i / 100 for i in range(pairs)}}
+    found = {f"t{number:04d}": scores for number in range(30)}
+    console = Console(file=io.StringIO(), width=width)
+    show_languages(found, "dev/news/accuracy", console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    below = next((line for line in lines if line.startswith("aba-eng")), None)
+    if below is None:
+        assert {line.split()[0] for line in lines[1:]} == set(found)
+    else:
+        shown_trials = lines[0].split()[2:]
+        assert below.split() == ["aba-eng", *["0.0100"] * len(shown_trials)]
+        assert lines[-1] == f"{30 - len(shown_trials)} more in a wider terminal, or with --json"
 
 
 def test_the_time_left_is_that_of_what_this_submission_has_to_do(tiny_file, tmp_path, monkeypatch):

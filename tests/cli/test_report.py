@@ -7,9 +7,13 @@ from dataclasses import replace
 import pytest
 from mlflow import MlflowClient
 
-from babeltune.cli.report import report_at_the_end
+from babeltune.cli.report import report_again, report_at_the_end
+from babeltune.promotion.decisions import record_decision
+from babeltune.promotion.gates import Decision
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.leaderboard import winner
+from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep_report.live import LivePage
 
 
 @pytest.fixture
@@ -95,6 +99,21 @@ def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_on
     os.utime(folder.path / "state.json", (later, later))
     report_at_the_end(folder, cluster)
     assert path.stat().st_mtime_ns > made, "a sweep that went on gets a new one"
+
+
+def test_a_report_has_what_was_decided_since_and_the_live_page_notices(copied):
+    _, folder, cluster = copied
+    (folder.path / "report.html").unlink(missing_ok=True)
+    report_again(folder.id, cluster)
+    assert not (folder.path / "report.html").exists(), "a sweep without a report gets none"
+    report_at_the_end(folder, cluster)
+    page = LivePage(folder)
+    before = page.look().version
+    decided = Decision(verdict="refuse", reasons=("a gate does not hold",), sweep=folder.id, trial="t0000", report=1)
+    record_decision(StorageView(cluster), folder, decided, dry_run=False)
+    assert page.look().version != before
+    report_again(folder.id, cluster)
+    assert "a gate does not hold" in (folder.path / "report.html").read_text(encoding="utf-8")
 
 
 def test_a_report_that_fails_is_one_line_and_fails_no_sweep(copied, capfd):

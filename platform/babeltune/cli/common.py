@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Sweep the published ways to align a multilingual sentence encoder with a teacher, and promote the best.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )

@@ -31,6 +31,16 @@ def status(
     client_of(cluster, as_json=as_json).status(name, follow=follow)
 
 
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A trial, such as SWEEP/t0003, or a sweep.")],
+    cluster: ClusterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show one trial on a page: settings, curve, scores by language, reason, checkpoint. Of a sweep, as `status`."""
+    status(name, cluster, follow=False, as_json=as_json)
+
+
 def is_trial(name: str | None) -> TypeGuard[str]:
     """Whether the name is of a trial, such as `SWEEP/t0003`."""
     return name is not None and "/" in name

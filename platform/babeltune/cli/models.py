@@ -43,11 +43,13 @@ def promote(
     refusal with 3.
     """
     from babeltune.cli.render import show_decision
+    from babeltune.cli.report import report_again
     from babeltune.files import plain
     from babeltune.promotion.promote import promote as decide
 
     chosen = cluster_of(cluster)
     decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
+    report_again(decision.sweep, chosen)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")

@@ -40,6 +40,8 @@ LINES_EVERY = 15.0
 """Seconds between progress lines where the output is not a terminal."""
 
 
+SCORE, SCORE_GAP = 6, 2
+"""Columns of a score, and between two of them."""
 BAR = 60
 """Columns of the progress bar."""
 SEARCHING = "searching"
@@ -234,8 +236,13 @@ def show_front(metrics: Sequence[str], rows: Sequence[Row], console: Console) ->
 
 
 def show_languages(found: Mapping[str, Mapping[str, float]], metric: str, console: Console) -> None:
-    """Each trial's score in every language pair, and in the mean of them first."""
+    """Each trial's score in every language pair, and in the mean of them first. If the pairs do not fit side by side,
+    they stand below one another, beside as many of the best trials as fit."""
     titles = list(dict.fromkeys(title for scores in found.values() for title in scores))
+    heads = [f"{metric.removeprefix('dev/')} of", *found]
+    if max(map(len, heads)) + sum(SCORE_GAP + max(len(title), SCORE) for title in titles) > console.width:
+        _show_languages_below(found, titles, heads[0], console)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(f"{metric.removeprefix('dev/')} of", no_wrap=True)
     for title in titles:
@@ -243,6 +250,28 @@ def show_languages(found: Mapping[str, Mapping[str, float]], metric: str, consol
     for name, scores in found.items():
         table.add_row(name, *(f"{scores[title]:.4f}" if title in scores else "–" for title in titles))
     console.print(table)
+
+
+def _show_languages_below(
+    found: Mapping[str, Mapping[str, float]], titles: Sequence[str], head: str, console: Console
+) -> None:
+    """A row for each language pair, a column for each trial."""
+    left = console.width - max(len(head), *map(len, titles))
+    shown: list[str] = []
+    for name in found:
+        left -= SCORE_GAP + max(len(name), SCORE)
+        if left < 0 and shown:
+            break
+        shown.append(name)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(head, no_wrap=True)
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for title in titles:
+        table.add_row(title, *(f"{found[name][title]:.4f}" if title in found[name] else "–" for name in shown))
+    console.print(table)
+    if rest := len(found) - len(shown):
+        console.print(f"{rest} more in a wider terminal, or with --json", markup=False, highlight=False)
 
 
 def show_comparison(comparison: Comparison, console: Console, *, markdown: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -49,9 +50,24 @@ def report_at_the_end(folder: SweepFolder, cluster: Cluster) -> Path | None:
     One that is newer than the sweep's end is not made again.
     """
     path, ended = folder.path / "report.html", folder.path / "state.json"
-    try:
-        if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
+    with suppress(OSError):
+        if path.stat().st_mtime >= ended.stat().st_mtime:
             return path
+    return _made(folder, cluster)
+
+
+def report_again(sweep: str, cluster: Cluster) -> None:
+    """The report of a sweep that has one, with what promotion has decided since."""
+    from babeltune.sweep.sync.view import StorageView
+
+    folder = StorageView(cluster).sweep(sweep)
+    if (folder.path / "report.html").is_file():
+        _made(folder, cluster)
+
+
+def _made(folder: SweepFolder, cluster: Cluster) -> Path | None:
+    path = folder.path / "report.html"
+    try:
         from babeltune.sweep.sync.view import StorageView
         from babeltune.sweep_report.write import write_report
         from babeltune.tracking.artifacts import log_report

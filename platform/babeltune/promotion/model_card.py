@@ -44,6 +44,8 @@ def table(title: str, scores: Scores, others: Mapping[str, Scores]) -> str:
 def caution(decision: Decision) -> str:
     """What a dev number of the best of several trials is worth: its standard error, and that it flatters."""
     found = decision.selection
+    if decision.among == 1:
+        return ""  # it was not chosen
     if found is None:
         return (
             f"The trial was chosen among {decision.among} by `{decision.chosen_by}`, so that number flatters it: the "

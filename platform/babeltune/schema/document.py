@@ -97,6 +97,10 @@ def set_item(holder: JsonValue, part: str | int, value: JsonValue) -> None:
         raise TypeError(f"{describe(holder)} has no {part!r}")
 
 
+IF_TEXT = "`babeltune init FILE` makes a sweep file of text"
+"""What to do if the file was text and no sweep file."""
+
+
 def dotted(key: Key) -> str:
     """The key as a user writes it: `data.train.0.cap`."""
     return ".".join(str(part) for part in key)
@@ -116,9 +120,14 @@ def read_document(path: str | Path) -> Document:
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise SpecError(f"{name}:{line}: byte {raw[error.start]:#04x} is not UTF-8; {to_utf8(raw, name)}") from error
-    value, places = parse_yaml(text, name)
+    try:
+        value, places = parse_yaml(text, name)
+    except SpecError as error:
+        if Path(path).suffix.lower() in (".yaml", ".yml"):
+            raise
+        raise SpecError(f"{error}; {IF_TEXT}") from error
     if not isinstance(value, dict):
-        raise SpecError(f"{name}:1: the file must be a mapping of keys to values, not {describe(value)}")
+        raise SpecError(f"{name}:1: the file must be a mapping of keys to values, not {describe(value)}; {IF_TEXT}")
     return Document(value, places)
 
 

@@ -142,10 +142,14 @@ def _curve(sweep: Sweep, trial: str, reports: Sequence[Report], metric: str) -> 
 
 
 def _diagnostics(sweep: Sweep, reports: Mapping[str, Sequence[Report]]) -> Iterator[Diagnostic]:
-    for name, meaning in DIAGNOSTICS.items():
-        curves = tuple(curve for trial, found in reports.items() if (curve := _curve(sweep, trial, found, name)))
-        if any(value for curve in curves for value in curve.y):
-            yield Diagnostic(name=name, meaning=meaning, curves=curves)
+    logged = sorted({name for found in reports.values() for report in found for name in report.metrics})
+    for wanted, meaning in DIAGNOSTICS.items():
+        kind, _, what = wanted.partition("/")
+        of_parts = [name for name in logged if name.split("/")[0::2] == [kind, what] and name.count("/") == 2]
+        for name in (wanted, *of_parts):  # a combined method logs `train/laser3_co/filtered`
+            curves = tuple(curve for trial, found in reports.items() if (curve := _curve(sweep, trial, found, name)))
+            if any(value for curve in curves for value in curve.y):
+                yield Diagnostic(name=name, meaning=meaning, curves=curves)
 
 
 def _languages(best: Row, others: Sequence[Row]) -> tuple[LanguageScore, ...]:

@@ -21,6 +21,7 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from babeltune.errors import SweepError
+from babeltune.promotion.decisions import FOLDER
 from babeltune.sweep.state.folder import SweepFolder
 from babeltune.sweep.state.progress import is_driven, read_stage, standing
 from babeltune.sweep_report.document import Document, Section, Table, Text
@@ -33,7 +34,7 @@ POLL_INTERVAL_S = 1.0
 """Seconds between two looks at the sweep's records."""
 MOST_ROWS = 100
 """Trials that a live page shows: it is drawn again at each report."""
-RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json", "decisions.jsonl")
+RECORDS = ("state.json", "facts.json", "baselines.json", "prepared.json")
 """Records of a sweep's folder that its page shows."""
 OF_TRIALS = ("trial.json", "outcome.json", "reports.jsonl")
 """Records of a trial's folder that the page shows."""
@@ -144,6 +145,7 @@ def waiting(folder: SweepFolder) -> Document:
 def _records(folder: SweepFolder) -> list[Path]:
     """The files that the page is made of."""
     found = [folder.path / name for name in RECORDS]
+    found += sorted((folder.path / FOLDER).glob("*.json"))
     return found + [place / name for place in folder.trials() for name in OF_TRIALS]
 
 

@@ -88,7 +88,11 @@ def _lead(report: SweepReport) -> str:
     best = report.winner
     others = [each for each in report.trials if each is not best and each.row.state == "finished" and each.value]
     if not others or best.value is None or others[0].value is None:
-        return "No other trial has finished"
+        early = [each for each in report.trials if each is not best and each.value is not None]
+        if not early:
+            return "No other trial has finished"
+        row = early[0].row
+        return f"No other trial has finished; {row.name} ({row.state}) had {score(early[0].value)}"
     second = others[0]
     ahead = f"It is {abs(best.value - others[0].value):.4f} ahead of {second.row.name}"
     if best.error is None or second.error is None:

@@ -198,6 +198,18 @@ def test_a_language_that_nobody_can_tell_has_the_name_of_its_column(make, text):
     assert set(make("a.tsv").splits) == {"dtp-eng"}
 
 
+@pytest.mark.parametrize("names", [("src", "tgt"), ("tgt", "src"), ("in", "out"), ("que", "ans")])
+def test_words_over_columns_that_are_codes_by_chance_name_no_language(make, text, names):
+    put(make.folder / "a.tsv", [names, *pairs(text, "fra", "eng")])
+    assert make("a.tsv").files[0].columns == dict(zip(("fra", "eng"), names, strict=True))
+
+
+def test_aligned_files_that_end_in_src_and_tgt_are_in_the_languages_of_their_text(make, text):
+    for name, language in (("train.src", "fra"), ("train.tgt", "eng")):
+        (make.folder / name).write_text("\n".join(text[language]) + "\n", encoding="utf-8")
+    assert set(make("train.src", "train.tgt").splits) == {"fra-eng"}
+
+
 def test_a_score_and_an_address_are_no_languages(make, text):
     rows = [(f"0.{i}", f"https://a.b/{i}", *row) for i, row in enumerate(pairs(text, "rus", "eng"))]
     put(make.folder / "m.tsv", rows)

@@ -20,7 +20,7 @@ CLOSE = ({"hr", "bs", "sr"}, {"no", "nb", "nn", "da"}, {"id", "ms"}, {"cs", "sk"
 """Languages that py3langid takes for one another. A column's name decides between these."""
 NO_CODES = {
     "id", "ids", "src", "tgt", "trg", "key", "row", "idx", "num", "line", "text", "doc", "ref", "url", "set", "tag",
-    "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes",
+    "sim", "nr", "no", "lid", "mt", "pos", "out", "raw", "seg", "sub", "old", "new", "yes", "in", "que", "ans", "mot",
 }  # fmt: skip
 """Words over columns that happen to be codes of languages. They are believed only if the text agrees."""
 
@@ -94,9 +94,10 @@ def _is_common(code: str) -> bool:
 
 
 def agree(named: str, found: Found) -> bool:
-    """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell."""
+    """Whether the text can be in the language that the name says: it is, is close to it, or nobody can tell. Of a word
+    that stands over many columns, such as `src`, nobody believes what nobody can tell."""
     language = meaning(named).language
     votes = {meaning(code).language for code, share in found.shares if share >= 0.2}
     if language not in known():
-        return True
+        return named not in NO_CODES
     return language in votes or any(language in group and votes & group for group in CLOSE)

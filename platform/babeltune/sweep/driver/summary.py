@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
-from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.state.folder import State, SweepFolder
 from babeltune.sweep.state.leaderboard import Row, leaderboard
 from babeltune.tracking.metric_choice import OBJECTIVE
 from babeltune.tracking.mlflow_client import DataInput
 
+STATES = tuple(state for state in get_args(State) if state != "damaged")
+"""States of trials that the sweep's run counts."""
 SHOWN = 10
 """Rows of the leaderboard in a description."""
 
@@ -37,7 +39,8 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
     if scored:
         totals[OBJECTIVE] = scored[0].metrics[sweep.objectives[0].metric]
         totals |= {o.metric: scored[0].metrics[o.metric] for o in sweep.objectives if o.metric in scored[0].metrics}
-    totals |= {f"trials/{state}": float(n) for state, n in sorted(Counter(row.state for row in trials).items())}
+    found = Counter(row.state for row in trials)
+    totals |= {f"trials/{state}": float(found[state]) for state in STATES}  # also 0, over what was sent before
     totals["cost/trial_seconds"] = sum(row.seconds for row in trials)
     totals["cost/pairs"] = float(sum(row.pairs for row in trials))
     if any(COMPUTE in row.metrics for row in trials):
