@@ -28,3 +28,4 @@ def test_the_notebook_of_a_sweep_runs_from_its_first_cell_to_its_last(tmp_path, 
     assert names["best"].name == names["done"].best
     assert len(names["vectors"]) == 3
     assert names["page"].is_file()
+    assert list((tmp_path / "artifacts").rglob("report.html")), "the report of the end is in MLflow"

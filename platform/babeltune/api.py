@@ -16,6 +16,7 @@ bt.load(f"{done.id}/t0003").encode(["Good morning.", "Bonjour."])
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,7 @@ def submit(
     from babeltune.promotion.starts import fetched
     from babeltune.sweep.driver.run import submit as run
     from babeltune.sweep.state.leaderboard import leaderboard
+    from babeltune.sweep_report.kept import report_at_the_end
 
     place = _cluster(cluster)
     if isinstance(spec, Sweep):
@@ -100,6 +102,8 @@ def submit(
         fetch = functools.partial(fetched, cluster=place)
         sweep = read_sweep(spec, overlays=overlays, assignments=assignments, reach=True, fetch=fetch)
     folder = run(sweep, place)
+    if folder.state() == "finished":
+        report_at_the_end(folder, place, lambda words: warnings.warn(words, stacklevel=2))
     best = next((row.name for row in leaderboard(folder) if row.best is not None), None)
     return SubmittedSweep(id=folder.id, state=folder.state(), best=best and f"{folder.id}/{best}", folder=folder.path)
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from mlflow import MlflowClient
 
-from babeltune.cli.report import report_again, report_at_the_end
+from babeltune.cli.common import say_line
 from babeltune.promotion.decisions import record_decision
 from babeltune.promotion.gates import Decision
 from babeltune.sweep.state.folder import SweepFolder, outcome
 from babeltune.sweep.state.leaderboard import winner
 from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep_report.kept import report_again, report_at_the_end
 from babeltune.sweep_report.live import LivePage
 
 
@@ -89,30 +90,30 @@ def artifacts(cluster):
 
 def test_the_report_of_a_finished_sweep_is_an_artifact_of_its_run_and_is_made_once(copied):
     _, folder, cluster = copied
-    path = report_at_the_end(folder, cluster)
+    path = report_at_the_end(folder, cluster, say_line)
     assert path == folder.path / "report.html"
     assert artifacts(cluster) == ["report.html"]
     made = path.stat().st_mtime_ns
-    assert report_at_the_end(folder, cluster) == path
+    assert report_at_the_end(folder, cluster, say_line) == path
     assert path.stat().st_mtime_ns == made
     later = path.stat().st_mtime + 60
     os.utime(folder.path / "state.json", (later, later))
-    report_at_the_end(folder, cluster)
+    report_at_the_end(folder, cluster, say_line)
     assert path.stat().st_mtime_ns > made, "a sweep that went on gets a new one"
 
 
 def test_a_report_has_what_was_decided_since_and_the_live_page_notices(copied):
     _, folder, cluster = copied
     (folder.path / "report.html").unlink(missing_ok=True)
-    report_again(folder.id, cluster)
+    report_again(folder.id, cluster, say_line)
     assert not (folder.path / "report.html").exists(), "a sweep without a report gets none"
-    report_at_the_end(folder, cluster)
+    report_at_the_end(folder, cluster, say_line)
     page = LivePage(folder)
     before = page.look().version
     decided = Decision(verdict="refuse", reasons=("a gate does not hold",), sweep=folder.id, trial="t0000", report=1)
     record_decision(StorageView(cluster), folder, decided, dry_run=False)
     assert page.look().version != before
-    report_again(folder.id, cluster)
+    report_again(folder.id, cluster, say_line)
     assert "a gate does not hold" in (folder.path / "report.html").read_text(encoding="utf-8")
 
 
@@ -120,7 +121,7 @@ def test_a_report_that_fails_is_one_line_and_fails_no_sweep(copied, capfd):
     _, folder, cluster = copied
     (folder.path / "report.html").unlink(missing_ok=True)
     (folder.path / "report.html").mkdir()
-    assert report_at_the_end(folder, cluster) is None
+    assert report_at_the_end(folder, cluster, say_line) is None
     err = capfd.readouterr().err
     assert err.startswith("report: SweepError: ")
     assert err.count("\n") == 1
@@ -131,7 +132,7 @@ def test_a_tracking_server_that_is_away_is_one_line_and_the_report_is_there(copi
     (folder.path / "report.html").unlink(missing_ok=True)
     (tmp_path / "file").touch()
     away = replace(cluster, mlflow=f"sqlite:///{tmp_path}/file/mlflow.db")
-    assert report_at_the_end(folder, away) == folder.path / "report.html"
+    assert report_at_the_end(folder, away, say_line) == folder.path / "report.html"
     err = capfd.readouterr().err
     assert "does not take the report" in err
     assert err.count("\n") == 1

@@ -7,7 +7,8 @@ import pytest
 from babeltune.errors import SpecError
 from babeltune.files import plain
 from babeltune.promotion.candidate import find_candidate
-from babeltune.promotion.reproduce import compared, reproduce
+from babeltune.promotion.reproduce import compared, device_of, reproduce
+from babeltune.schema.records import Report
 from babeltune.training.checkpoint import read_reports
 
 
@@ -20,6 +21,20 @@ def test_a_trial_of_two_ranks_comes_out_equal_to_the_last_bit(copied):
     assert found.largest is None
     assert not found.changed
     assert not list((folder.path.parents[1] / "reproductions").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("facts", "here", "device"),
+    [
+        ({"device": "cuda", "world_size": 1}, True, "cuda"),
+        ({"device": "cuda", "world_size": 1}, False, "cpu"),
+        ({"device": "cuda", "world_size": 2}, True, "cpu"),
+        ({"device": "cpu", "world_size": 1}, True, "cpu"),
+    ],
+)
+def test_a_trial_is_trained_again_on_the_device_that_it_had(monkeypatch, facts, here, device):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: here)
+    assert device_of(Report(index=1, step=1, pairs=1, seconds=1.0, metrics={}, facts=facts)) == device
 
 
 @pytest.mark.parametrize(("change", "verdict"), [(1e-4, "within"), (0.9, "beyond")])

@@ -76,6 +76,11 @@ def say(value: Any, as_json: bool, show: Callable[[], None]) -> None:
         show()
 
 
+def say_line(words: str) -> None:
+    """One line on standard error, as it is."""
+    err.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
 def warn(problems: Iterable[str]) -> None:
     """Says what can be done and was probably not meant."""
     for problem in problems:

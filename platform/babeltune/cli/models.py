@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, warn
+from babeltune.cli.common import ClusterFile, Json, SweepName, app, cluster_of, err, folder_of, out, say, say_line, warn
 
 if TYPE_CHECKING:
     from babeltune.schema.cluster import Cluster
@@ -43,13 +43,13 @@ def promote(
     refusal with 3.
     """
     from babeltune.cli.render import show_decision
-    from babeltune.cli.report import report_again
     from babeltune.files import plain
     from babeltune.promotion.promote import promote as decide
+    from babeltune.sweep_report.kept import report_again
 
     chosen = cluster_of(cluster)
     decision = decide(name, chosen, alias=alias, out=out_, dry_run=dry_run, prefer=prefer, soup=soup)
-    report_again(decision.sweep, chosen)
+    report_again(decision.sweep, chosen, say_line)
     say(plain(decision), as_json, lambda: show_decision(decision, out))
     if dry_run:
         err.print("dry run: this is what would be decided; nothing was registered")

@@ -27,12 +27,13 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
 
     name = into or sweep_id(sweep)
     err.print(f"sweep {name}", markup=False, highlight=False)  # what follows takes some seconds to import
+    from babeltune.cli.common import say_line
     from babeltune.cli.render import show_leaderboard
-    from babeltune.cli.report import report_at_the_end
     from babeltune.planning.warnings import about_gpus, about_precision, about_sweep
     from babeltune.sweep.driver.run import submit
     from babeltune.sweep.state.progress import is_driven, sweep_document
     from babeltune.sweep.sync.view import StorageView
+    from babeltune.sweep_report.kept import report_at_the_end
 
     cluster, where = cluster_of(file), with_cluster(file)
     if into is None and not is_driven(known := StorageView(cluster).at(name)):
@@ -44,7 +45,7 @@ def run_sweep(sweep: Sweep, file: str | None, asked: Submission, *, as_json: boo
     )
     folder = watched_or_run(name, sweep, cluster, where, run)
     state = folder.state()
-    made = report_at_the_end(folder, cluster) if state == "finished" else None
+    made = report_at_the_end(folder, cluster, say_line) if state == "finished" else None
     say(sweep_document(folder), as_json, lambda: show_leaderboard(folder, out))
     if not as_json:
         say_what_next(folder, state, where, made)

@@ -91,6 +91,8 @@ def reproduce(name: str, cluster: Cluster) -> Reproduction:
     facts = {key: value for key, value in (folder.read("facts.json") or {}).items() if key not in ("data", "spec")}
     now = deciding_facts([candidate.trial.method])
     changed = tuple(str(change) for change in differences({k: facts[k] for k in facts if k in now}, now))
+    if (before := recorded[-1].facts.get("device", "cpu")) != (device := device_of(recorded[-1])):
+        changed = (*changed, f"device: {before} → {device}")
     place = view.folder / "reproductions"
     place.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f"{folder.id}-{candidate.name}-", dir=place) as draft:
@@ -113,7 +115,7 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
         seed=candidate.trial.seed,
     )
     meeting = f"file://{draft / 'ranks'}" if world > 1 else ""
-    job = (assignment, len(recorded), world, int(facts.get("threads") or 1), meeting)
+    job = (assignment, len(recorded), world, int(facts.get("threads") or 1), meeting, device_of(recorded[-1]))
     spawn = multiprocessing.get_context("spawn")
     ranks = [spawn.Process(target=train_rank, args=(rank, *job), daemon=True) for rank in range(world)]
     for process in ranks:
@@ -127,9 +129,18 @@ def train_again(candidate: Candidate, recorded: list[Report], draft: Path) -> No
         )
 
 
-def train_rank(rank: int, assignment: TrialAssignment, reports: int, world: int, threads: int, meeting: str) -> None:
-    """One rank's training, in a process that has done nothing before."""
+def device_of(report: Report) -> str:
+    """Where a trial is trained again: as it was if that is one rank on a GPU and there is one here, else on the CPU."""
     import torch
+
+    alone = int(report.facts.get("world_size") or 1) == 1
+    return "cuda" if report.facts.get("device") == "cuda" and alone and torch.cuda.is_available() else "cpu"
+
+
+def train_rank(
+    rank: int, assignment: TrialAssignment, reports: int, world: int, threads: int, meeting: str, device: str
+) -> None:
+    """One rank's training, in a process that has done nothing before."""
     from torch import distributed
 
     from babeltune.sweep.workers.process_state import ProcessState
@@ -139,7 +150,6 @@ def train_rank(rank: int, assignment: TrialAssignment, reports: int, world: int,
     if world > 1:
         distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     state.clean(assignment.seed)
-    device = "cuda" if world == 1 and torch.cuda.is_available() else "cpu"
     run(assignment, StopAfter(reports), rank, world, device)
     if world > 1:
         distributed.destroy_process_group()

@@ -1,0 +1,46 @@
+"""The report that a sweep keeps in its folder and in MLflow: made at its end, and again after each decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from babeltune.schema.cluster import Cluster
+from babeltune.sweep.state.folder import SweepFolder
+from babeltune.sweep.sync.view import StorageView
+from babeltune.sweep_report.write import write_report
+from babeltune.tracking.artifacts import log_report
+
+Say = Callable[[str], object]
+"""Gets the line that says why there is no report."""
+
+
+def report_at_the_end(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
+    """The report of a sweep that finished, in its folder and in MLflow. What goes wrong is one line and fails nothing.
+
+    One that is newer than the sweep's end is not made again.
+    """
+    path, ended = folder.path / "report.html", folder.path / "state.json"
+    with suppress(OSError):
+        if path.is_file() and path.stat().st_mtime >= ended.stat().st_mtime:
+            return path
+    return _made(folder, cluster, say)
+
+
+def report_again(sweep: str, cluster: Cluster, say: Say) -> None:
+    """The report of a sweep that has one, with what promotion has decided since."""
+    folder = StorageView(cluster).sweep(sweep)
+    if (folder.path / "report.html").is_file():
+        _made(folder, cluster, say)
+
+
+def _made(folder: SweepFolder, cluster: Cluster, say: Say) -> Path | None:
+    path = folder.path / "report.html"
+    try:
+        write_report(folder, StorageView(cluster))
+        if not (folder.read("tracking.json") or {}).get("unsent_bytes"):
+            log_report(cluster.mlflow, folder.sweep().name, folder.id, path)
+    except Exception as error:  # the sweep has finished, whatever its report lacks
+        say(" ".join(f"report: {type(error).__name__}: {error}".split())[:300])
+    return path if path.is_file() else None
