@@ -88,7 +88,7 @@ def submit(
     from babeltune.planning.sweep_file import read_sweep
     from babeltune.promotion.starts import fetched
     from babeltune.sweep.driver.run import submit as run
-    from babeltune.sweep.state.leaderboard import leaderboard
+    from babeltune.sweep.state.leaderboard import leaderboard, leading
     from babeltune.sweep_report.kept import report_at_the_end
 
     place = _cluster(cluster)
@@ -104,8 +104,9 @@ def submit(
     folder = run(sweep, place)
     if folder.state() == "finished":
         report_at_the_end(folder, place, lambda words: warnings.warn(words, stacklevel=2))
-    best = next((row.name for row in leaderboard(folder) if row.best is not None), None)
-    return SubmittedSweep(id=folder.id, state=folder.state(), best=best and f"{folder.id}/{best}", folder=folder.path)
+    lead = leading(leaderboard(folder))
+    best = f"{folder.id}/{lead.name}" if lead else None
+    return SubmittedSweep(id=folder.id, state=folder.state(), best=best, folder=folder.path)
 
 
 def runs(sweep: str | None = None, *, cluster: str | Path | None = None) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from babeltune.evaluation.evaluate import COMPUTE
 from babeltune.files import write_whole
 from babeltune.schema.records import Report, Scalar, Sweep
 from babeltune.sweep.state.folder import State, SweepFolder
-from babeltune.sweep.state.leaderboard import Row, leaderboard
+from babeltune.sweep.state.leaderboard import Row, leaderboard, leading
 from babeltune.tracking.metric_choice import OBJECTIVE
 from babeltune.tracking.mlflow_client import DataInput
 
@@ -36,9 +36,9 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
     trials = [row for row in rows if row.name not in baselines and row.state != "damaged"]
     scored = [row for row in trials if sweep.objectives[0].metric in row.metrics]
     totals: dict[str, float] = {}
-    if scored:
-        totals[OBJECTIVE] = scored[0].metrics[sweep.objectives[0].metric]
-        totals |= {o.metric: scored[0].metrics[o.metric] for o in sweep.objectives if o.metric in scored[0].metrics}
+    if lead := leading(scored):
+        totals[OBJECTIVE] = lead.metrics[sweep.objectives[0].metric]
+        totals |= {o.metric: lead.metrics[o.metric] for o in sweep.objectives if o.metric in lead.metrics}
     found = Counter(row.state for row in trials)
     totals |= {f"trials/{state}": float(found[state]) for state in STATES}  # also 0, over what was sent before
     totals["cost/trial_seconds"] = sum(row.seconds for row in trials)
@@ -50,7 +50,10 @@ def summary_of(sweep: Sweep, folder: SweepFolder) -> Summary:
 
 def _note(sweep: Sweep, folder: SweepFolder, rows: Sequence[Row], scored: Sequence[Row]) -> str:
     aims, baselines = [o.metric for o in sweep.objectives], folder.baselines()
-    best = f"**{scored[0].name}** is the best trial: {aims[0]} {scored[0].metrics[aims[0]]:.4f}." if scored else ""
+    lead = leading(scored)
+    best = f"**{lead.name}** is the best trial: {aims[0]} {lead.metrics[aims[0]]:.4f}." if lead else ""
+    if lead and lead is not (first := scored[0]):
+        best += f" {first.name} ({first.state}) had {first.metrics[aims[0]]:.4f}."
     varied = list(sweep.parameters)
     lines = [
         sweep.description,

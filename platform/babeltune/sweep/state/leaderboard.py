@@ -235,6 +235,12 @@ def best_first(sweep: Sweep, metric: str) -> Callable[[Mapping[str, float]], tup
     return lambda scores: (metric not in scores, sign * scores.get(metric, 0.0))
 
 
+def leading(rows: Sequence[Row]) -> Row | None:
+    """The best finished trial of a leaderboard, which `winner` gives; where none has finished, the best so far."""
+    reported = [row for row in rows if row.best is not None]
+    return next((row for row in reported if row.state == "finished"), reported[0] if reported else None)
+
+
 def winner(folder: SweepFolder) -> Row:
     """The best finished trial by the first objective, which is on the front of all of them.
 
