@@ -12,7 +12,7 @@ from rich.table import Table
 from babeltune.cli.common import with_cluster
 from babeltune.cli.words import minutes, settings_words, sparkline, weights
 from babeltune.evaluation.evaluate import PARAMETERS, SPEED
-from babeltune.schema.base import number
+from babeltune.schema.base import flat, number
 from babeltune.schema.records import Training, Trial
 from babeltune.sweep.state.trial_page import HIDDEN, TrialPage
 
@@ -51,7 +51,7 @@ def facts(page: TrialPage, cluster: str | None, server: str | None) -> Iterator[
     yield "method", trial.method
     yield "searched", settings_words(row.params) or "nothing"
     fixed = {name: value for name, value in trial.config.items() if name not in row.params}
-    yield "method's", settings_words(fixed) or "no settings"
+    yield "method's", settings_words(flat(fixed)) or "no settings"
     yield "training", settings_words(_changed(trial))
     yield "student", _student_words(page)
     cost = page.cost
@@ -80,10 +80,15 @@ def _changed(trial: Trial) -> dict[str, str | int | float | bool | None]:
     always = ("pairs", "global_batch", "learning_rate")
     values = {field.name: getattr(trial.training, field.name) for field in dataclasses.fields(Training)}
     return {
-        name: value if isinstance(value, str | int | float) or value is None else str(value)
-        for name, value in values.items()
-        if name in always or value != getattr(Training(), name)
+        name: _plain(value) for name, value in values.items() if name in always or value != getattr(Training(), name)
     }
+
+
+def _plain(value: object) -> str | int | float | None:
+    """The value as settings show it."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return ",".join(map(number, value)) if isinstance(value, tuple) else str(value)
 
 
 def _student_words(page: TrialPage) -> str:

@@ -9,7 +9,7 @@ import babeltune
 from babeltune.evaluation.evaluate import MAIN_METRICS, PARAMETERS
 from babeltune.method import needs_of
 from babeltune.promotion.card_facts import CardFacts
-from babeltune.schema.base import number
+from babeltune.schema.base import flat, number
 
 if TYPE_CHECKING:
     from babeltune.data.prepared import Prepared
@@ -139,7 +139,7 @@ def origins(trial: Trial, decision: Decision) -> list[str]:
 
 def settings_of(sweep: Sweep, trial: Trial, report: Report) -> dict[str, object]:
     """The settings of the training, each once: a searched one stands under its own name where no other says it."""
-    settings: dict[str, object] = {**trial.config, "method": trial.method}
+    settings: dict[str, object] = {**flat(trial.config), "method": trial.method}
     settings |= {"learning_rate": trial.training.learning_rate, "global_batch": trial.training.global_batch}
     settings |= {"pairs seen": report.pairs, "steps": report.step, "seed": trial.seed, "teacher": sweep.teacher.model}
     searched = {name: value for name, value in trial.params.items() if name.removeprefix("training.") not in settings}
